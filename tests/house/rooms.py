@@ -134,7 +134,8 @@ ROOMS: dict[str, str] = {
         "actors.executor.layers actors.executor.device actors.model kernels.attention kernels.common"
     ),
     "actors.executor.layers": (
-        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.common kernels.moe kernels.layers"
+        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.common kernels.moe "
+        "kernels.layers"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"

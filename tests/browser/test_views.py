@@ -311,6 +311,27 @@ def test_times_are_told_from_now(page: Page) -> None:
     assert "100%" in bars
 
 
+WITH_EXPERTS = """async (experts) => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  const actors = world.actors.map((row) => (row.kind === "executor" ? { ...row, experts } : row));
+  world.takeActors({ at_s: world.atS, actors, streams: world.streams });
+}"""
+
+
+def test_the_load_of_experts_is_shown(page: Page) -> None:
+    """A bar for each layer that has some, the busiest as text; nothing where there are none."""
+    visit(page, "actors")
+    card = page.locator("[data-actor=executor-0]")
+    expect(card.locator(".experts")).to_be_hidden()
+    page.evaluate(WITH_EXPERTS, [[1, 1.5, 0], [3, 4.0, 2]])
+    expect(card).to_contain_text("\N{LESS-THAN OR EQUAL TO} 4.0 \N{MULTIPLICATION SIGN} mean")
+    bars = card.locator(".experts b")
+    expect(bars).to_have_count(2)
+    assert bars.evaluate_all("(all) => all.map((each) => each.style.height)") == ["37.5%", "100%"]
+    expect(bars.last).to_have_attribute("title", "Layer 3: the busiest expert has 4.0 times the mean; 2 had no token")
+
+
 @pytest.mark.parametrize("size", [(1280, 860), (360, 760)])
 def test_nothing_scrolls_that_fits(page: Page, size: tuple[int, int]) -> None:
     """Not by a pixel. On a phone every view has its name under its sign."""

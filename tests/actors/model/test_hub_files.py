@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagebus.actors.model.config import parse_config
+from pagebus.actors.model.config import ModelError, parse_config
 from pagebus.actors.model.families.experts import granite_moe
 from pagebus.actors.model.families.internlm import INTERNLM2
 from pagebus.actors.model.spec import Dense, Moe, QueryScale
@@ -95,6 +95,23 @@ def test_starcoder() -> None:
 def test_granite_by_both_spellings(theirs: str, ours: str) -> None:
     """The hub's, and transformers 5's."""
     assert granite_moe.NAMES.ours(f"model.layers.1.{theirs}") == f"model.layers.1.{ours}"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("Glm4MoeForCausalLM", GLM | {"first_k_dense_replace": None}, "first_k_dense_replace is None"),
+        ("Llama4ForCausalLM", SCOUT | {"moe_layers": "all"}, "moe_layers must be a list"),
+        ("Llama4ForCausalLM", SCOUT | {"layer_types": ["sliding_attention"] * 8}, "'sliding_attention' is not"),
+        ("Llama4ForCausalLM", SCOUT | {"num_experts_per_tok": 17}, "more than there are experts"),
+        ("Starcoder2ForCausalLM", {"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": -1}, "shared_intermediate_size is -1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(architecture: str, fields: dict[str, Any], message: str) -> None:
+    """By the field's name."""
+    with pytest.raises(ModelError, match=message):
+        parse(architecture, **fields)
 
 
 def test_internlm2_names() -> None:

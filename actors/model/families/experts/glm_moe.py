@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.experts import checked
 from pagebus.actors.model.family import Family, NameMap
 from pagebus.actors.model.fields import Fields
@@ -19,6 +20,8 @@ def parse(fields: Fields) -> ModelSpec:
         bias=fields.flag("attention_bias"), qk_norm="head" if fields.flag("use_qk_norm") else "none",
     )  # fmt: skip
     act, first = fields.word("hidden_act", "silu", ACTIVATIONS), fields.get("first_k_dense_replace", 1)
+    if type(first) is not int or first < 0:
+        raise ModelError(f"config.json: first_k_dense_replace is {first!r}, not a number of layers")
     dense, sparse = LayerSpec(mixer, Dense(fields.integer("intermediate_size"), act)), LayerSpec(mixer, _moe(fields))
     return ModelSpec(
         vocab=fields.integer("vocab_size"),

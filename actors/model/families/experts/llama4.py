@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.experts import checked
 from pagebus.actors.model.family import WITH_IMAGES, Family
 from pagebus.actors.model.fields import Fields
@@ -50,7 +51,9 @@ def _feeds(fields: Fields, count: int) -> list[Dense | Moe]:
         renormalise=False, weight_on_input=True, shared=Dense(width, act),
     )  # fmt: skip
     step, given = fields.integer("interleave_moe_layer_step", 1), fields.get("moe_layers")
-    sparse = range(step - 1, count, step) if given is None else given
+    sparse = list(range(step - 1, count, step)) if given is None else given
+    if not isinstance(sparse, list) or any(type(each) is not int for each in sparse):
+        raise ModelError("config.json: moe_layers must be a list of layers")
     dense = Dense(fields.integer("intermediate_size_mlp", 16384), act)
     return [checked(moe) if index in sparse else dense for index in range(count)]
 

@@ -46,7 +46,15 @@ MOE: dict[str, Any] = {
     "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 5000,
     "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
 }  # fmt: skip
-MODELS = {"moe": MOE, "small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA}
+STARCODER = SMALL | {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
+CHUNKS = SMALL | {
+    "architectures": ["Llama4ForCausalLM"], "head_dim": 128, "num_hidden_layers": 4, "attention_chunk_size": 512,
+    "num_local_experts": 16, "intermediate_size_mlp": 1024,
+}  # fmt: skip
+MODELS = {
+    "moe": MOE, "small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA,
+    "starcoder": STARCODER, "chunks": CHUNKS,
+}  # fmt: skip
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -127,6 +135,8 @@ LAST_LAYER = {"rotary_kv_write", "decode"}
         ("small", "sm_90", {"attention_backend": "torch"}),
         ("gemma", "sm_90", {}),
         ("moe", "sm_90", {}),
+        ("starcoder", "sm_90", {}),
+        ("chunks", "sm_90", {}),
         ("moe", "sm_80", {"deterministic": True}),
     ],
 )

@@ -64,7 +64,9 @@ class MixtureOfExperts:
     def __call__(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
         """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
         logits, count = self._ops.linear(x, self._router, self._router_bias, torch.float32), self._spec.experts
-        weights, experts = self._ops.route(logits[:, :count], self._routing, self._choice_bias, padding, self._counts)
+        weights, experts = self._ops.route(
+            logits[:, :count], self._routing, self._choice_bias, padding, counts=self._counts
+        )
         if self._spec.weight_on_input:
             total = self._weighted_before(x, weights, experts)
         else:

@@ -237,6 +237,10 @@ TOKENIZERS: dict[str, FamilyTokenizer] = {
         {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
          "auto_map": {"AutoTokenizer": ["tokenization_internlm2.InternLM2Tokenizer", None]}},
     ),
+    "minicpm": FamilyTokenizer(
+        pieces((*SP, "<|im_start|>", "<|im_end|>"), in_front=True), "LlamaTokenizer", ("minicpm3",), IM_TURNS,
+        {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    ),
     "harmony": FamilyTokenizer(
         byte_level(HARMONY, SPLIT), "PreTrainedTokenizerFast", ("gpt_oss",),
         turns("<|start|>{}<|message|>", "<|end|>", "<|start|>assistant"), {"eos_token": "<|return|>"},

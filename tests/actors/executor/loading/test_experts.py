@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagebus.actors.model.config import ModelError
-from pagebus.actors.model.families import mistral, qwen_moe
+from pagebus.actors.model.families import mistral
+from pagebus.actors.model.families.experts import qwen_moe
 from pagebus.actors.model.family import Family
 from tests.actors.executor.models.test_families import PagedSequences, load, whole_logits
 from tests.helpers.model_factory import make_golden

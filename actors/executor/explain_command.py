@@ -52,7 +52,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     target = _target(settings, arguments)
     try:
-        config = ModelConfig.load(resolve_model(settings, weights=False))
+        config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2

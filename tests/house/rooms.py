@@ -127,12 +127,14 @@ ROOMS: dict[str, str] = {
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
     ),
     "actors.executor.sampling": (
-        "actors.executor.models actors.executor.batch actors.executor.device actors.model.grammars "
-        "kernels.sampling bus.messages"
+        "actors.executor.models actors.executor.pooling actors.executor.batch actors.executor.device "
+        "actors.model.grammars kernels.sampling bus.messages"
     ),
     "actors.executor.models": (
-        "actors.executor.layers actors.executor.device actors.model kernels.attention kernels.common"
+        "actors.executor.pooling actors.executor.layers actors.executor.device actors.model kernels.attention "
+        "kernels.common bus.messages"
     ),
+    "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.common kernels.moe "
         "kernels.layers"

@@ -81,7 +81,7 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
     from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model
 
     path: Path = resolve_model(settings, weights=False)
-    config = ModelConfig.load(path)
+    config = ModelConfig.load(path, settings.classifier_from_token)
     wanted = config.default_sampling if settings.generation_config == "auto" else {}
     return ServedModel(
         names=served_names(settings),

@@ -119,8 +119,8 @@ class ServiceSettings:
     )
     classifier_from_token: tuple[str, ...] = setting(
         (),
-        help="two tokens, the second of which says that a text is relevant: the model scores texts by how much likelier "
-        "it is (no yes: Qwen3-Reranker)",
+        help="two tokens, the second of which says that a text is relevant: a score is how likely that is beside the "
+        "first (no,yes: Qwen3-Reranker)",
     )
     max_logprobs: int = setting(
         20, help="most log probabilities per token that a request may ask for; -1: the whole vocabulary", low=-1,

@@ -31,7 +31,7 @@ def parse_classify(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     active = fields.boolean("use_activation", True)
     details = AnswerDetails(prompt_only=True, classes=_classes(model, active=active))
     parsed = with_common_fields(parsed, fields, model, details)
-    fields.finish(NO_MEDIA, USER, allow_unknown=model.allow_unknown_fields)
+    fields.finish(NO_MEDIA | {"padding": ("do_not_pad",)}, USER, allow_unknown=model.allow_unknown_fields)
     return parsed
 
 
@@ -50,7 +50,7 @@ def parse_pooling(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     else:
         details = AnswerDetails(prompt_only=True, embedding=read_form(fields, model))
     parsed = with_common_fields(parsed, fields, model, details)
-    fields.finish(UNSUPPORTED, USER, allow_unknown=model.allow_unknown_fields)
+    fields.finish(UNSUPPORTED | {"data": ()}, USER, allow_unknown=model.allow_unknown_fields)
     return parsed
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.pooled_forms import Activation, ScoreForm
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, Schema, type_name
-from pagebus.web.http.limits import INT32_MAX, MAX_CHOICES
+from pagebus.web.http.limits import INT32_MAX, MAX_CHOICES, MAX_TEMPLATE_CHARS
+from pagebus.web.requests.chat_messages import read_template_kwargs
 from pagebus.web.requests.embeddings import NO_MEDIA, USER, pooled_request, with_common_fields
 from pagebus.web.requests.openai import read_model
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
@@ -16,7 +18,9 @@ from pagebus.web.requests.served_model import ServedModel
 
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """By what names vLLM takes the two sides."""
-UNSUPPORTED: dict[str, tuple[Any, ...]] = NO_MEDIA | {"max_tokens_per_query": (0,), "max_tokens_per_doc": (0,)}
+UNSUPPORTED: dict[str, tuple[Any, ...]] = NO_MEDIA | {
+    "max_tokens_per_query": (0,), "max_tokens_per_doc": (0,), "padding": ("do_not_pad",),
+}  # fmt: skip
 _PART: Schema = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
 ONE: Schema = {
     "anyOf": [
@@ -70,7 +74,18 @@ def _parsed(
         raise bad_field("documents" if form.documents else "text_2", f"must have at most {MAX_CHOICES} items")
     form = ScoreForm(num_queries, activation, form.documents, form.top_n, form.with_texts)
     parsed = pooled_request(name, prompts, model, add_special_tokens=True)
+    parsed = replace(parsed, chat_template_kwargs=_template_kwargs(fields, model))
     return with_common_fields(parsed, fields, model, AnswerDetails(prompt_only=True, score=form))
+
+
+def _template_kwargs(fields: Fields, model: ServedModel) -> dict[str, object]:
+    """What the server's template is told besides the two texts."""
+    instruction = fields.string("instruction", None, max_chars=MAX_TEMPLATE_CHARS)
+    given = read_template_kwargs(fields)
+    if (given or instruction is not None) and not (model.has_score_template and model.pooler is not None):
+        name = "chat_template_kwargs" if given else "instruction"
+        raise bad_field(name, "is for the template of a reranker that the server was started with (--chat-template)")
+    return given if instruction is None else {"instruction": instruction, **given}
 
 
 def _pair(query: str, document: str, model: ServedModel) -> Prompt:

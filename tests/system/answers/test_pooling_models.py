@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import redis.asyncio
 import torch
 
+from pagebus.bus.redis.bus import RedisBus
+from pagebus.bus.streams import Names
 from tests.helpers.pooled_models import make_decoder, make_encoder, write_modules
+from tests.helpers.waiting import eventually
 from tests.system.serving import serving
 
 TOLERANCE = 1e-5
@@ -226,3 +232,53 @@ async def test_qwen3_reranker(tied: bool, tmp_path: Path) -> None:
     prompts = [f"<query>: {QUERY}\n<document>: {text}\n" for text in TEXTS]
     told = {each["index"]: each["relevance_score"] for each in answer["results"]}
     np.testing.assert_allclose([told[i] for i in range(len(TEXTS))], [*map(relevance, prompts)], atol=TOLERANCE)
+
+
+async def test_over_redis_and_as_jobs(tmp_path: Path, redis_url: str, redis_names: Names) -> None:
+    """The same scores over Redis Streams, by HTTP and as jobs; a job for what the model does not do is refused."""
+    folder = make_encoder(tmp_path, "bert", classifies=True, num_labels=1)
+    bodies = {
+        "/v1/score": {"text_1": QUERY, "text_2": TEXTS}, "/rerank": {"query": QUERY, "documents": TEXTS},
+        "/v1/embeddings": {"input": "a"},
+    }  # fmt: skip
+    async with (
+        serving(folder, open_bus=lambda _: RedisBus(redis_url, redis_names), name=redis_names.deployment) as client,
+        redis.asyncio.from_url(redis_url) as connection,
+    ):
+        scores = (await client.post("score", **bodies["/v1/score"]))["data"]
+        for url, body in bodies.items():
+            line = {"custom_id": url, "method": "POST", "url": url, "body": body}
+            await connection.xadd(redis_names.jobs, {"request": json.dumps(line)})
+
+        async def all_answered() -> bool:
+            return bool(await connection.xlen(redis_names.job_results) == len(bodies))
+
+        await eventually(all_answered)
+        entries = await connection.xrange(redis_names.job_results)
+    lines = [json.loads(fields[b"result"]) for _, fields in entries]
+    found = {line["custom_id"]: line["response"] for line in lines}
+    assert found["/v1/score"]["body"]["data"] == pytest.approx(scores)
+    ranked = {each["index"]: each["relevance_score"] for each in found["/rerank"]["body"]["results"]}
+    assert [ranked[index] for index in range(len(TEXTS))] == pytest.approx([each["score"] for each in scores])
+    assert (found["/v1/embeddings"]["status_code"], found["/v1/embeddings"]["body"]["error"]["reason"]) == (
+        400, "unsupported_task",
+    )  # fmt: skip
+
+
+CURL = re.compile(r"curl -s http://127.0.0.1:8000/(\S+) .*?-d '(.*?)'", re.S)
+PAGE = Path(__file__).parents[3] / "docs/pooling.md"
+
+
+async def test_examples_of_the_page(tmp_path: Path) -> None:
+    """What docs/pooling.md shows works, with a model of the kind that its part is about."""
+    embeds, ranks = tmp_path / "embeds", tmp_path / "ranks"
+    make_encoder(embeds, "xlm-roberta")
+    make_encoder(ranks, "xlm-roberta", classifies=True, num_labels=1)
+    found = [(path, json.loads(body)) for path, body in CURL.findall(PAGE.read_text())]
+    assert {path for path, _ in found} == {"v1/embeddings", "v1/rerank", "v1/score", "classify", "pooling"}
+    for folder in (embeds, ranks):
+        async with serving(folder) as client:
+            for path, body in found:
+                if (folder is embeds) == (path == "v1/embeddings"):
+                    status, answer = await client.send(path, **body)
+                    assert status == 200, answer

@@ -69,4 +69,4 @@ def text_fields(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _known() -> str:
-    return ", ".join(ARCHITECTURES)
+    return ", ".join((*ARCHITECTURES, *(name for family in ENCODERS for name in family.architectures)))

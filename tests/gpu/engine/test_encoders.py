@@ -1,4 +1,4 @@
-"""Encoders on CUDA: the varlen attention of 16 bits, the padded one of float32, whole servers beside transformers.
+"""Encoders on CUDA: the flash attention of 16 bits, the padded one of float32, whole servers beside transformers.
 
 Runs on a bare GPU host too: ``PYTHONPATH=. pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib
 tests/gpu/engine/test_encoders.py`` (without the last test, which needs the plugin for coroutines).

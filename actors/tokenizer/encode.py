@@ -149,7 +149,7 @@ class Encoder:
         keep = request.truncate_prompt_tokens
         if self._pooled is None or request.messages is not None or request.tokens_only:
             return text
-        if keep is None and request.second_text is None:
+        if keep is None and not request.second_text:
             return text
         return self._pooled.encode(request, self._kept_tokens(request))
 

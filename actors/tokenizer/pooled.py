@@ -26,7 +26,7 @@ class PooledTexts:
         adds, side = request.add_special_tokens, request.truncation_side
         first = self._backend.encode(request.prompt or "", add_special_tokens=False)
         second = None
-        if request.second_text is not None:
+        if request.second_text:  # an empty one is none, as to transformers' tokenizers
             second = self._backend.encode(request.second_text, add_special_tokens=False)
         if keep is not None:
             spare = self._backend.num_special_tokens_to_add(second is not None) if adds else 0

@@ -23,7 +23,9 @@ def full_attention(
     if q.device.type == "cpu":
         return _row_by_row(q, k, v, query_start, scale)
     if q.dtype in HALVES and q.shape[2] % 8 == 0 and q.shape[2] <= LARGEST_HEAD:
-        return _varlen(q, k, v, query_start, query_start, longest, longest, 0.0, False, False, scale=scale)[0]
+        rows = query_start, query_start, longest, longest
+        found: torch.Tensor = _varlen(q, k, v, *rows, 0.0, False, False, scale=scale)[0]
+        return found
     return _padded(q, k, v, query_start, longest, scale)
 
 

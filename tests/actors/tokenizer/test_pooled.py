@@ -46,8 +46,8 @@ def test_pairs_as_transformers(kind: str, keep: int | None, tmp_path: Path) -> N
     for first in TEXTS:
         for second in (None, *TEXTS):
             expected = tokenizer(first, second, return_token_type_ids=True, **cut)
-            ids = encoded(encoder, ask(first, second_text=second, truncate_prompt_tokens=keep))
             tokenizer.backend_tokenizer.no_truncation()
+            ids = encoded(encoder, ask(first, second_text=second, truncate_prompt_tokens=keep))
             assert without_segments(ids).tolist() == expected["input_ids"]
             if kind == "bert":
                 assert (ids >> SEGMENT_SHIFT).tolist() == expected["token_type_ids"]

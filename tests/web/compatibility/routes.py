@@ -58,6 +58,8 @@ class Body:
     own: frozenset[str] = frozenset()
     only_listed: bool = False
     """Whether the parser takes more, which the page does not list."""
+    also: tuple[str, ...] = ()
+    """Other paths that take the same."""
 
     def known(self) -> Mapping[str, Any]:
         """Schemas of the fields that are served."""
@@ -178,7 +180,7 @@ _COMMON: dict[str, Any] = {
 }  # fmt: skip
 _CHATS = EMBEDDING.samples[1]
 _INPUT: dict[str, Any] = {**_COMMON, "input": ["a", "b"], "add_special_tokens": False}
-_INSTRUCTED = {**_COMMON, "instruction": "i", "chat_template_kwargs": {"a": 1}}
+_INSTRUCTED = {**_COMMON, "instruction": "i", "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}
 SCORE = Body(
     path="/score",
     inventor="vLLM",
@@ -190,7 +192,8 @@ SCORE = Body(
         {"text_1": "a", "text_2": ["b"], **_INSTRUCTED}, {"data_1": "a", "data_2": "b"},
         {"queries": "a", "documents": "b"}, {"queries": "a", "items": "b"},
     ),
-    own=words("timeout"),
+    own=words("timeout reasoning_effort"),
+    also=("/v1/score",),
 )  # fmt: skip
 RERANK = Body(
     path="/rerank",
@@ -200,7 +203,8 @@ RERANK = Body(
     read=parse_rerank,
     parse=parse_rerank,
     samples=({"query": "a", "documents": ["b"], "top_n": 1, "return_documents": False, **_INSTRUCTED},),
-    own=words("timeout return_documents"),
+    own=words("timeout return_documents reasoning_effort"),
+    also=("/v1/rerank", "/v2/rerank"),
 )
 CLASSIFY = Body(
     path="/classify",

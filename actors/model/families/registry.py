@@ -34,9 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
-BY_ARCHITECTURE = {
-    name: family for family in (*FAMILIES, *ENCODERS, ORACLE_FAMILY) for name in family.architectures
-}
+BY_ARCHITECTURE = {name: family for family in (*FAMILIES, *ENCODERS, ORACLE_FAMILY) for name in family.architectures}
 OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 """Fields of a checkpoint with images that its text model's object may leave to the outer one."""
 

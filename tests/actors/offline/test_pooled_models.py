@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pagebus import LLM, PoolingParams
-from tests.helpers.pooled_models import make_encoder, write_modules
+from tests.actors.model.pooling.tiny_models import make_encoder, write_modules
 
 TEXTS = ["the quick fox", "jumps over", "lazy"]
 

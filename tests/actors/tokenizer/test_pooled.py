@@ -12,7 +12,7 @@ from pagebus.actors.model.tokenizer import load_tokenizer
 from pagebus.actors.tokenizer.encode import Encoder, Limits
 from pagebus.bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
 from pagebus.bus.messages.segments import SEGMENT_SHIFT, without_segments
-from tests.helpers.pooled_models import write_encoder_tokenizer
+from tests.actors.model.pooling.tiny_models import write_encoder_tokenizer
 from tests.helpers.tokenizer_factory import byte_level
 
 TEXTS = ["the quick fox", "jumps over the lazy dog", "a", "", "quick " * 9]

@@ -21,7 +21,7 @@ from pagebus.actors.executor.pooling.full_attention import full_attention
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.pooling.encoders import ENCODERS
-from tests.helpers.pooled_models import make_encoder
+from tests.actors.model.pooling.tiny_models import make_encoder
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,7 @@ import torch
 
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.streams import Names
-from tests.helpers.pooled_models import make_decoder, make_encoder, write_modules
+from tests.actors.model.pooling.tiny_models import make_decoder, make_encoder, write_modules
 from tests.helpers.waiting import eventually
 from tests.system.serving import serving
 
@@ -101,10 +101,10 @@ async def test_dense_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ENCODERS)
 async def test_rerankers_score_as_transformers(kind: str, tmp_path: Path) -> None:
     """Pairs with separators and segments, by every route that takes them."""
-    folder = make_encoder(tmp_path, kind, classifies=True, num_labels=1)
+    folder = make_encoder(tmp_path, kind, classifies=True, num_labels=1, max_position_embeddings=130)
     reference = Reference(folder, "AutoModelForSequenceClassification")
     expected = [float(reference.logits(QUERY, text)[0]) for text in TEXTS]
-    async with serving(folder, max_num_batched_tokens=64) as client:
+    async with serving(folder, max_num_batched_tokens=128) as client:
         scores = await client.post("score", text_1=QUERY, text_2=TEXTS)
         raw = await client.post("score", queries=[QUERY], documents=TEXTS, use_activation=False)
         pairs = await client.post("score", data_1=TEXTS, data_2=list(reversed(TEXTS)))

@@ -18,7 +18,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.pooling.encoders import ENCODERS
 from pagebus.bus.messages.segments import SEGMENT_SHIFT
-from tests.helpers.pooled_models import make_encoder
+from tests.actors.model.pooling.tiny_models import make_encoder
 
 GOLDEN = [(family, name) for family in ENCODERS for name in family.golden]
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from pagebus.actors.model.config import (
 )
 from pagebus.actors.model.pooling.modules import read_modules
 from pagebus.actors.settings import Settings
-from tests.helpers.pooled_models import write_modules
+from tests.actors.model.pooling.tiny_models import write_modules
 
 ENCODER: dict[str, Any] = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,

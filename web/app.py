@@ -48,6 +48,7 @@ from pagebus.web.routes.generate import (
     messages,
     rendering,
     responses,
+    scores,
     tokens,
 )
 from pagebus.web.routes.generate.background import Background
@@ -67,6 +68,7 @@ from pagebus.web.telemetry.metrics import IngressMetrics, deployment_metrics
 TEXT_ROUTES = (
     *generation.ROUTES,
     *embeddings.ROUTES,
+    *scores.ROUTES,
     *invocations.ROUTES,
     *files.ROUTES,
     *batches.ROUTES,

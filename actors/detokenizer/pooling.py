@@ -23,12 +23,13 @@ class PooledPrompt:
     def __init__(self, started: SequenceStarted, first: int) -> None:
         self._started = started
         self._first = first
+        self._end = started.num_prompt_tokens if started.pooled_until is None else started.pooled_until
         self._sums: dict[int, Float32Array] = {}
         """The sum [H] of the states of the tokens from ``first`` up to each of these places."""
 
     @property
     def complete(self) -> bool:
-        return self._started.num_prompt_tokens in self._sums
+        return self._end in self._sums
 
     def add(self, start: int, length: int, states: Float32Array) -> None:
         """``states`` [H] is the sum over ``length`` tokens from position ``start`` on."""
@@ -39,8 +40,7 @@ class PooledPrompt:
 
     def reply(self, decoder: Decoder) -> PromptReply:
         """The message with the mean."""
-        count = np.float32(self._started.num_prompt_tokens - self._first)
-        mean = self._sums[self._started.num_prompt_tokens] / count
+        mean = self._sums[self._end] / np.float32(self._end - self._first)
         return PromptReply(request_id=self._started.request_id, text="", pooled_bits=mean.view(np.int32))
 
 

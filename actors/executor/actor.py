@@ -166,7 +166,7 @@ class ExecutorActor(Actor):
         if target is not None:
             in_thread(open_gpu)
             in_thread(self._ready_triton, target)
-        config = ModelConfig.load(path)
+        config = ModelConfig.load(path, self.settings.classifier_from_token)
         check_gpu(self.settings, config, target)
         return path, config, target
 

@@ -52,9 +52,15 @@ def run_explain(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     target = _target(settings, arguments)
     try:
-        config = ModelConfig.load(resolve_model(settings, weights=False))
+        config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
+        return 2
+    if config.in_one_step:
+        print(
+            "pagebus: explain: an encoder decodes nothing, and its attention is torch's (docs/pooling.md)",
+            file=sys.stderr,
+        )
         return 2
     check_gpu(settings, config, target)
     from pagebus.actors.executor.explain import AbsentEngine

@@ -20,6 +20,9 @@ from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
 from pagebus.actors.model.fields import Fields
+from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
+from pagebus.actors.model.pooling.modules import Modules, read_modules
+from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.model.spec import ModelSpec
 from pagebus.actors.settings import Settings
 
@@ -62,20 +65,30 @@ class ModelConfig:
     default_sampling: Mapping[str, float]
     matryoshka_dimensions: tuple[int, ...] = ()
     """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
+    pooler: Pooler | None = None
+    """What the model makes of prompts in place of generating; None: it generates."""
 
     @property
     def sliding_window(self) -> int | None:
         """The largest window that occurs, or None."""
         return max(self.layer_windows) or None
 
+    @property
+    def in_one_step(self) -> bool:
+        """Whether prompts have to be computed whole: all their tokens see each other, and nothing is cached."""
+        return self.spec.encoder is not None
+
     @classmethod
-    def load(cls, path: Path) -> ModelConfig:
-        """Read ``path/config.json`` and, if it is there, ``path/generation_config.json``.
+    def load(cls, path: Path, classifier_from_token: tuple[str, ...] = ()) -> ModelConfig:
+        """Read ``path/config.json`` and, if they are there, ``path/generation_config.json`` and the files of
+        sentence-transformers. ``classifier_from_token``: the setting.
 
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
         """
-        return parse_config(read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True))
+        raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
+        between = tokens_between(path, raw, classifier_from_token)
+        return parse_config(raw, generation, read_modules(path), between)
 
 
 def max_positions(config: ModelConfig) -> int:
@@ -104,10 +117,21 @@ def effective_max_model_len(settings: Settings, config: ModelConfig) -> int:
     """
     longest = max_positions(config)
     if settings.max_model_len is None:
-        return default_positions(config)
-    if settings.max_model_len > longest:
+        trained = config.pooler.most_tokens if config.pooler is not None else None
+        length = min(default_positions(config), trained or longest)
+    elif settings.max_model_len > longest:
         raise ModelError(f"--max-model-len {settings.max_model_len}: the model has only {longest} positions")
-    return settings.max_model_len
+    else:
+        length = settings.max_model_len
+    if config.in_one_step:
+        length = min(length, settings.max_num_batched_tokens or length, settings.max_num_scheduled_tokens or length)
+    return length
+
+
+def planned_model_len(settings: Settings, config: ModelConfig) -> int:
+    """The longest prompt plus output that is planned for. A model that pools has place for a token that ends a request,
+    but is never computed, behind the longest prompt."""
+    return effective_max_model_len(settings, config) + (config.pooler is not None)
 
 
 # --- where the folder lies --------------------------------------------------------------------------------------------
@@ -186,19 +210,23 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     return value
 
 
-def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    """The two files' objects as a :class:`ModelConfig`, with the defaults that transformers has. Raises ModelError."""
+def parse_config(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], modules: Modules | None = None,
+    between: tuple[int, int] | None = None,
+) -> ModelConfig:  # fmt: skip
+    """The two files' objects as a :class:`ModelConfig`, with the defaults that transformers has. ``modules`` and
+    ``between``: as in :func:`~pagebus.actors.model.pooling.heads.pooler_of`. Raises ModelError."""
     family = family_of(raw)
     fields = Fields(text_fields(raw, family))
     _check_alone(fields)
-    spec = family.parse(fields)
+    spec, names, pooler = pooled_spec(family, fields, _architecture(raw), modules, between)
     mixer, feed = spec.layers[0].mixer, spec.layers[0].feed
     if len({(layer.mixer.heads, layer.mixer.kv_heads, layer.mixer.head_dim) for layer in spec.layers}) > 1:
         raise ModelError("config.json: layers that differ in their heads are not supported")
     return ModelConfig(
         architecture=_architecture(raw),
         spec=spec,
-        names=without_layers(family.names, len(spec.layers), fields.get("num_nextn_predict_layers") or 0),
+        names=without_layers(names, len(spec.layers), fields.get("num_nextn_predict_layers") or 0),
         vocab_size=spec.vocab,
         hidden_size=spec.hidden,
         intermediate_size=feed.width,
@@ -206,7 +234,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         num_heads=mixer.heads,
         num_kv_heads=mixer.kv_heads,
         head_dim=mixer.head_dim,
-        max_position_embeddings=fields.integer("max_position_embeddings"),
+        max_position_embeddings=_positions(fields, spec),
         layer_windows=tuple(layer.mixer.reach for layer in spec.layers),
         tie_word_embeddings=spec.head.tied,
         attention_out_bias=mixer.out_bias,
@@ -215,7 +243,14 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab),
         default_sampling=_default_sampling(generation),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
+        pooler=pooler,
     )
+
+
+def _positions(fields: Fields, spec: ModelSpec) -> int:
+    """Tokens of the longest prompt. An encoder's table may begin with rows that no token has."""
+    encoder = spec.encoder
+    return fields.integer("max_position_embeddings") if encoder is None else encoder.positions - encoder.first
 
 
 def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:

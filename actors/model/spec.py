@@ -11,13 +11,14 @@ from typing import Literal, TypeAlias
 
 Activation: TypeAlias = Literal["silu", "gelu_tanh", "gelu", "swiglu_clamped"]
 Scores: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_top"]
-NormPlaces: TypeAlias = Literal["pre", "post", "sandwich", "shared"]
+NormPlaces: TypeAlias = Literal["pre", "post", "sandwich", "shared", "sum"]
 """Where a layer's norms N stand, f being attention and then the feed-forward part.
 
 - ``pre``: x += f(N(x)).
 - ``post``: x += N(f(x)).
 - ``sandwich``: x += N'(f(N(x))).
 - ``shared``: x += attention(N(x)) + feed(N(x)), one norm for both.
+- ``sum``: x = N(x + f(x)), as in encoders.
 """
 QkNorm: TypeAlias = Literal["none", "head", "width", "unit"]
 """Norms of queries and keys before they are rotated: over each head, or over all heads at once; ``unit``: over each
@@ -167,9 +168,19 @@ class HeadSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderSpec:
+    """All tokens see each other. Added to their embeddings are those of their positions (a table of ``positions`` rows,
+    of which the first token has number ``first``) and of their segments (of ``types``); a norm follows."""
+
+    positions: int
+    first: int
+    types: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder: embedding times ``embed_scale``, the layers, a last norm, the head. ``norm`` is the kind of all norms
-    of the hidden size, and of those of heads."""
+    of the hidden size, and of those of heads. With ``encoder`` it is an encoder, which has no head."""
 
     vocab: int
     hidden: int
@@ -178,6 +189,7 @@ class ModelSpec:
     head: HeadSpec
     rope: tuple[RopeSpec, ...] = ()
     embed_scale: float = 1.0
+    encoder: EncoderSpec | None = None
 
     def kv_numbers(self) -> int:
         """Numbers that a token has in the cache: keys and values of all layers."""

@@ -31,7 +31,10 @@ TEMPLATE_FILE = "chat_template.jinja"
 """Where newer checkpoints have their chat template, instead of in the configuration."""
 PATH_FIELDS = ("vocab_file", "merges_file", "tokenizer_file", "chat_template_file", "name_or_path")
 GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-OWN_CLASS = {"llama": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer"}
+OWN_CLASS = {
+    "llama": "LlamaTokenizer", "qwen2": "Qwen2Tokenizer", "qwen3": "Qwen2Tokenizer", "bert": "BertTokenizer",
+    "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+}  # fmt: skip
 """Tokenizer class that ``transformers`` registers for a model type. Mistral's is not fixed by it."""
 
 GENERIC_TYPES = frozenset({"internlm2", "internlm3"})

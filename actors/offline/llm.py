@@ -13,15 +13,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
+from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.offline.client import run_all
 from pagebus.actors.offline.outputs import (
     BeamSearchOutput,
+    ClassificationRequestOutput,
     EmbeddingRequestOutput,
     RequestOutput,
     ScoringRequestOutput,
     beams_of,
+    read_classes,
     read_embedding,
     read_output,
+    read_score,
     score_of,
 )
 from pagebus.actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
@@ -170,7 +174,8 @@ class LLM:
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How alike the texts of each pair are, by their embeddings. One text is paired with each of several.
+        """How relevant the second text of each pair is to the first, where the model is a reranker; else how alike they
+        are, by their embeddings. One text is paired with each of several.
 
         Raises:
             ValueError: as :meth:`generate`; or the numbers of texts do not go together.
@@ -179,11 +184,49 @@ class LLM:
         second: list[Any] = [data_2] if _is_one(data_2) else list(data_2)
         if len(first) not in (1, len(second)) or not second:
             raise ValueError(f"texts must be paired 1 with 1, 1 with N or N with N, got {len(first)} and {len(second)}")
+        if self._pooler is not None and self._pooler.classifies:
+            return self._score_pairs(first * (len(second) // len(first)), second, pooling_params, use_tqdm)
         params = dataclasses.replace(pooling_params or PoolingParams(), use_activation=True)
         found = self.embed([*first, *second], pooling_params=params, use_tqdm=use_tqdm)
         ones, others = found[: len(first)], found[len(first) :]
         pairs = zip(ones * (len(others) // len(ones)), others, strict=True)
         return [score_of(number, one, other) for number, (one, other) in enumerate(pairs)]
+
+    def _score_pairs(
+        self, first: Sequence[Any], second: Sequence[Any], params: PoolingParams | None, use_tqdm: bool
+    ) -> list[ScoringRequestOutput]:
+        if not all(isinstance(each, str) for each in (*first, *second)):
+            raise ValueError("a reranker reads pairs of texts, not of tokens")
+        fields = {} if params is None else params.to_request()
+        return self._run_all(
+            [
+                functools.partial(self._score, {"text_1": one, "text_2": other, **fields})
+                for one, other in zip(first, second, strict=True)
+            ],
+            use_tqdm,
+        )
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """The probability of each of the model's labels, for each prompt.
+
+        Raises:
+            ValueError: as :meth:`generate`; or the model is no classifier.
+        """
+        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        each = _one_each(pooling_params, len(given), "pooling_params")
+        return self._run_all(
+            [
+                functools.partial(self._classify, prompt, one or PoolingParams())
+                for prompt, one in zip(given, each, strict=True)
+            ],
+            use_tqdm,
+        )
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, from ``transformers``; None if it has none."""
@@ -206,6 +249,13 @@ class LLM:
         from pagebus.actors.model.tokenizer import load_tokenizer
 
         return load_tokenizer(resolve_tokenizer(self._settings))
+
+    @functools.cached_property
+    def _pooler(self) -> Pooler | None:
+        from pagebus.actors.model.config import ModelConfig, resolve_model
+
+        folder = resolve_model(self._settings, weights=False)
+        return ModelConfig.load(folder, self._settings.classifier_from_token).pooler
 
     # -- one prompt ---------------------------------------------------------------------------------------------------
     async def _prompt(self, prompt: Prompt) -> Found:
@@ -231,15 +281,27 @@ class LLM:
         return list((await self._client.post("/tokenize", {"prompt": prompt}))["tokens"])
 
     async def _embed(self, prompt: Prompt, params: PoolingParams, number: int) -> EmbeddingRequestOutput:
-        ids = await self._ids((await self._prompt(prompt))[1])
-        if (keep := params.truncate_prompt_tokens) is not None:
-            ids = ids[: self._max_model_len - 1 if keep == -1 else keep]  # one place is the token's that ends it
+        given = (await self._prompt(prompt))[1]
+        ids, keep = await self._ids(given), params.truncate_prompt_tokens
+        if keep is not None:
+            # One place is the token's that ends it, where there is one.
+            ids = ids[: self._max_model_len - (self._pooler is None) if keep == -1 else keep]
         body: dict[str, Any] = {"input": ids, "encoding_format": "base64"}
+        if keep is not None and self._pooler is not None and isinstance(given, str):
+            body |= {"input": given, "truncate_prompt_tokens": keep}  # the tokenizer keeps its special tokens
         if params.dimensions is not None:
             body["dimensions"] = params.dimensions
         if params.use_activation is not None:
             body["use_activation"] = params.use_activation
         return read_embedding(number, ids, await self._client.post("/v1/embeddings", body))
+
+    async def _score(self, body: Mapping[str, Any], number: int) -> ScoringRequestOutput:
+        return read_score(number, await self._client.post("/v1/score", body))
+
+    async def _classify(self, prompt: Prompt, params: PoolingParams, number: int) -> ClassificationRequestOutput:
+        given = (await self._prompt(prompt))[1]
+        body = {"input": given, **params.to_request()}
+        return read_classes(number, await self._ids(given), await self._client.post("/classify", body))
 
     async def _generate(
         self, find: Callable[[], Awaitable[Found]], params: SamplingParams | None, number: int

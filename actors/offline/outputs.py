@@ -83,15 +83,40 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """``probs``: of each label."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequestOutput:
+    """A prompt and its labels."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How alike two texts are: the cosine of the angle between their embeddings, -1 to 1."""
+    """How relevant one text is to another, or how alike they are: the cosine of the angle between their embeddings, -1
+    to 1."""
 
     score: float
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """A pair of texts and its score; ``prompt_token_ids`` are those of both, one after the other."""
+    """A pair of texts and its score; ``prompt_token_ids`` are those of both, one after the other, or empty where a
+    reranker reads them as one prompt."""
 
     request_id: str
     outputs: ScoringOutput
@@ -160,6 +185,16 @@ def read_embedding(number: int, prompt_token_ids: list[int], answer: Mapping[str
         prompt_token_ids=prompt_token_ids,
         num_cached_tokens=details.get("cached_tokens"),
     )
+
+
+def read_score(number: int, answer: Mapping[str, Any]) -> ScoringRequestOutput:
+    """From the answer of ``/v1/score`` for one pair."""
+    return ScoringRequestOutput(str(number), ScoringOutput(answer["data"][0]["score"]), [])
+
+
+def read_classes(number: int, prompt_token_ids: list[int], answer: Mapping[str, Any]) -> ClassificationRequestOutput:
+    """From the answer of ``/classify`` for one prompt."""
+    return ClassificationRequestOutput(str(number), ClassificationOutput(answer["data"][0]["probs"]), prompt_token_ids)
 
 
 def read_output(

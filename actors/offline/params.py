@@ -215,6 +215,11 @@ class PoolingParams:
         _check(self.dimensions is None or self.dimensions >= 1, "dimensions", "at least 1", self.dimensions)
         _check_truncation(self.truncate_prompt_tokens)
 
+    def to_request(self) -> dict[str, Any]:
+        """The fields of a request that scores or classifies."""
+        given = {"truncate_prompt_tokens": self.truncate_prompt_tokens, "use_activation": self.use_activation}
+        return {name: value for name, value in given.items() if value is not None}
+
 
 def _check_truncation(keep: int | None) -> None:
     _check(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)

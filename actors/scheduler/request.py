@@ -205,7 +205,17 @@ class Sequence:
         pooling = self.request.sampling.pooling
         if self.choice_index or not pooling:
             return None
-        return 0 if pooling == "mean" else len(self.request.prompt) - 1
+        return len(self.request.prompt) - 1 if pooling == "last" else 0
+
+    @property
+    def pooled_until(self) -> int | None:
+        """Index of the first prompt token whose hidden state is not requested any more; None: there is none."""
+        return 1 if self.request.sampling.pooling == "cls" else None
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens without which a step is of no use to it, of those that it lacks: all, or one."""
+        return len(self.request.prompt) if self.request.sampling.in_one_step else 1
 
     def begin_again(self, new_id: int, limit: int, block_size: int) -> None:
         """Reset an ended sequence to its prompt, under a new id."""

@@ -111,10 +111,16 @@ class ServiceSettings:
             "qwen3",
         ),
     )  # fmt: skip
-    pooling_type: str = setting(
-        "last",
-        help="embeddings are the final hidden state of the last token, or the mean over all tokens",
-        choices=("last", "mean"),
+    pooling_type: str | None = setting(
+        None,
+        help="embeddings are the final hidden state of the last token or the first (cls), or the mean over all tokens "
+        "(default: as the model's files say, else the last)",
+        choices=("last", "mean", "cls"),
+    )
+    classifier_from_token: tuple[str, ...] = setting(
+        (),
+        help="two tokens, the second of which says that a text is relevant: a score is how likely that is beside the "
+        "first (no,yes: Qwen3-Reranker)",
     )
     max_logprobs: int = setting(
         20, help="most log probabilities per token that a request may ask for; -1: the whole vocabulary", low=-1,

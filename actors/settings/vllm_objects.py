@@ -62,7 +62,19 @@ OBJECTS: Mapping[str, Mapping[str, Part]] = {
     "--additional-config": {},
     "--aux-output-config": {},
     "--model-loader-extra-config": {},
-    "--hf-overrides": {},
+    "--hf-overrides": {
+        "classifier_from_token": Part("classifier_from_token", tuple),
+        "architectures": Part(
+            taken=(
+                '["Qwen3ForSequenceClassification"]',
+                '["Qwen2ForSequenceClassification"]',
+                '["LlamaForSequenceClassification"]',
+                '["GemmaForSequenceClassification"]',
+            )
+        ),
+        "is_original_qwen3_reranker": Part(taken=("true",)),
+        "method": Part(taken=("from_2_way_softmax",)),
+    },
     "--override-generation-config": {},
     "--default-chat-template-kwargs": {},
     "--limit-mm-per-prompt": {},
@@ -109,6 +121,8 @@ def settings_in(flag: str, text: str, otherwise: str) -> dict[str, Any]:
         raise SettingsError(f"{flag}: {otherwise} ({text!r} is no JSON)") from error
     if not isinstance(given, dict):
         raise SettingsError(f"{flag}: {otherwise} ({text!r} is no JSON object)")
+    if "architectures" in given and "classifier_from_token" not in given:
+        raise SettingsError(f"{flag}: architectures: {otherwise}, or give classifier_from_token beside it")
     parts, told = OBJECTS[SHORT.get(flag, flag)], {}
     for name, value in given.items():
         part = parts.get(name.replace("-", "_"))

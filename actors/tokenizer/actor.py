@@ -45,9 +45,12 @@ def load_encoder(settings: Settings) -> Encoder:
     Raises:
         ModelError, TokenizerError: the model or its tokenizer cannot be used.
     """
-    config = ModelConfig.load(resolve_model(settings, weights=False))
-    length = effective_max_model_len(settings, config)
-    limits = Limits(length, config.vocab_size, settings.block_size, hashed=settings.enable_prefix_caching)
+    config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
+    length, encoder = effective_max_model_len(settings, config), config.spec.encoder
+    limits = Limits(
+        length, config.vocab_size, settings.block_size, hashed=settings.enable_prefix_caching and encoder is None,
+        spare=int(config.pooler is None), segments=encoder is not None and encoder.types > 1,
+    )  # fmt: skip
     tokenizer = load_tokenizer(resolve_tokenizer(settings)) if settings.has_tokenizer else None
     return Encoder(tokenizer, limits, chat_template=settings.chat_template)
 

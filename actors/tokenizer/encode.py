@@ -16,6 +16,7 @@ from pagebus.actors.model.block_hash import hash_blocks, hashes_to_array
 from pagebus.actors.model.token_bits import fits
 from pagebus.actors.tokenizer.chat import ChatTemplate, Rendered
 from pagebus.actors.tokenizer.pieces import Piece, Placed, continued, placed
+from pagebus.actors.tokenizer.pooled import PooledTexts
 from pagebus.actors.tokenizer.refusal import Refusal
 from pagebus.actors.tokenizer.thoughts import thought_in
 from pagebus.bus.messages import (
@@ -27,6 +28,7 @@ from pagebus.bus.messages import (
     TokenizedRequest,
 )
 from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.segments import without_segments
 
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
 MAX_BAD_WORD_TOKENS = 1024
@@ -51,6 +53,10 @@ class Limits:
     vocab_size: int
     block_size: int
     hashed: bool = True
+    spare: int = 1
+    """Tokens of the length that a prompt leaves to its output: none, where the model only pools."""
+    segments: bool = False
+    """Whether the model tells the texts of a pair apart by segments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,9 @@ class Encoder:
         self._limits = limits
         self._backend: Tokenizer | None = None if tokenizer is None else tokenizer.backend_tokenizer
         self._chat = None if tokenizer is None else ChatTemplate(tokenizer, chat_template)
+        self._pooled = None
+        if tokenizer is not None and not limits.spare:
+            self._pooled = PooledTexts(tokenizer, segments=limits.segments)
         self._max_chars = _max_chars(self._backend, limits.max_model_len) if self._backend is not None else None
         self._plain: Tokenizer | None = None
         self._plain_lock = threading.Lock()
@@ -110,6 +119,8 @@ class Encoder:
             ]
             encoded = self._encode_texts([str(prompts[i]) for i in rows], special)
             for i, ids in zip(rows, encoded, strict=True):
+                if special and self._pooled is not None and not isinstance(ids, Exception):
+                    ids = self._pooled.ended_once(ids)
                 prompts[i] = ids
         return [self._finish(request, prompt, taken_s) for request, prompt in zip(requests, prompts, strict=True)]
 
@@ -125,13 +136,22 @@ class Encoder:
             if self._max_chars and length > self._max_chars and request.truncate_prompt_tokens is None:
                 raise self._too_long(request, f"more than {self._limits.max_model_len}")
             if len(rendered.pieces) == 1 and not request.return_token_offsets:
-                return rendered.pieces[0]
+                return self._pooled_prompt(request, rendered.pieces[0])
             pieces = list(self._encode_pieces(rendered, request.add_special_tokens))
             if request.return_token_offsets:
                 return placed(pieces)
             return np.array([token for piece in pieces for token in piece.ids], np.int32)
         except Exception as error:
             return error
+
+    def _pooled_prompt(self, request: GenerateRequest, text: str) -> str | Int32Array:
+        """The text, if it can be encoded with others; the ids of a pair, or of what is cut."""
+        keep = request.truncate_prompt_tokens
+        if self._pooled is None or request.messages is not None or request.tokens_only:
+            return text
+        if keep is None and not request.second_text:
+            return text
+        return self._pooled.encode(request, self._kept_tokens(request))
 
     def _encode_texts(self, texts: list[str], add_special_tokens: bool) -> list[Int32Array | Exception]:
         """All texts in one call; one by one if any of them cannot be encoded, so that only that one fails."""
@@ -231,34 +251,45 @@ class Encoder:
         ids = ids[self._kept(request, len(ids))]
         if len(ids) == 0:
             raise Refusal("The prompt is empty.", param=what)
-        low, high = int(ids.min()), int(ids.max())
+        known = without_segments(ids) if self._limits.segments else ids
+        low, high = int(known.min()), int(known.max())
         if low < 0 or high >= self._limits.vocab_size:
             bad = low if low < 0 else high
             raise Refusal(f"Token id {bad} is not in the vocabulary (0 to {self._limits.vocab_size - 1}).", param=what)
-        if len(ids) >= length:
+        if len(ids) > length - self._limits.spare:
             raise self._too_long(request, str(len(ids)))
         return ids
 
     def _kept(self, request: GenerateRequest, num_tokens: int) -> slice:
         """Which tokens of the prompt are left of so many when it has been truncated as asked for."""
-        length, keep = self._limits.max_model_len, request.truncate_prompt_tokens
+        keep = self._kept_tokens(request)
         if keep is None:
             return slice(num_tokens)
-        if keep < -1 or keep == 0 or keep > length:
-            raise Refusal(f"truncate_prompt_tokens: must be -1 or 1 to {length}", param="truncate_prompt_tokens")
-        keep = max(1, length - (request.sampling.max_tokens or 1)) if keep == -1 else keep
         return slice(keep) if request.truncation_side == "right" else slice(max(0, num_tokens - keep), num_tokens)
 
+    def _kept_tokens(self, request: GenerateRequest) -> int | None:
+        """The most tokens that truncation leaves; None: it is not asked for."""
+        length, keep = self._limits.max_model_len, request.truncate_prompt_tokens
+        if keep is None:
+            return None
+        if keep < -1 or keep == 0 or keep > length:
+            raise Refusal(f"truncate_prompt_tokens: must be -1 or 1 to {length}", param="truncate_prompt_tokens")
+        if keep != -1:
+            return keep
+        return max(1, length - (request.sampling.max_tokens or 1)) if self._limits.spare else length
+
     def _too_long(self, request: GenerateRequest, num_tokens: str) -> Refusal:
+        needs = ", and at least one is needed for the output" if self._limits.spare else ""
         return Refusal(
             f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your prompt has "
-            f"{num_tokens} tokens, and at least one is needed for the output. Please reduce the length of the prompt.",
+            f"{num_tokens} tokens{needs}. Please reduce the length of the prompt.",
             param=_field(request),
         )
 
     def _resolved(self, request: GenerateRequest, num_prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with ``max_tokens`` set, and everything in them inside context and vocabulary."""
-        sampling, rest = request.sampling, self._limits.max_model_len - num_prompt_tokens
+        sampling = request.sampling
+        rest = self._limits.max_model_len + 1 - self._limits.spare - num_prompt_tokens
         if sampling.max_tokens is not None and sampling.max_tokens > rest:
             raise Refusal(
                 f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your prompt has "

@@ -51,6 +51,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """With ``tokens_only``: the answer says where in the prompt's text its tokens are."""
     shared: bool = False
     """Whoever reads it at other ingresses goes on reading. Else an ``attempt`` takes it away from them."""
+    second_text: str | None = None
+    """A text that is read together with ``prompt``, as a pair: the tokenizer puts its separator between them."""
 
 
 class TokenizedRequest(Record, frozen=True, kw_only=True):

@@ -92,9 +92,9 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     grammar: str = ""
     """What the executor keeps the output to, in llguidance's own form; empty: anything."""
 
-    pooling: Literal["", "last", "mean"] = ""
-    """Which of the prompt's final hidden states go to the client, as one vector: the last token's or the mean of all;
-    empty: none."""
+    pooling: Literal["", "last", "mean", "cls"] = ""
+    """Which of the prompt's final hidden states go to the client, as one vector: the last token's, the mean of all, or
+    the first token's; empty: none."""
     allowed_tokens: str = ""
     """``allowed_token_ids`` where they are many, as base64 with a bit per token, the lowest first; empty: all tokens,
     or those of ``allowed_token_ids``."""
@@ -109,6 +109,9 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """False: the output has no text."""
     return_prompt_text: bool = False
     """The prompt's text goes to the client, with special tokens."""
+
+    in_one_step: bool = False
+    """The prompt is computed in one step, because its tokens all see each other: none of it may be cached."""
 
     @property
     def token_ids(self) -> dict[str, tuple[int, ...]]:
@@ -134,4 +137,4 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     @property
     def scores_all_of_prompt(self) -> bool:
         """And of every token, so that none of them may be taken from the cache."""
-        return self.prompt_logprobs is not None or self.pooling == "mean"
+        return self.prompt_logprobs is not None or self.pooling in ("mean", "cls") or self.in_one_step

@@ -43,6 +43,8 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
     others: tuple[str, ...] = ()
     """Further ingresses that are told the same."""
+    pooled_until: int | None = None
+    """The mean ends before this token; None: with the prompt."""
 
 
 PROMPT_TAIL_TOKENS = 6

@@ -33,6 +33,8 @@ class NewSequence(Record, frozen=True, kw_only=True):
     end_token_ids: tuple[int, ...] = ()
     pooled_from: int | None = None
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
+    pooled_until: int | None = None
+    """And those of this one, and of all behind it, are not; None: all are, up to the prompt's end."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):

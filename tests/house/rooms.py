@@ -14,7 +14,7 @@ ROOMS: dict[str, str] = {
     ),
     "web.routes.generate": (
         "web.routes.operate web.routes.store web.routes web.server web.storage web.adapters web.access web.answers "
-        "web.requests web.calls web.http actors.runtime bus bus.messages"
+        "web.pooling web.requests web.calls web.http actors.runtime bus bus.messages"
     ),
     "web.routes.operate": (
         "web.routes web.server web.ingress web.observatory web.access web.answers web.requests web.telemetry "
@@ -23,7 +23,7 @@ ROOMS: dict[str, str] = {
     "web.routes.store": "web.routes web.server web.storage web.access web.answers web.requests web.http bus.messages",
     "web.routes": "web.access web.answers web.requests web.http",
     "web.jobs": (
-        "web.server web.storage web.ingress web.answers web.requests web.telemetry web.calls web.http "
+        "web.server web.storage web.ingress web.answers web.pooling web.requests web.telemetry web.calls web.http "
         "actors.runtime actors.telemetry actors.settings bus bus.messages"
     ),
     "web.server": (
@@ -38,7 +38,8 @@ ROOMS: dict[str, str] = {
     ),
     "web.observatory": "web.requests web.http actors.runtime actors.telemetry actors.settings bus bus.messages",
     "web.access": "web.requests web.http actors.settings bus",
-    "web.answers": "web.requests web.calls web.calls.parsing web.http bus.messages",
+    "web.answers": "web.pooling web.requests web.calls web.calls.parsing web.http bus.messages",
+    "web.pooling": "web.requests web.calls web.http",
     "web.requests": "web.calls web.calls.parsing web.http actors.model actors.settings bus.messages",
     "web.telemetry": "web.calls web.http actors.runtime actors.telemetry bus bus.messages",
     "web.calls": "web.calls.parsing web.http bus.messages",
@@ -127,12 +128,14 @@ ROOMS: dict[str, str] = {
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
     ),
     "actors.executor.sampling": (
-        "actors.executor.models actors.executor.batch actors.executor.device actors.model.grammars "
-        "kernels.sampling bus.messages"
+        "actors.executor.models actors.executor.pooling actors.executor.batch actors.executor.device "
+        "actors.model.grammars kernels.sampling bus.messages"
     ),
     "actors.executor.models": (
-        "actors.executor.layers actors.executor.device actors.model kernels.attention kernels.common"
+        "actors.executor.pooling actors.executor.layers actors.executor.device actors.model kernels.attention "
+        "kernels.common bus.messages"
     ),
+    "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.common kernels.moe "
         "kernels.layers"

@@ -57,12 +57,22 @@ class Client:
             assert response.status == 200, answer
             return answer
 
+    async def send(self, path: str, **body: Any) -> tuple[int, Any]:
+        """Status and answer of a path that has no version in front."""
+        async with self._session.post(f"{self.url}/{path}", json=body) as response:
+            return response.status, await response.json()
+
     async def refused(self, path: str, **body: Any) -> dict[str, Any]:
         """The error of a call that does not."""
         async with self._session.post(f"{self.url}/v1/{path}", json=body) as response:
             assert response.status == 400
             error: dict[str, Any] = (await response.json())["error"]
             return error
+
+    async def json(self, path: str) -> Any:
+        """What a path answers."""
+        async with self._session.get(self.url + path) as response:
+            return await response.json()
 
     async def get(self, path: str) -> int:
         """The status of a path."""

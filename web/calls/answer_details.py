@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pagebus.bus.messages import Int32Array, PromptReply
 from pagebus.web.calls.number_formats import DType, Order
 from pagebus.web.calls.parsing.output import Parsing
+from pagebus.web.calls.pooled_forms import ClassForm, ScoreForm
 from pagebus.web.http.limits import MAX_LOGPROB_TOKEN_IDS
 
 Float32Array = NDArray[np.float32]
@@ -66,6 +67,10 @@ class AnswerDetails:
     """A chat's answer shows the prompt as the template made it."""
     embedding: EmbeddingForm | None = None
     """The form of embeddings, for calls that return them."""
+    score: ScoreForm | None = None
+    """The form of scores, for calls that return them."""
+    classes: ClassForm | None = None
+    """The form of classes, for calls that return them."""
 
 
 @dataclass(slots=True)

@@ -10,11 +10,13 @@ from itertools import count
 from msgspec import structs
 
 from pagebus.bus.backoff import Backoff
-from pagebus.web.answers.endpoints import ENDPOINTS, Endpoint, set_details
+from pagebus.web.answers.endpoint import Endpoint
+from pagebus.web.answers.endpoints import ENDPOINTS, set_details
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, too_late
 from pagebus.web.http.limits import max_body_bytes
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.lines import LineError, Result, answered, read_line, refused, unanswered
+from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import num_bytes
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
@@ -59,6 +61,7 @@ class Worker:
         request_id = f"{endpoint.id_prefix}job-{job_id}"
         try:
             parsed = endpoint.parse(line.body, self._model)
+            check_task(parsed, self._model)
             if parsed.stream:
                 raise bad_field("stream", "a job has no stream; leave it out")
             if parsed.request_id is not None:

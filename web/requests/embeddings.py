@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,6 @@ import orjson
 
 from pagebus.bus.messages import SamplingParams
 from pagebus.web.calls.answer_details import AnswerDetails, EmbeddingForm, Float32Array, PromptInfo
-from pagebus.web.calls.call import Call
 from pagebus.web.calls.number_formats import DTYPES, ORDERS, to_bytes
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, Schema
@@ -34,28 +34,38 @@ from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOpt
 from pagebus.web.requests.served_model import ServedModel
 
 FORMATS = ("float", "base64", "bytes", "bytes_only")
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "normalize": (True,),
-    "padding": ("do_not_pad",),
-}
+NO_MEDIA: dict[str, tuple[Any, ...]] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
+UNSUPPORTED = NO_MEDIA | {"normalize": (True,), "padding": ("do_not_pad",)}
 """Fields of vLLM's API that are not served, with the values that ask for nothing."""
+USER = {"user": HARMLESS["user"]}
 
 
 def parse_embedding(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/embeddings``: of texts or tokens (``input``), or of conversations (in either field)."""
     fields = Fields(data)
-    name = read_model(fields, model)
+    parsed = read_prompts_to_pool(fields, read_model(fields, model), model)
+    details = AnswerDetails(prompt_only=True, embedding=read_form(fields, model))
+    parsed = with_common_fields(parsed, fields, model, details)
+    fields.finish(UNSUPPORTED, USER, allow_unknown=model.allow_unknown_fields)
+    return parsed
+
+
+def read_prompts_to_pool(fields: Fields, name: str, model: ServedModel) -> ParsedRequest:
+    """Texts, tokens or conversations, each of which becomes one vector."""
     if fields.peek("messages") is not None:
         if fields.peek("input") is not None:
             raise bad_field("messages", "cannot be given beside input")
-        parsed = _read_chats(fields, name, model, read_conversations(fields, "messages", {"anyOf": list(SHAPES)}))
-    elif are_messages(fields.peek("input")):
-        parsed = _read_chats(fields, name, model, read_conversations(fields, "input", _input_schema(model)))
-    else:
-        parsed = _read_input(fields, name, model)
-    parsed = replace(
+        return _read_chats(fields, name, model, read_conversations(fields, "messages", {"anyOf": list(SHAPES)}))
+    if are_messages(fields.peek("input")):
+        return _read_chats(fields, name, model, read_conversations(fields, "input", _input_schema(model)))
+    return _read_input(fields, name, model)
+
+
+def with_common_fields(
+    parsed: ParsedRequest, fields: Fields, model: ServedModel, details: AnswerDetails
+) -> ParsedRequest:
+    """With truncation, priority, salt, deadline and id."""
+    return replace(
         parsed,
         truncate_prompt_tokens=read_truncation(fields, model),
         truncation_side=read_truncation_side(fields, "right"),
@@ -63,17 +73,19 @@ def parse_embedding(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         cache_salt=fields.string("cache_salt", None, empty=False),
         timeout_s=read_timeout(fields),
         request_id=read_request_id(fields),
-        details=AnswerDetails(prompt_only=True, embedding=_read_form(fields, model)),
+        details=details,
     )
-    fields.finish(UNSUPPORTED, {"user": HARMLESS["user"]}, allow_unknown=model.allow_unknown_fields)
-    return parsed
 
 
-def _parsed(name: str, prompts: tuple[Prompt, ...], model: ServedModel, *, add_special_tokens: bool) -> ParsedRequest:
+def pooled_request(
+    name: str, prompts: tuple[Prompt, ...], model: ServedModel, *, add_special_tokens: bool
+) -> ParsedRequest:
     """Parameters that end each sequence after one token, because only the state counts."""
-    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=model.pooling)
+    sampling = SamplingParams(
+        max_tokens=1, temperature=0.0, ignore_eos=True, pooling=model.pooling, in_one_step=model.in_one_step
+    )
     return ParsedRequest(model=name, prompts=prompts, sampling=sampling, stream=False, stream_options=StreamOptions(),
-                 add_special_tokens=add_special_tokens)  # fmt: skip
+                         add_special_tokens=add_special_tokens, add_generation_prompt=False)  # fmt: skip
 
 
 def _input_schema(model: ServedModel) -> Schema:
@@ -84,7 +96,7 @@ def _read_input(fields: Fields, name: str, model: ServedModel) -> ParsedRequest:
     prompts = read_prompts(fields, "input", model.vocab_size, _input_schema(model))
     if len(prompts) > MAX_CHOICES:
         raise bad_field("input", f"must have at most {MAX_CHOICES} items, got {len(prompts)}")
-    return _parsed(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", True))
+    return pooled_request(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", True))
 
 
 def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Prompt, ...]) -> ParsedRequest:
@@ -93,7 +105,7 @@ def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Pr
     continues = fields.boolean("continue_final_message", False)
     if generates and continues:
         raise bad_field("continue_final_message", "needs add_generation_prompt to be false")
-    parsed = _parsed(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", False))
+    parsed = pooled_request(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", False))
     return replace(
         parsed,
         add_generation_prompt=generates,
@@ -103,7 +115,7 @@ def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Pr
     )
 
 
-def _read_form(fields: Fields, model: ServedModel) -> EmbeddingForm:
+def read_form(fields: Fields, model: ServedModel) -> EmbeddingForm:
     encoding = fields.string("encoding_format", "float", choices=FORMATS)
     dtype, order = (
         fields.string("embed_dtype", DTYPES[0], choices=DTYPES),
@@ -123,7 +135,7 @@ def _read_form(fields: Fields, model: ServedModel) -> EmbeddingForm:
         encoding=encoding,  # type: ignore[arg-type]
         dtype=dtype,  # type: ignore[arg-type]
         order=order,  # type: ignore[arg-type]
-        normalize=fields.boolean("use_activation", True),
+        normalize=fields.boolean("use_activation", model.pooler is None or model.pooler.normalize),
     )
 
 
@@ -139,7 +151,11 @@ def vector_of(state: Float32Array, form: EmbeddingForm) -> Float32Array:
 
 def embedding(state: Float32Array, form: EmbeddingForm) -> list[float] | str:
     """A pooled ``state`` [H] as JSON has it: its numbers, or these as bytes in base64."""
-    vector = vector_of(state, form)
+    return as_json(vector_of(state, form), form)
+
+
+def as_json(vector: Float32Array, form: EmbeddingForm) -> list[float] | str:
+    """A vector as its numbers, or these as bytes in base64."""
     if form.encoding == "float":
         numbers: list[float] = vector.tolist()
         return numbers
@@ -153,13 +169,12 @@ def state_of(prompt: PromptInfo | None) -> Float32Array:
     return prompt.state
 
 
-def as_bytes(call: Call, form: EmbeddingForm) -> tuple[bytes, list[dict[str, Any]]]:
-    """All vectors of a call one after another, and where each lies."""
+def as_bytes(vectors: Sequence[Float32Array], form: EmbeddingForm) -> tuple[bytes, list[dict[str, Any]]]:
+    """All vectors one after another, and where each lies."""
     pieces, told, start = [], [], 0
-    for choice in call.choices:
-        vector = vector_of(state_of(choice.request.prompt), form)
+    for index, vector in enumerate(vectors):
         pieces.append(to_bytes(vector, form.dtype, form.order))
-        place = {"index": choice.index, "embed_dtype": form.dtype, "endianness": form.order}
+        place = {"index": index, "embed_dtype": form.dtype, "endianness": form.order}
         told.append({**place, "start": start, "end": start + len(pieces[-1]), "shape": [len(vector)]})
         start += len(pieces[-1])
     return b"".join(pieces), told

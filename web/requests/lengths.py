@@ -19,12 +19,12 @@ def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | Non
     """
     if max_chars is None or parsed.truncate_prompt_tokens is not None:
         return
+    needs = "" if model.pooler is not None else ", and at least one is needed for the output"
     for prompt in parsed.prompts:
         if num_chars(prompt) > max_chars:
             text = (
                 f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has more "
-                f"than {model.max_model_len} tokens, and at least one is needed for the output. Please reduce the "
-                "length of the prompt."
+                f"than {model.max_model_len} tokens{needs}. Please reduce the length of the prompt."
             )
             param = "messages" if prompt.messages is not None else "input" if parsed.sampling.pooling else "prompt"
             raise ApiError(400, text, param=param, code="context_length_exceeded")
@@ -33,7 +33,7 @@ def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | Non
 def num_chars(prompt: Prompt) -> int:
     """Characters that will have to be encoded, at least."""
     if prompt.messages is None:
-        return len(prompt.text or "")
+        return len(prompt.text or "") + len(prompt.second_text or "")
     return sum(len(message["content"]) for message in prompt.messages if message["role"] != "assistant")
 
 

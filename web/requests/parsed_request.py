@@ -19,6 +19,8 @@ class Prompt:
     text: str | None = None
     token_ids: Int32Array | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    second_text: str | None = None
+    """What ``text`` is paired with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class ParsedRequest:
                 ingress=ingress,
                 sampling=self.sampling,
                 prompt=prompt.text,
+                second_text=prompt.second_text,
                 messages=prompt.messages,
                 add_special_tokens=self.add_special_tokens,
                 add_generation_prompt=self.add_generation_prompt,

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from pagebus.actors.model.pooling.pooler import Pooler, Pooling
 from pagebus.actors.settings import Settings
 
 DEFAULT_NAME = "pagebus"
@@ -46,8 +47,14 @@ class ServedModel:
     """Numbers in an embedding; None: not known here."""
     matryoshka_dimensions: tuple[int, ...] = ()
     """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
-    pooling: Literal["last", "mean"] = "last"
+    pooling: Pooling = "last"
     """What embeddings are made of (``--pooling-type``)."""
+    pooler: Pooler | None = None
+    """What the model makes of prompts in place of generating; None: it generates, and embeds."""
+    in_one_step: bool = False
+    """Whether it computes prompts whole, and caches nothing."""
+    has_score_template: bool = False
+    """Whether a template was given (``--chat-template``), which renders pairs of query and document, too."""
     max_logprobs: int = 20
     """The most alternatives per token in logprobs; -1: the whole vocabulary (``--max-logprobs``)."""
     tokenizer_info: Mapping[str, Any] | None = None
@@ -81,7 +88,8 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
     from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model
 
     path: Path = resolve_model(settings, weights=False)
-    config = ModelConfig.load(path)
+    config = ModelConfig.load(path, settings.classifier_from_token)
+    pooler = config.pooler
     wanted = config.default_sampling if settings.generation_config == "auto" else {}
     return ServedModel(
         names=served_names(settings),
@@ -98,9 +106,12 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         allow_unknown_fields=settings.allow_unknown_fields,
         has_tokenizer=settings.has_tokenizer,
         forces_usage=settings.enable_force_include_usage,
-        hidden_size=config.hidden_size,
+        hidden_size=config.hidden_size if pooler is None else pooler.width(config.hidden_size),
         matryoshka_dimensions=config.matryoshka_dimensions,
-        pooling="mean" if settings.pooling_type == "mean" else "last",
+        pooling=settings.pooling_type or (pooler.pooling if pooler is not None else "last"),  # type: ignore[arg-type]
+        pooler=pooler,
+        in_one_step=config.in_one_step,
+        has_score_template=settings.chat_template is not None,
         max_logprobs=settings.max_logprobs,
         tokenizer_info=_tokenizer_info(settings) if settings.enable_tokenizer_info_endpoint else None,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.bus.messages import Int32Array, NewSequence, StepPlan
+from pagebus.bus.messages.segments import without_segments
 
 if TYPE_CHECKING:
     from pagebus.actors.executor.batch.layout import BatchLimits
@@ -59,7 +60,9 @@ def new_sequences(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array)
     ):
         if len(array) != declared:
             raise PlanError(f"{field} has {len(array)} entries, the new sequences need {declared}")
-    _in_range("new_token_ids", plan.new_token_ids, limits.vocab_size)
+    segmented = any(new.sampling.in_one_step for new in plan.new_sequences)
+    ids = without_segments(plan.new_token_ids) if segmented else plan.new_token_ids
+    _in_range("new_token_ids", ids, limits.vocab_size)
     _in_range("new_block_ids", plan.new_block_ids, limits.num_blocks)
 
 

@@ -76,6 +76,7 @@ class LogprobSlots:
         self._output = np.full(size, NOT_ASKED, np.int32)
         self._prompt = np.full(size, NOT_ASKED, np.int32)
         self._pooled_from = np.full(size, NOT_ASKED, np.int32)
+        self._pooled_until = np.zeros(size, np.int32)
         self._picked: dict[int, Int32Array] = {}
         """The tokens that are reported in place of the most likely ones, by slot."""
         self._any = False
@@ -86,6 +87,7 @@ class LogprobSlots:
         self._output[new.slot] = _count(sampling.logprobs, vocab_size)
         self._prompt[new.slot] = _count(sampling.prompt_logprobs, vocab_size)
         self._pooled_from[new.slot] = NOT_ASKED if new.pooled_from is None else max(0, new.pooled_from)
+        self._pooled_until[new.slot] = new.num_prompt_tokens if new.pooled_until is None else new.pooled_until
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None or new.pooled_from is not None:
             self._any = True
         ids = [token_id for token_id in sampling.logprob_token_ids if 0 <= token_id < vocab_size]
@@ -120,7 +122,8 @@ class LogprobSlots:
 
         ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` [N].
         Puts ``score_rows`` [m] (rows of the logits), ``prompt_hidden`` [Q] (rows of the hidden states) and
-        ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into ``deltas``.
+        ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into ``deltas``,
+        and ``pooled_index`` [p] (rows of the hidden states) where each pooled part is one token.
         """
         if not self._any:
             return None
@@ -131,7 +134,8 @@ class LogprobSlots:
         parts = np.flatnonzero((self._prompt[slots] >= 0) & (lengths > 0))
         pooled_from = self._pooled_from[slots]
         skipped = np.maximum(pooled_from - starts, 0)
-        pooled_lengths = np.minimum(starts + np.diff(query_start), num_prompt) - starts - skipped
+        until = np.minimum(self._pooled_until[slots], num_prompt)
+        pooled_lengths = np.minimum(starts + np.diff(query_start), until) - starts - skipped
         pooled = np.flatnonzero((pooled_from >= 0) & (pooled_lengths > 0))
         if not len(rows) and not len(parts) and not len(pooled):
             return None
@@ -147,6 +151,8 @@ class LogprobSlots:
             pooled_lengths=pooled_lengths[pooled],
             pooled_rows=(query_start[:-1] + skipped)[pooled],
         )
+        if len(pooled) and (requested.pooled_lengths == 1).all():
+            deltas["pooled_index"] = requested.pooled_rows
         if len(rows):
             deltas["score_rows"] = rows
             if self._picked:

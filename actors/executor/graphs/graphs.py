@@ -33,6 +33,7 @@ from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, borrow, capture_pieces, run_pieces
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.models import Model, Tokens
+from pagebus.actors.executor.models.decoder import as_decoder
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Graphs:
         try:
             if bucket.pieces:
                 tokens = runner.tokens(bucket.tokens)
-                self._captured[bucket] = capture_pieces(runner.model, tokens, self._capturing, pause)
+                self._captured[bucket] = capture_pieces(as_decoder(runner.model), tokens, self._capturing, pause)
                 return
             with self._capturing() as graph:
                 logits, sampled = padded_pass(runner, bucket, pause)
@@ -267,7 +268,7 @@ def _set_up_library(runner: Passes) -> None:
 
 def _run_empty(runner: Passes, bucket: Bucket) -> None:
     if bucket.pieces:
-        run_pieces(runner.model, runner.tokens(bucket.tokens))
+        run_pieces(as_decoder(runner.model), runner.tokens(bucket.tokens))
     else:
         runner.uploader.send(empty_step(), bucket)
         padded_pass(runner, bucket)

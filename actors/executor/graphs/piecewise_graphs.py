@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 
 from pagebus.actors.executor.layers.residual import ResidualStream
-from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
+from pagebus.actors.executor.models import AttentionBatch, Tokens
+from pagebus.actors.executor.models.decoder import Decoder
 
 
 class Graph(Protocol):
@@ -39,8 +40,8 @@ class PiecewiseGraphs:
         return PiecewiseGraphs(self.graphs, self.residual[:num_tokens], [qkv[:num_tokens] for qkv in self.qkv])
 
     @torch.inference_mode()
-    def forward(self, model: Model, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
-        """:meth:`Model.forward` of the padded ``tokens`` [P], from the graphs."""
+    def forward(self, model: Decoder, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
+        """:meth:`Decoder.forward` of the padded ``tokens`` [P], from the graphs."""
         step = model.begin(tokens.ids, tokens.positions, tokens.kv_cache, batch)
         stream, last = ResidualStream(self.residual), len(self.graphs) - 1
         for layer, graph, qkv in zip(model.layers[:last], self.graphs, self.qkv, strict=False):
@@ -54,7 +55,9 @@ class PiecewiseGraphs:
 Capturing = Callable[[], AbstractContextManager[Graph]]
 
 
-def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Callable[[], object]) -> PiecewiseGraphs:
+def capture_pieces(
+    model: Decoder, tokens: Tokens, capturing: Capturing, pause: Callable[[], object]
+) -> PiecewiseGraphs:
     """Capture every piece of a pass of these tokens; ``pause`` is called before each."""
     graphs, qkv = [], []
     residual: torch.Tensor | None = None
@@ -69,7 +72,7 @@ def capture_pieces(model: Model, tokens: Tokens, capturing: Capturing, pause: Ca
     return PiecewiseGraphs(graphs, borrow(residual), qkv)
 
 
-def run_pieces(model: Model, tokens: Tokens) -> None:
+def run_pieces(model: Decoder, tokens: Tokens) -> None:
     """Launch what would be captured."""
     residual: torch.Tensor | None = None
     for index in range(len(model.layers)):
@@ -77,7 +80,7 @@ def run_pieces(model: Model, tokens: Tokens) -> None:
 
 
 def run_piece(
-    model: Model, index: int, residual: torch.Tensor | None, tokens: Tokens
+    model: Decoder, index: int, residual: torch.Tensor | None, tokens: Tokens
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual`` [T, H],
     None before the first layer -> itself, and queries, keys and values [T, Hq + 2 Hkv, D]."""

@@ -55,6 +55,8 @@ class AttentionBatch:
     (`LongRow.for_hopper`), as the host knows them; ``spans`` has none of their queries."""
     decode_lens: torch.Tensor | None = None
     spans: Spans | None = None
+    longest: int = 0
+    """Tokens of the longest row, for networks without a cache."""
     last: LastTokens | None = None
     """What the last layer goes on with behind its keys and values; None: all tokens."""
 

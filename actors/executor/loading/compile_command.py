@@ -50,7 +50,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     targets = [parse_target(name, arguments.multiprocessors) for name in arguments.target] or [_target_here()]
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
     try:
-        config = ModelConfig.load(resolve_model(settings, weights=False))
+        config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
         for target in targets:
             check_gpu(settings, config, target)
             _compile(settings, config, target, jobs)

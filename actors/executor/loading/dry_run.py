@@ -10,16 +10,15 @@ from __future__ import annotations
 import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
-from pagebus.actors.executor.device.device import resolve_kv_dtype
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.kv_scales import calculate_scales
-from pagebus.actors.executor.loading.loading import batch_limits, choose_ops, graph_tokens, pieces_tokens
+from pagebus.actors.executor.loading.loading import batch_limits, cache_dtype, choose_ops, graph_tokens, pieces_tokens
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
-from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 from pagebus.actors.settings import Settings
 
 META = torch.device("meta")
@@ -30,9 +29,9 @@ NUM_BLOCKS = 1 << 16
 def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[PersistentBatch, Runner]:
     """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
     limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), choose_ops(settings, META)
-    kv_dtype = resolve_kv_dtype(settings, dtype)
+    kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(
-        config, META, dtype, ops, limits.max_model_len, kv_dtype,
+        config, META, dtype, ops, effective_max_model_len(settings, config), kv_dtype,
         backend=settings.attention_backend, deterministic=settings.deterministic,
     )  # fmt: skip
     cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)

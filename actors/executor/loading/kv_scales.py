@@ -19,6 +19,7 @@ from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.loading.weights import our_names, read_headers, weight_files
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model
+from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
@@ -43,7 +44,7 @@ def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
     if stored is None and settings.calculate_kv_scales:
         scales = calculate_scales(model)
     if scales is not None:
-        for layer, values in zip(model.layers, scales, strict=True):
+        for layer, values in zip(as_decoder(model).layers, scales, strict=True):
             layer.attention.kv_scales.copy_(values)
 
 

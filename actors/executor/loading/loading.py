@@ -19,12 +19,12 @@ from pagebus.actors.executor.loading.warmup import measure_prefill_rate, run_ful
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
-from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8, kv_block_bytes
+from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, blocks_needed, is_float8, kv_block_bytes
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
-from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights
+from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
@@ -94,8 +94,9 @@ def load(
         SettingsError: the device cannot do what is asked of it.
         EngineError: too little memory.
     """
-    block_bytes = kv_block_bytes(config, settings.block_size, resolve_kv_dtype(settings, dtype))
-    memory = HostMemory(num_host_blocks(settings.swap_space, block_bytes), block_bytes, device)
+    block_bytes = kv_block_bytes(config, settings.block_size, cache_dtype(settings, config, dtype))
+    num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
+    memory = HostMemory(num_blocks, block_bytes, device)
     try:
         return _load(settings, config, path, device, dtype, progress, kernels_ready, memory)
     except BaseException:
@@ -119,13 +120,15 @@ def _load(
     limits = batch_limits(settings, config, device, num_blocks=1)
     demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)
     known_bytes = fixed_kv_bytes(settings, demand, device)
+    if config.in_one_step:  # nothing is cached: blocks for all sequences are next to nothing
+        known_bytes = blocks_needed(limits.max_num_seqs, limits.max_model_len, limits.block_size) * demand.block_bytes
     if known_bytes is not None:
         blocks_in(known_bytes, demand, settings, device, measured=False)  # fail before the weights are read
 
     progress("weights", 0.0)
-    kv_dtype = resolve_kv_dtype(settings, dtype)
+    kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(
-        config, device, dtype, ops, limits.max_model_len, kv_dtype,
+        config, device, dtype, ops, effective_max_model_len(settings, config), kv_dtype,
         backend=settings.attention_backend, deterministic=settings.deterministic,
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
@@ -169,12 +172,20 @@ def _load(
     return Loaded(batch, runner, make_copies(runner.kv_cache, memory), prefill_backend, info)
 
 
+def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """The cache's number format; of a model that caches nothing its own."""
+    return dtype if config.in_one_step else resolve_kv_dtype(settings, dtype)
+
+
 def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, num_blocks: int) -> BatchLimits:
     """The limits that follow from settings and model."""
+    budget = resolve_token_budget(settings, device)
+    if config.in_one_step:  # the longest prompt has to fit; where the setting says less, it is no longer than that
+        budget = max(budget, effective_max_model_len(settings, config))
     return BatchLimits(
         max_num_seqs=settings.max_num_seqs,
-        max_model_len=effective_max_model_len(settings, config),
-        max_num_batched_tokens=resolve_token_budget(settings, device),
+        max_model_len=planned_model_len(settings, config),
+        max_num_batched_tokens=budget,
         block_size=settings.block_size,
         num_blocks=num_blocks,
         vocab_size=config.vocab_size,
@@ -183,7 +194,7 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
 
 def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
     """The most tokens of a step that runs from a CUDA graph, 0 for none."""
-    if device.type == "cpu" or settings.enforce_eager:
+    if device.type == "cpu" or settings.enforce_eager or config.in_one_step:
         return 0
     if settings.max_cudagraph_capture_size is not None:
         return settings.max_cudagraph_capture_size
@@ -193,7 +204,7 @@ def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) 
 def pieces_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
     """The most tokens of a step that runs from graphs of its pieces, 0 for none: a norm apart from the sum before it
     may round otherwise, so ``deterministic`` outputs have none."""
-    limited = settings.enforce_eager or settings.max_cudagraph_capture_size is not None
+    limited = config.in_one_step or settings.enforce_eager or settings.max_cudagraph_capture_size is not None
     return 0 if device.type == "cpu" or limited or settings.deterministic else _hidden_by_computing(config)
 
 

@@ -86,9 +86,9 @@ def _lengths(limits: BatchLimits, num_rows: int, total: int) -> list[int]:
     return [max(1, min(longest, total // num_rows))] * num_rows
 
 
-def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
+def full_prompt_steps(limits: BatchLimits, *, samples: bool = True) -> list[StepPlan]:
     """The largest prompt steps there can be, each for an empty batch: few long prompts, many with every kind of
-    sampling, many plain ones."""
+    sampling, many plain ones. Of a model that only pools none ``samples``."""
     budget = limits.max_num_batched_tokens
     many = min(limits.max_num_seqs, budget)
     few = min(many, max(1, budget // max(1, limits.max_model_len - 2)))
@@ -96,7 +96,7 @@ def full_prompt_steps(limits: BatchLimits) -> list[StepPlan]:
         return []
     return [
         _entering(_lengths(limits, num_rows, budget), limits, sampling)
-        for num_rows, sampling in ((few, RANDOM), (many, EXTRAS), (many, RANDOM))
+        for num_rows, sampling in ((few, RANDOM), (many, EXTRAS if samples else RANDOM), (many, RANDOM))
     ]
 
 
@@ -130,12 +130,14 @@ def _chunk(decodes: list[int], context: int, count: int, limits: BatchLimits) ->
     )  # fmt: skip
 
 
-def small_steps(limits: BatchLimits, *, thorough: bool, counts: Sequence[int] = ()) -> list[list[StepPlan]]:
+def small_steps(
+    limits: BatchLimits, *, thorough: bool, counts: Sequence[int] = (), samples: bool = True
+) -> list[list[StepPlan]]:
     """Groups of small and odd steps, each group for an empty batch: prompts, then decodes; random, and if ``thorough``
     also longer ones, with every sampling, and one for each number of tokens for which products have own kernels, and
     for each of ``counts``."""
     groups = []
-    for sampling in (RANDOM, GREEDY, EXTRAS) if thorough else (RANDOM,):
+    for sampling in (RANDOM, GREEDY, EXTRAS)[: 3 if samples else 2] if thorough else (RANDOM,):
         for wanted in ([1], [17, 3, 1]) if thorough else ([1],):
             lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
             if lengths and sum(lengths) <= limits.max_num_batched_tokens:
@@ -156,12 +158,17 @@ def expert_counts(config: ModelConfig, limits: BatchLimits) -> list[int]:
     return token_counts(expert_shape(moe, config.hidden_size), limits.max_num_batched_tokens)
 
 
+def samples(runner: Runner) -> bool:
+    """Whether tokens of its model are read by anybody."""
+    return runner.model.config.pooler is None
+
+
 def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
     """Run the largest steps there can be, on CUDA, the last of them with every sequence decoding.
 
     Returns (bytes that the decode step took beyond what stays, peak bytes of all of them).
     """
-    limits, plans = batch.limits, full_prompt_steps(batch.limits)
+    limits, plans = batch.limits, full_prompt_steps(batch.limits, samples=samples(runner))
     for plan in plans:
         batch.reset()
         runner.run(batch.apply(plan))
@@ -201,7 +208,7 @@ def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:
 def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
     """Launch all that the functions here launch, where there is nothing to measure."""
     run_long_steps(batch, runner)
-    for plan in full_prompt_steps(batch.limits):
+    for plan in full_prompt_steps(batch.limits, samples=samples(runner)):
         batch.reset()
         runner.run(batch.apply(plan))
     if batch.limits.max_model_len > 2:
@@ -220,7 +227,7 @@ def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
 def run_small_steps(batch: PersistentBatch, runner: Runner, *, thorough: bool) -> None:
     """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
     counts = expert_counts(runner.model.config, batch.limits)
-    for plans in small_steps(batch.limits, thorough=thorough, counts=counts):
+    for plans in small_steps(batch.limits, thorough=thorough, counts=counts, samples=samples(runner)):
         batch.reset()
         for plan in plans:
             runner.run(batch.apply(plan))

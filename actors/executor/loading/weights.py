@@ -19,6 +19,7 @@ from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, c
 from pagebus.actors.executor.models import Model
 from pagebus.actors.model.config import ModelError, read_json
 from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.pooling.pooler import Pooler
 
 Progress = Callable[[float], None]
 
@@ -51,6 +52,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
         fill_with_noise(model, seed)
     else:
         stored = our_names(read_headers(weight_files(path)), model.config.names)
+        stored |= module_tensors(path, model.config.pooler)
         model.parameters.find(stored)
         check_tensors(model, stored)
         _copy_all(model, stored, progress)
@@ -67,6 +69,16 @@ def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, Stor
             raise ModelError(f"tensor {name} is there twice, once as {theirs} in {tensor.file.name}")
         if name is not None:
             found[name] = tensor
+    return found
+
+
+def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]:
+    """The tensors of dense modules of sentence-transformers, each of which has a folder. Raises ModelError."""
+    found: dict[str, StoredTensor] = {}
+    for product in () if pooler is None else pooler.head:
+        if product.file:
+            stored = read_headers(weight_files(path / product.file))
+            found |= {f"{product.file}.{name}": tensor for name, tensor in stored.items()}
     return found
 
 
@@ -151,7 +163,7 @@ def check_tensors(model: Model, stored: dict[str, StoredTensor]) -> None:
         if tensor.format not in FORMATS:
             known = ", ".join(FORMATS)
             raise ModelError(f"tensor {name} in {tensor.file.name} has format {tensor.format}; only {known} are read")
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    tied = {"lm_head.weight", "model.lm_head.weight"} if model.config.tie_word_embeddings else set()
     extra = [name for name in stored if name not in views and name not in tied and not name.endswith(UNUSED_SUFFIXES)]
     if extra:
         raise ModelError(f"the weights hold {_some(extra)}, which config.json does not ask for")

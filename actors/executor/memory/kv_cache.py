@@ -9,6 +9,9 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.common import int8
 from pagebus.kernels.common.float8 import FLOAT8
 
+UNUSED_NUMBERS = 16
+"""Of a block of a model that caches nothing: the scheduler counts blocks all the same, which hold up no sequence."""
+
 
 def is_float8(dtype: torch.dtype) -> bool:
     """Whether a cache of this format holds quotients by a scale that a layer's head has for all tokens."""
@@ -17,6 +20,8 @@ def is_float8(dtype: torch.dtype) -> bool:
 
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of ``block_size`` tokens in all layers, and their scales in int8."""
+    if config.in_one_step:
+        return UNUSED_NUMBERS * dtype.itemsize
     if dtype == torch.int8:
         return int8.block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim)
     return block_size * config.spec.kv_numbers() * dtype.itemsize
@@ -37,6 +42,8 @@ def allocate_kv_cache(
     the system when they are first written.
     """
     shape: tuple[int, ...] = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    if config.in_one_step:
+        return torch.zeros(num_blocks, UNUSED_NUMBERS, dtype=dtype, device=device)
     if dtype == torch.int8:
         shape = (num_blocks, kv_block_bytes(config, block_size, dtype))
     if device.type != "cpu":

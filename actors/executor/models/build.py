@@ -9,6 +9,8 @@ from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.models.decoder import Decoder
+from pagebus.actors.executor.models.encoder import Encoder
+from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.models.oracle import OracleModel
 from pagebus.actors.model.config import ModelConfig, default_positions
 from pagebus.actors.model.oracle import ORACLE
@@ -27,7 +29,7 @@ def build_model(
     *,
     backend: str = "auto",
     deterministic: bool = False,
-) -> Decoder:
+) -> Network:
     """A model with uninitialised tensors on ``device``; positions up to ``max_model_len`` (default: those of
     :func:`default_positions`), for a cache of ``cache_dtype`` (default: ``dtype``). ``backend`` and ``deterministic``:
     as in :class:`AttentionSetup`.
@@ -39,6 +41,9 @@ def build_model(
         frozenset(config.layer_windows), backend, deterministic,
         softcap=any(layer.mixer.softcap for layer in config.spec.layers),
     )  # fmt: skip
-    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), AttentionChooser(setup))
+    chooser, parameters = AttentionChooser(setup), Parameters(device, dtype)
+    if config.spec.encoder is not None:
+        return Encoder(config, parameters, ops, chooser, num_positions)
+    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), chooser)
     model = OracleModel if config.architecture == ORACLE else Decoder
-    return model(config, Parameters(device, dtype), ops, passes, num_positions)
+    return model(config, parameters, ops, passes, num_positions)

@@ -19,6 +19,8 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
+from pagebus.actors.executor.models.network import Network
+from pagebus.actors.executor.pooling.head import NoHead, PooledHead
 from pagebus.actors.model.config import ModelConfig
 
 
@@ -33,7 +35,7 @@ class ForwardPass:
     last: torch.Tensor | None
 
 
-class Decoder:
+class Decoder(Network):
     """Embedding, layers, norm, head. Its tensors are uninitialised until weights are loaded.
 
     ``passes`` begins the attention of each pass.
@@ -47,11 +49,8 @@ class Decoder:
         passes: AttentionPasses,
         num_positions: int,
     ) -> None:
-        self.config = config
-        self.chooser = passes.chooser
+        super().__init__(config, passes.chooser, parameters, num_positions)
         self._begin = passes.begin
-        self.parameters = parameters
-        self.num_positions = num_positions
         spec, device = config.spec, parameters.device
         tables = {
             place: rotary_table(None if place is None else spec.rope[place], config.head_dim, num_positions, device)
@@ -63,7 +62,10 @@ class Decoder:
             for index, layer in enumerate(spec.layers)
         ]
         self.norm = Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
-        self.head = Head(parameters, "lm_head", self.embedding, ops, spec.head)
+        self.head = _head_of(config, parameters, self.embedding, ops)
+        if config.pooler is not None and config.pooler.has_head:
+            tokens = self.head.weight if isinstance(self.head, Head) else None
+            self.pooled_head = PooledHead(config.pooler, spec.hidden, parameters, tokens)
 
     @contextmanager
     def few_layers(self) -> Iterator[None]:
@@ -124,5 +126,18 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> float32 logits [R, V]."""
-        return self.head(hidden)
+        """hidden [R, H] -> float32 logits [R, V]; few zeros, if it generates nothing."""
+        return NoHead()(hidden) if self.head is None or self.config.pooler is not None else self.head(hidden)
+
+
+def as_decoder(model: Network) -> Decoder:
+    """``model``, which is one: what only decoders do is asked of no other."""
+    assert isinstance(model, Decoder)
+    return model
+
+
+def _head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, ops: Ops) -> Head | None:
+    """None of a model that neither generates nor tells tokens."""
+    if config.pooler is not None and config.pooler.between is None:
+        return None
+    return Head(parameters, "lm_head", embedding, ops, config.spec.head)

@@ -40,8 +40,9 @@ class PrefillBackend:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._always = runner.model.chooser.setup.backend == "torch"
-        self._own = runner.model.chooser.long_prompts is AttentionPath.HOPPER_PREFILL
         config = runner.model.config
+        own = runner.model.chooser.long_prompts is AttentionPath.HOPPER_PREFILL
+        self._own = own and not config.in_one_step  # an encoder has an attention of its own
         self._heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, config.layer_windows)
         self._batches = _batches(runner)
         self._used = len(self._batches) > 0
@@ -116,7 +117,7 @@ class PrefillBackend:
 
 
 def _batches(runner: Runner) -> list[Batch]:
-    if runner.model.chooser.long_prompts is not AttentionPath.CUDNN_PREFILL:
+    if runner.model.config.in_one_step or runner.model.chooser.long_prompts is not AttentionPath.CUDNN_PREFILL:
         return []
     config, limits = runner.model.config, runner.limits
     found = batches_of_every_shape(limits.max_num_batched_tokens, limits.max_model_len)

@@ -22,6 +22,7 @@ from pagebus.actors.executor.graphs.resampling import resampling_of
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
 from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
+from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
 from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
@@ -180,7 +181,7 @@ class Runner:
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
             num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
-            sampled=None if _all_wanted(work) else len(work.hidden_index),
+            sampled=None if _all_wanted(work) else len(work.hidden_index), longest=work.max_query_len,
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -205,6 +206,7 @@ class Runner:
         pause: Callable[[], object] = lambda: None,
         pieces: PiecewiseGraphs | None = None,
         sampled: int | None,
+        longest: int = 0,
     ) -> torch.Tensor:
         """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""
         header, state = self.uploader.header, self.state
@@ -226,12 +228,13 @@ class Runner:
             long_rows=long_rows,
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
+            longest=longest,
             last=last,
         )
         if pieces is None:
             hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
         else:
-            hidden = pieces.forward(self.model, tokens, batch)
+            hidden = pieces.forward(as_decoder(self.model), tokens, batch)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
 
     def _prepare_inputs(self, tokens: Tokens, num_rows: int) -> None:
@@ -269,7 +272,7 @@ class Runner:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
             self.scores.prompts = self._logprobs.prompts(requested, index, tokens, hidden, self.model)
         if len(requested.pooled):
-            self.scores.pooled = pool(requested, hidden)
+            self.scores.pooled = pool(requested, hidden, deltas.get("pooled_index"), self.model.pooled_head)
 
     def _eager_tokens(
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]

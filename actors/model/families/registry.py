@@ -24,6 +24,8 @@ from pagebus.actors.model.families.experts import glm_moe, granite_moe, llama4, 
 from pagebus.actors.model.families.refused import why_refused
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.oracle import FAMILY as ORACLE_FAMILY
+from pagebus.actors.model.pooling.encoders import ENCODERS
+from pagebus.actors.model.pooling.heads import causal_name
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1, gemma.GEMMA2,
@@ -32,7 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
-BY_ARCHITECTURE = {name: family for family in (*FAMILIES, ORACLE_FAMILY) for name in family.architectures}
+BY_ARCHITECTURE = {name: family for family in (*FAMILIES, *ENCODERS, ORACLE_FAMILY) for name in family.architectures}
 OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 """Fields of a checkpoint with images that its text model's object may leave to the outer one."""
 
@@ -41,8 +43,9 @@ def family_of(raw: Mapping[str, Any]) -> Family:
     """The family of the first architecture that the configuration names. Raises ModelError."""
     names = raw.get("architectures") or [None]
     name = names[0] if isinstance(names, list) else names
-    if name in BY_ARCHITECTURE:
-        family = BY_ARCHITECTURE[str(name)]
+    known = str(name) if name in BY_ARCHITECTURE else causal_name(str(name))
+    if known in BY_ARCHITECTURE:
+        family = BY_ARCHITECTURE[known]
         text = raw.get("text_config")
         inner = text.get("model_type") if isinstance(text, dict) else None
         return mistral.MINISTRAL3 if family is mistral.MISTRAL and inner == "ministral3" else family
@@ -64,4 +67,4 @@ def text_fields(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _known() -> str:
-    return ", ".join(ARCHITECTURES)
+    return ", ".join((*ARCHITECTURES, *(name for family in ENCODERS for name in family.architectures)))

@@ -93,6 +93,7 @@ def _started(
         output_top_ids=_ints(scores.top_ids),
         output_top_bits=_ints(scores.top_bits),
         pooled_from=sequence.pooled_from,
+        pooled_until=sequence.pooled_until,
         others=tuple(others),
     )
 

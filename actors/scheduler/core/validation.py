@@ -8,6 +8,7 @@ from pagebus.actors.model.token_bits import fits
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Request, blocks_needed
 from pagebus.bus.messages import RequestFailed, TokenizedRequest
+from pagebus.bus.messages.segments import without_segments
 
 MAX_SEQUENCES = 64
 
@@ -42,6 +43,7 @@ def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> Requ
 def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | None:
     """The error for a token id outside the vocabulary, which would end the executor that checks it."""
     sampling, prompt = message.sampling, message.prompt_token_ids
+    prompt = without_segments(prompt) if sampling.in_one_step else prompt
     lists = {"prompt": (int(prompt.min()), int(prompt.max()))} | sampling.token_ids
     if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):
         lists["allowed_token_ids"] = (vocab_size,)
@@ -61,11 +63,16 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     for replica in replicas:
         num_tokens = min(limit_tokens, replica.max_model_len) - 1
         num_blocks = blocks_needed(request, num_tokens, replica.block_size)
-        if num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.slots.num_slots:
+        fits = num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.slots.num_slots
+        if fits and (num_prompt <= replica.budget or not request.sampling.in_one_step):
             return None
     longest = max(replica.max_model_len for replica in replicas)
     if num_prompt + 1 > longest:
         text = f"The prompt has {num_prompt} tokens, and this model's context holds {longest}, output included."
+        return _bad(request.id, text, "prompt")
+    budget = max(replica.budget for replica in replicas)
+    if num_prompt > budget and request.sampling.in_one_step:
+        text = f"The prompt has {num_prompt} tokens, which this model computes in one step, and a step has {budget}."
         return _bad(request.id, text, "prompt")
     most = max(replica.slots.num_slots for replica in replicas)
     if width > most:

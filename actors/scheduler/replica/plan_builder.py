@@ -158,6 +158,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         sampling=_sampling(sequence) if search is None else search.sampling,
         end_token_ids=sequence.request.end_token_ids if search is None else (),
         pooled_from=sequence.pooled_from,
+        pooled_until=sequence.pooled_until,
     )
 
 

@@ -30,14 +30,16 @@ def share_budget(replica: ReplicaBase, now_s: float, slots: Slots, behind: Int32
     budget = replica.budget - len(decodes)
     wanted = dict(zip(slots[prompts].tolist(), behind[prompts].tolist(), strict=True))
     others = sorted(wanted, key=lambda each: table.at(each).key)
-    if replica.pacer is not None and len(decodes):
+    whole = any(table.at(slot).least_tokens > 1 for slot in others)
+    if replica.pacer is not None and len(decodes) and not whole:
         work = Work(decodes=len(decodes), decode_context=int(table.computed[decodes].sum()))
         prefills = [prefill_of(table.at(slot), int(table.computed[slot]), wanted[slot]) for slot in others]
         amounts = replica.pacer.share(now_s, work, prefills, budget)
     else:
         amounts = []
         for slot in others:
-            amounts.append(_chunk(int(table.computed[slot]), wanted[slot], budget))
+            amount = _chunk(int(table.computed[slot]), wanted[slot], budget)
+            amounts.append(amount if amount >= table.at(slot).least_tokens else 0)
             budget -= amounts[-1]
     chosen = {slot: amount for slot, amount in zip(others, amounts, strict=True) if amount}
     rows = np.concatenate((decodes, np.fromiter(chosen, np.intp, len(chosen))))
@@ -78,9 +80,9 @@ def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_dec
 def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -> Shared:
     """Divide too few blocks: the best sequence takes what it needs, then the next.
 
-    To advance by at least one token, a sequence preempts those behind it in the order, last first, but before them any
-    that only waits for its last token. If there are none it keeps its blocks and waits. So the best sequence always
-    advances, and there is no deadlock.
+    To advance by at least one token (by all, if it is computed in one step), a sequence preempts those behind it in the
+    order, last first, but before them any that only waits for its last token. If there are none it keeps its blocks and
+    waits. So the best sequence always advances, and there is no deadlock.
     """
     table, pool, size = replica.slots, replica.pool, replica.block_size
     wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))
@@ -95,10 +97,11 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
         if slot not in wanted:  # also when it has just been preempted: its slot is -1 then
             continue
         start, have = int(table.computed[slot]), int(table.capacity[slot])
-        while start == have and not pool.num_free and victims[-1] is not sequence.head:
+        least = sequence.least_tokens
+        while start + least > have + pool.num_free * size and victims[-1] is not sequence.head:
             preempt(replica, victims.pop())
         count = min(wanted[slot], have + pool.num_free * size - start)
-        if count <= 0:
+        if count < least:
             continue
         blocks = max(0, -(-(start + count - have) // size))
         replica.builder.append(sequence, pool.allocate(blocks))

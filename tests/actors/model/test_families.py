@@ -126,8 +126,8 @@ def test_positions_by_kind_of_rope() -> None:
         ("Qwen3_5ForConditionalGeneration", "recurrent state"),
         ("Gemma4ForCausalLM", "two sizes of heads"),
         ("Qwen3VLForConditionalGeneration", "a text tower"),
-        ("BertModel", "encoders"),
-        ("XLMRobertaForSequenceClassification", "encoders"),
+        ("ModernBertModel", "encoders"),
+        ("DistilBertForSequenceClassification", "encoders"),
         ("GraniteMoeHybridForCausalLM", "recurrent state"),
     ],
 )

@@ -19,10 +19,13 @@ from openai.types import (
 )
 from openai.types.responses import input_item_list_params, response_create_params, response_retrieve_params
 
+from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.web.adapters.messages import read_count, read_message
 from pagebus.web.adapters.response_input import chat_body, read_response
 from pagebus.web.answers.derendered import parse_derender_chat, parse_derender_completion
 from pagebus.web.app import ROUTES
+from pagebus.web.pooling.classes import parse_classify, parse_pooling
+from pagebus.web.pooling.scores import parse_rerank, parse_score
 from pagebus.web.requests.embeddings import parse_embedding
 from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.token_body import parse_generate
@@ -35,7 +38,7 @@ from pagebus.web.routes.store.batches import parse_batch
 from tests.vllm_names import fields_of as vllm_fields
 from tests.web.fake_backend import MODEL
 
-ANY = replace(MODEL, priorities=True, request_templates=True)
+ANY = replace(MODEL, priorities=True, request_templates=True, has_score_template=True, pooler=Pooler(labels=("yes",)))
 """A server that was started with all that fields may need."""
 
 
@@ -55,6 +58,8 @@ class Body:
     own: frozenset[str] = frozenset()
     only_listed: bool = False
     """Whether the parser takes more, which the page does not list."""
+    also: tuple[str, ...] = ()
+    """Other paths that take the same."""
 
     def known(self) -> Mapping[str, Any]:
         """Schemas of the fields that are served."""
@@ -169,6 +174,62 @@ EMBEDDING = Body(
     ),
     own=words("timeout"),
 )  # fmt: skip
+_COMMON: dict[str, Any] = {
+    "model": MODEL.name, "user": "u", "cache_salt": "s", "priority": 1, "truncate_prompt_tokens": 3,
+    "truncation_side": "left", "timeout": 9.0, "request_id": "r", "use_activation": False,
+}  # fmt: skip
+_CHATS = EMBEDDING.samples[1]
+_INPUT: dict[str, Any] = {**_COMMON, "input": ["a", "b"], "add_special_tokens": False}
+_INSTRUCTED = {**_COMMON, "instruction": "i", "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"}
+SCORE = Body(
+    path="/score",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /score"),
+    read=parse_score,
+    parse=parse_score,
+    samples=(
+        {"text_1": "a", "text_2": ["b"], **_INSTRUCTED}, {"data_1": "a", "data_2": "b"},
+        {"queries": "a", "documents": "b"}, {"queries": "a", "items": "b"},
+    ),
+    own=words("timeout reasoning_effort"),
+    also=("/v1/score",),
+)  # fmt: skip
+RERANK = Body(
+    path="/rerank",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /rerank"),
+    read=parse_rerank,
+    parse=parse_rerank,
+    samples=({"query": "a", "documents": ["b"], "top_n": 1, "return_documents": False, **_INSTRUCTED},),
+    own=words("timeout return_documents reasoning_effort"),
+    also=("/v1/rerank", "/v2/rerank"),
+)
+CLASSIFY = Body(
+    path="/classify",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /classify"),
+    read=parse_classify,
+    parse=parse_classify,
+    samples=(_INPUT, _CHATS),
+    own=words("timeout reasoning_effort"),
+)
+POOLING = Body(
+    path="/pooling",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /pooling"),
+    read=parse_pooling,
+    parse=parse_pooling,
+    samples=(
+        {**_INPUT, "task": "embed", "encoding_format": "base64", "embed_dtype": "float16", "endianness": "big",
+         "dimensions": 4},
+        _CHATS,
+    ),
+    own=words("timeout reasoning_effort normalize"),
+)  # fmt: skip
 TOKENIZE = Body(
     path="/tokenize",
     inventor="vLLM",
@@ -255,8 +316,8 @@ DERENDER_COMPLETION = Body(
     ),
 )  # fmt: skip
 BODIES = (
-    RESPONSE, MESSAGE, COUNT, EMBEDDING, TOKENIZE, DETOKENIZE, GENERATE, DERENDER_CHAT, DERENDER_COMPLETION, ABORT,
-    BATCHES,
+    RESPONSE, MESSAGE, COUNT, EMBEDDING, SCORE, RERANK, CLASSIFY, POOLING, TOKENIZE, DETOKENIZE, GENERATE,
+    DERENDER_CHAT, DERENDER_COMPLETION, ABORT, BATCHES,
 )  # fmt: skip
 FILE = fields_of(file_create_params.FileCreateParams)
 """Of a form, which ``POST /v1/files`` gets: all are served."""

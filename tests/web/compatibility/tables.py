@@ -101,7 +101,8 @@ def body_table(body: Body) -> str:
     """All fields of a route's body, by name."""
     schemas = body.known()
     listed = body.api | body.vllm | body.own | set(schemas)
-    lines = [f"`POST {body.path}`", "", "| field | of | here | bounds, how, or why not |", "| --- | --- | --- | --- |"]
+    paths = ", ".join(f"`POST {path}`" for path in (body.path, *body.also))
+    lines = [paths, "", "| field | of | here | bounds, how, or why not |", "| --- | --- | --- | --- |"]
     for name in sorted(listed):
         origin = body.inventor if name in body.api else "vLLM" if name in body.vllm else "Pagebus"
         word, text = word_of(name, schemas, listed, body.path)

@@ -155,7 +155,7 @@ def told_of(route: str) -> dict[str, tuple[str, str]]:
     if path in ("POST /v1/chat/completions", "POST /v1/completions"):
         column = 2 if "chat" in path else 3
         return {row[0].strip("`"): (row[column], row[4]) for row in rows()}
-    bodies = [body for body in BODIES if f"POST {body.path}" == path]
+    bodies = [body for body in BODIES if path in (f"POST {each}" for each in (body.path, *body.also))]
     if bodies:
         return said(bodies[0])
     cells = [[cell.strip() for cell in line.split("|")][1:-1] for line in queries_table().splitlines()[2:]]

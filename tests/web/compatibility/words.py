@@ -27,22 +27,16 @@ DIFFERENT = {
     "POST /v1/responses/render": "of a response that goes on from no other",
     "POST /invocations": "needs a key where there are keys; sessions with `--sagemaker-session-s`",
     "GET /tokenizer_info": "the same, with `--enable-tokenizer-info-endpoint`",
+    "POST /pooling": "one vector or one list of numbers per prompt: `task` is `embed` or `classify`, and none for each "
+    "token",
     "GET /docs": "one page of our own, which asks nobody else for anything",
 }
 """Routes that are here, and do something else."""
-_SCORES = "models here generate, and have no heads for these; `/v1/embeddings` pools their hidden states"
 _MEDIA = "text only"
 _WEIGHTS = "weights are read from files: change them, then `/sleep` and `/wake_up`, or start executors with others"
 _GPUS = "start or end executors at any time; losses mend themselves ([recovery](../recovery.md))"
 _PROFILE = "`--span-dir`, `pagebus bench profile`: [benchmarks](../benchmarks.md)"
 ABSENT = {
-    "POST /classify": _SCORES,
-    "POST /pooling": _SCORES,
-    "POST /score": _SCORES,
-    "POST /v1/score": _SCORES,
-    "POST /rerank": _SCORES,
-    "POST /v1/rerank": _SCORES,
-    "POST /v2/rerank": _SCORES,
     "POST /v2/embed": "Cohere's form; `/v1/embeddings` gives the same numbers",
     "POST /generative_scoring": "`/v1/completions` with `logprobs` tells how likely tokens are",
     "POST /v1/systemone": "`structured_outputs.choice` has a model decide",
@@ -87,6 +81,7 @@ WHY = {
     "conversation": "go on by `previous_response_id`",
     "container": "the server runs no code of clients",
     "context_management": "clients cut their conversations themselves",
+    "data": "no code of others runs in here",
     "diagnostics": "not for models of one's own",
     "late_chunking_params": "each input has one vector",
     "return_weight_versions": "a model does not change while it runs",
@@ -103,6 +98,8 @@ WHY = {
     "kv_transfer_params": _TRANSFER,
     "logits_processors": "no code of clients runs in here",
     "max_tool_calls": "clients call tools, and count",
+    "max_tokens_per_doc": "`truncate_prompt_tokens` cuts a pair",
+    "max_tokens_per_query": "`truncate_prompt_tokens` cuts a pair",
     "mcp_servers": "clients call tools",
     "media_io_kwargs": _TEXT,
     "mm_payload": _TEXT,
@@ -126,6 +123,7 @@ WHY = {
     "stream": "streams are told as text by the route of their chat or completion",
     "stream_state": "streams are told as text by the route of their chat or completion",
     "suffix": "no model here fills in",
+    "task": "prompts are pooled to one vector, or to the numbers of labels",
     "thinking": "`chat_template_kwargs` may switch it off; chats have `thinking_token_budget`",
     "truncation": "what is too long is a 400",
     "user_profile_id": "keys are the users here",

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from pagebus.web.answers.answer_schemas import COUNT, TEXT, TIME, USAGE, array, record
-from pagebus.web.answers.endpoints import BYTES, EMBEDDING
+from pagebus.web.answers.pooled import BYTES, EMBEDDING
 from pagebus.web.requests.embeddings import parse_embedding
 from pagebus.web.routes import JSON, About, Route
 from pagebus.web.routes.generate.generation import generate

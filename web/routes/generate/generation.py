@@ -17,7 +17,8 @@ from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.answers.answer_schemas import CHAT as CHAT_ANSWER
 from pagebus.web.answers.answer_schemas import COMPLETION as COMPLETION_ANSWER
-from pagebus.web.answers.endpoints import CHAT, COMPLETION, Endpoint, make_chunks, set_details
+from pagebus.web.answers.endpoint import Endpoint
+from pagebus.web.answers.endpoints import CHAT, COMPLETION, make_chunks, set_details
 from pagebus.web.answers.keep_alive import changes_of
 from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, Seen, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
@@ -27,6 +28,7 @@ from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
 from pagebus.web.http.offload import offload
 from pagebus.web.http.reply import send
+from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest
@@ -54,6 +56,7 @@ async def generate(
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
     endpoint, parsed = await context.bodies.read_as(request, parse)
+    check_task(parsed, context.model)
     check_length(parsed, context.model, context.membership.max_prompt_chars)
     if before is not None:
         await before()

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from pagebus.web.adapters.tokens import TokenChunks, token_choice, whole
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, USAGE, array, nullable, record
-from pagebus.web.answers.endpoints import Endpoint
+from pagebus.web.answers.endpoint import Endpoint
 from pagebus.web.answers.resume import RESUMPTION_HEADERS
 from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.call import Call, Choice

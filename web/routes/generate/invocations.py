@@ -9,13 +9,18 @@ from aiohttp import web
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.access.sagemaker import SESSION, SessionAsked
 from pagebus.web.answers.answer_schemas import OBJECT
-from pagebus.web.answers.endpoints import CHAT, COMPLETION, EMBEDDING, Endpoint
+from pagebus.web.answers.endpoint import Endpoint
+from pagebus.web.answers.endpoints import CHAT, COMPLETION
+from pagebus.web.answers.pooled import EMBEDDING, RERANK, SCORE
 from pagebus.web.http.errors import bad_field
 from pagebus.web.routes import EVENTS, JSON, About, Route
 from pagebus.web.routes.generate.generation import generate
 from pagebus.web.server.context import CONTEXT
 
-ENDPOINTS: dict[str, Endpoint] = {"messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING}
+ENDPOINTS: dict[str, Endpoint] = {
+    "messages": CHAT, "prompt": COMPLETION, "input": EMBEDDING, "text_1": SCORE, "queries": SCORE, "data_1": SCORE,
+    "query": RERANK,
+}  # fmt: skip
 """Endpoints by the field that only their bodies have."""
 
 
@@ -36,9 +41,9 @@ def endpoint_of(data: dict[str, Any]) -> Endpoint:
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
-    """Answer as the endpoint that the body belongs to: the one with `messages`, `prompt` or `input`.
+    """Answer as the endpoint that the body belongs to: the one with `messages`, `prompt`, `input`, `text_1` or `query`.
 
-    That is a body of `/v1/chat/completions`, of `/v1/completions` or of `/v1/embeddings`.
+    That is a body of `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/score` or `/v1/rerank`.
     """
     sessions, client = request.app[CONTEXT].sessions, request[API_KEY].name
     session_id = request.headers.get(SESSION)

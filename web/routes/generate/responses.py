@@ -29,6 +29,7 @@ from pagebus.web.answers.sse import EventStream
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from pagebus.web.http.limits import LONG_BODY_BYTES
 from pagebus.web.http.offload import offload
+from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.parsed_request import ParsedRequest
@@ -62,6 +63,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
     parse = partial(parse_chat, chat_body(kept), context.model)
     parsed = of_client(await offload(parse, long=size is None or size > LONG_BODY_BYTES), key)
+    check_task(parsed, context.model)
     check_length(parsed, context.model, context.membership.max_prompt_chars)
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
     with context.admission.admitted(key, parsed, context.model) as charge:

@@ -19,7 +19,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.choice import PATHS
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import Config
+from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.moe import choice as experts
 
 CPU = torch.device("cpu")

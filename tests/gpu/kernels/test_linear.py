@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import pagebus.kernels.linear.linear
 from pagebus.kernels.common import pdl
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
-from pagebus.kernels.linear.dispatch import Config, LinearChoice, choose, choose_residual_product
+from pagebus.kernels.linear.dispatch import LinearChoice, choose, choose_residual_product
 from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.linear import (
     gated_linear,
@@ -24,6 +24,7 @@ from pagebus.kernels.linear.linear import (
     partial_linear_invariant,
     residual_linear,
 )
+from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

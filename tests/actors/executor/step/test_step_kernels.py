@@ -20,7 +20,7 @@ from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, AttentionSetup, StepRows
 from pagebus.kernels.attention.paged_attention import AttentionShape
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.dispatch import LinearKernel
+from pagebus.kernels.linear.shapes import LinearKernel
 from tests.actors.executor.small_engine import MAX_TOKENS
 from tests.helpers.engine_driver import Driver
 

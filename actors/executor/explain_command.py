@@ -112,5 +112,16 @@ def _attention_reasons(steps: list[ExplainedStep]) -> list[str]:
 
 
 def _reasons(steps: list[ExplainedStep], product: str) -> list[str]:
-    choices = (step.kernels.products[product] for step in steps)
-    return list(dict.fromkeys(f"{choice.kernel}: {choice.why}" for choice in choices))
+    """One line for each kernel and reason; estimates, which differ from step to step, in one line for each kernel."""
+    from pagebus.kernels.linear.dispatch import LinearChoice, Source
+
+    lines: dict[str, list[str]] = {}
+    for step in steps:
+        choice = step.kernels.products[product]
+        if isinstance(choice, LinearChoice) and choice.source is Source.MODEL and choice.estimate is not None:
+            own, library = choice.estimate.us, choice.estimate.library
+            head = f"{choice.kernel}: {choice.source}, estimated µs of our kernel and the library: "
+            lines.setdefault(head, []).append(f"{step.name} {own:.1f} and {library:.1f}")
+        else:
+            lines.setdefault(f"{choice.kernel}: {choice.why}", [])
+    return [head + "; ".join(dict.fromkeys(each)) for head, each in lines.items()]

@@ -7,7 +7,6 @@ instructions; other GPUs may have smaller ones, which suits their many small mul
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -56,18 +55,6 @@ def splits_of(form: str, config: Config) -> tuple[int, ...]:
     if form not in SPLIT_FORMS or isinstance(config, VectorConfig):
         return (1,)
     return SPLITS
-
-
-def candidates(form: str, num_inputs: int, bucket: int, capability: int) -> Iterator[Config]:
-    """All launch shapes for weights [.., K] into whose parts K can be divided."""
-    for config in menu(form, bucket, capability):
-        if isinstance(config, VectorConfig):
-            yield config
-            continue
-        for splits in splits_of(form, config):
-            split = replace(config, splits=splits) if splits > 1 else config
-            if split.fits(num_inputs):
-                yield split
 
 
 def _vectors(bucket: int) -> Iterator[VectorConfig]:

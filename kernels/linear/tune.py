@@ -5,7 +5,7 @@
 
 ``pagebus tune`` does the former. A product is named by its form and the shape of its weights, rows x inputs; time
 ``partial`` before the ``residual`` that takes its place. Run as a program, this module times every candidate and writes
-the shipped table; ``--record`` also writes all times, for `tests.gpu.bench.fit_costs`.
+the shipped table; ``--record`` also writes all times, for `tests.kernels.linear.fit_costs`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.linear.costs import CostModel
 from pagebus.kernels.linear.dispatch import MARGIN
 from pagebus.kernels.linear.tables import load_table, table_path
-from tests.gpu.bench.fit_costs import H200, descend, losses, objective, read, summary
+from tests.kernels.linear.fit_costs import H200, descend, losses, objective, read, summary
 
 TIMES = sorted((Path(__file__).parents[3] / "docs/measurements/h200-issue18").glob("products-*.jsonl"))
 

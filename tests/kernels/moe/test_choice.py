@@ -12,8 +12,8 @@ from pagebus.kernels.common.target import Target
 from pagebus.kernels.moe.choice import Grouped, Shape, choose, choose_invariant
 
 shapes = st.builds(
-    Shape, st.sampled_from([1, 8, 60, 128, 512]), st.sampled_from([1, 2, 4, 8]), st.integers(1, 64).map(lambda n: 64 * n),
-    st.integers(1, 256).map(lambda n: 16 * n),
+    Shape, st.sampled_from([1, 8, 60, 128, 512]), st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 64).map(lambda n: 64 * n), st.integers(1, 256).map(lambda n: 16 * n),
 )  # fmt: skip
 
 

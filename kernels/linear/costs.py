@@ -3,8 +3,8 @@
 All programs that fit on the GPU at once are a wave. A program's share of a wave's time is the longest of these: its
 weights from memory, at its share of the bandwidth or at what its loads in flight allow; weights and tokens from the L2
 cache; both through shared memory; its matrix instructions. Constants that no data sheet tells are in `costs.json`,
-fitted to measurements by ``python -m tests.kernels.linear.fit_costs``. Times are in microseconds and include the norm beside
-the product, as in `pagebus.kernels.linear.bench`.
+fitted to measurements by ``python -m tests.kernels.linear.fit_costs``. Times are in microseconds and include the norm
+beside the product, as in `pagebus.kernels.linear.timing`.
 """
 
 from __future__ import annotations

@@ -147,25 +147,27 @@ def main() -> None:
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
     assert target is not None
     end_s, timer, compilers = time.monotonic() + arguments.seconds, Timer(_print, arguments.record), Compilers()
-    jobs = [
-        Job(product, bucket, config)
-        for product in arguments.products
-        for bucket in arguments.buckets
-        for config in candidates_for(product, bucket, target, ALL)
-    ]
-    _print(f"{len(jobs)} measurements on {target}")
-    for failure in compilers.compile(jobs):
-        _print(failure)
-    compilers.close()
-    _print(f"compiled, {end_s - time.monotonic():.0f} s are left")
     for product in arguments.products:
         if time.monotonic() > end_s:
             _print(f"no time for {product.name}")
             continue
-        chosen = {bucket: _fastest(product, bucket, target, timer) for bucket in arguments.buckets}
+        chosen = _measure(product, arguments.buckets, target, timer, compilers)
         if not arguments.no_table:
             merge_table(arguments.out or table_path(target), product, chosen)
             forget_choices()
+    compilers.close()
+
+
+def _measure(
+    product: Product, buckets: Sequence[int], target: Target, timer: Timer, compilers: Compilers
+) -> dict[int, Config | None]:
+    """The fastest of all for each bucket; compiled before, so that nothing else uses the GPU then."""
+    jobs = [
+        Job(product, bucket, config) for bucket in buckets for config in candidates_for(product, bucket, target, ALL)
+    ]
+    for failure in compilers.compile(jobs):
+        _print(failure)
+    return {bucket: _fastest(product, bucket, target, timer) for bucket in buckets}
 
 
 def _fastest(product: Product, bucket: int, target: Target, timer: Timer) -> Config | None:

@@ -29,6 +29,10 @@ MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
 """The library keeps its place unless the cost model's best is below this share of it: on a GPU that the model was
 fitted to, and on others."""
 
+MOST_OF_RESIDUALS = 16
+"""Tokens of which the cost model lets a product do half of the next norm, at most: the product behind it then has to be
+ours as well, which estimates do not count. Of more tokens, measured gains were rare."""
+
 
 class Source(StrEnum):
     """Where a choice comes from."""
@@ -203,6 +207,8 @@ def _library(why: str) -> _Decision:
 def _modelled(product: Product, tokens: int, target: Target) -> _Decision:
     """As the cost model says. Half of a norm is only begun if that beats the product without, whoever computes it."""
     model, source = model_of(target), Source.MODEL
+    if product.form == "residual" and tokens > MOST_OF_RESIDUALS:
+        return _Decision(None, source, f"{source}: not for more than {MOST_OF_RESIDUALS} tokens")
     estimate = model.best(*product, tokens)
     margin = MARGIN if model.machine.measured else MARGIN_ELSEWHERE
     others = estimate.library

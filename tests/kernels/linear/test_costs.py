@@ -139,6 +139,13 @@ def test_the_library_keeps_what_was_not_fitted_unless_it_is_clearly_slower() -> 
                     assert share < (0.97 if machine_of(target).measured else 0.9)
 
 
+def test_half_of_a_norm_is_not_begun_for_many_tokens() -> None:
+    """By an estimate: the product behind it would have to be ours."""
+    for target in KNOWN:
+        assert choose_product("residual", 32, 5120, 5120, torch.bfloat16, target).config is None
+        assert CostModel(machine_of(target)).ranked("residual", 5120, 5120, 32, 6)  # measuring may find that it pays
+
+
 def test_no_estimate_where_none_is_meant() -> None:
     """Of many tokens, and in float32."""
     for count, dtype in ((MANY, torch.bfloat16), (8, torch.float32)):

@@ -157,6 +157,9 @@ class ExecutorActor(Actor):
         self._sleeping.show(AWAKE)
         self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
         self.log.info("kernels chosen", **self._engine.kernels)
+        if estimated := self._engine.estimated_kernels:
+            advice = f"pagebus tune {self.settings.model} measures them"
+            self.log.info("launch shapes by the cost model", advice=advice, **estimated)
         await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:

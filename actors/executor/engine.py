@@ -142,6 +142,11 @@ class Engine:
         """Descriptions of the kernels of steps, once the engine is ready."""
         return self._loaded.runner.chooser.summary()
 
+    @property
+    def estimated_kernels(self) -> dict[str, str]:
+        """The kernels of products that nobody has measured on this GPU, with what they should take."""
+        return self._loaded.runner.chooser.estimated()
+
     def expert_tokens(self) -> npt.NDArray[np.int64] | None:
         """Tokens so far by layer with experts, and by expert [L, E]; None without any. What the last second has brought
         may be missing. One thread, not one of the engine's."""

@@ -19,7 +19,8 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.choice import PATHS
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import Config
+from pagebus.kernels.linear.dispatch import LinearChoice, Source
+from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.moe import choice as experts
 
 CPU = torch.device("cpu")
@@ -62,7 +63,13 @@ class ExplainedStep:
 
 def _choice_as_json(choice: Choice) -> dict[str, Any]:
     config = None if choice.config is None else _config_as_json(choice.config)
-    return {"kernel": str(choice.kernel), "form": choice.form, "config": config, "why": choice.why}
+    found = {"kernel": str(choice.kernel), "form": choice.form, "config": config, "why": choice.why}
+    if not isinstance(choice, LinearChoice):
+        return found | {"source": str(Source.RULE)}
+    found["source"] = str(choice.source)
+    if choice.estimate is not None:
+        found["estimated_us"] = {"own": round(choice.estimate.us, 2), "library": round(choice.estimate.library, 2)}
+    return found
 
 
 def _config_as_json(config: Config | experts.Config) -> dict[str, Any]:

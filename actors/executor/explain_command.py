@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu
-from pagebus.actors.executor.loading.compile_command import parse_target
+from pagebus.actors.executor.loading.compile_command import add_target_details, target_in
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
@@ -37,8 +37,10 @@ def add_explain(commands: Commands) -> None:
         "options, on the GPU here or on another. Neither a GPU nor weights are needed, only the model's config.json.",
         epilog=SETTINGS_EPILOG,
     )
-    parser.add_argument("--target", metavar="SM", help="a kind of GPU, such as sm_89, or cpu (default: this machine's)")
-    parser.add_argument("--multiprocessors", type=int, metavar="N", help="multiprocessors of the target")
+    parser.add_argument(
+        "--target", metavar="SM", help="a kind of GPU, such as sm_89 or L40S, or cpu (default: this machine's)"
+    )
+    add_target_details(parser)
     parser.add_argument("--json", action="store_true", help="a JSON object on standard output")
     add_arguments(parser)
 
@@ -83,7 +85,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def _target(settings: Settings, arguments: argparse.Namespace) -> Target | None:
     if settings.device == "cpu" or arguments.target == "cpu":
         return None
-    return parse_target(arguments.target, arguments.multiprocessors) if arguments.target else first_target()
+    return target_in(arguments, arguments.target) if arguments.target else first_target()
 
 
 def _print(about: dict[str, str | int | None], engine: AbsentEngine) -> None:
@@ -116,5 +118,16 @@ def _attention_reasons(steps: list[ExplainedStep]) -> list[str]:
 
 
 def _reasons(steps: list[ExplainedStep], product: str) -> list[str]:
-    choices = (step.kernels.products[product] for step in steps)
-    return list(dict.fromkeys(f"{choice.kernel}: {choice.why}" for choice in choices))
+    """One line for each kernel and reason; estimates, which differ from step to step, in one line for each kernel."""
+    from pagebus.kernels.linear.dispatch import LinearChoice, Source
+
+    lines: dict[str, list[str]] = {}
+    for step in steps:
+        choice = step.kernels.products[product]
+        if isinstance(choice, LinearChoice) and choice.source is Source.MODEL and choice.estimate is not None:
+            own, library = choice.estimate.us, choice.estimate.library
+            head = f"{choice.kernel}: {choice.source}, estimated µs of our kernel and the library: "
+            lines.setdefault(head, []).append(f"{step.name} {own:.1f} and {library:.1f}")
+        else:
+            lines.setdefault(f"{choice.kernel}: {choice.why}", [])
+    return [head + "; ".join(dict.fromkeys(each)) for head, each in lines.items()]

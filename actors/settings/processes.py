@@ -64,6 +64,11 @@ class ProcessSettings:
         help="folder of kernels compiled ahead: used in place of TRITON_CACHE_DIR if it holds all kernels of this "
         "start (default: none)",
     )
+    launch_shapes_dir: str | None = setting(
+        None,
+        help="folder of the launch shapes that `pagebus tune` has measured (default: pagebus/launch-shapes in the "
+        "user's cache folder)",
+    )
     gpu_lock_dir: str | None = setting(
         None,
         help="folder of locks by which executors of one machine share its GPUs (default: each uses the first it sees)",

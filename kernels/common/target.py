@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS = 75, 76, 16
+CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS, MEMORY_KHZ, MEMORY_BITS = 75, 76, 16, 36, 37
 """Numbers of the driver's device attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A kind of GPU. ``capability``: 90 for sm_90."""
+    """A kind of GPU. ``capability``: 90 for sm_90; ``memory_gb_per_s``: its bandwidth as the driver reports it, by
+    which GPUs of the same processor differ, or 0: that of the best known one."""
 
     capability: int
     num_multiprocessors: int
+    memory_gb_per_s: int = 0
 
 
 _absent: Target | None = None
@@ -48,7 +50,13 @@ def _present(device: torch.device) -> Target | None:
     import torch
 
     properties = torch.cuda.get_device_properties(device)
-    return Target(10 * properties.major + properties.minor, properties.multi_processor_count)
+    found = Target(10 * properties.major + properties.minor, properties.multi_processor_count)
+    first = first_target()  # GPUs of one process are of one kind; what torch tells depends on its version
+    return first if first is not None and _alike(first, found) else found
+
+
+def _alike(one: Target, other: Target) -> bool:
+    return (one.capability, one.num_multiprocessors) == (other.capability, other.num_multiprocessors)
 
 
 def first_target() -> Target | None:
@@ -56,14 +64,17 @@ def first_target() -> Target | None:
     found = _first_gpu()
     if found is None:
         return None
-    driver, device = found
-    values = []
-    for attribute in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS):
-        value = ctypes.c_int()
-        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-            return None
-        values.append(value.value)
-    return Target(10 * values[0] + values[1], values[2])
+    values = [_attribute(*found, name) for name in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)]
+    if None in values:
+        return None
+    major, minor, multiprocessors = (value or 0 for value in values)
+    khz, bits = (_attribute(*found, name) or 0 for name in (MEMORY_KHZ, MEMORY_BITS))
+    return Target(10 * major + minor, multiprocessors, round(2 * khz * bits / 8e6))  # two bits per clock and line
+
+
+def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, name: int) -> int | None:
+    value = ctypes.c_int()
+    return None if driver.cuDeviceGetAttribute(ctypes.byref(value), name, device) else value.value
 
 
 def open_first_gpu() -> None:

@@ -1,79 +1,96 @@
-"""Chooses the kernel of a product by its tokens and weights: measured for known GPUs, a rule of thumb for others.
+"""Chooses the kernel of a product by its tokens and weights: as measured where it was, else by the cost model.
 
-The tables are made by `python -m pagebus.kernels.linear.tune` and lie in `tables/`, one file per GPU. Nothing is timed
+What was measured is in tables: a user's, from ``pagebus tune``, come before those that are shipped. Nothing is timed
 while serving. The wrappers in `pagebus.kernels.linear.linear`, an engine's metrics and ``pagebus explain`` all use
 :func:`choose_product` and :func:`choose_residual_product`.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
-from bisect import bisect_left
-from dataclasses import astuple, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
+from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
+from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
 
-Config = TileConfig | VectorConfig | SpecializedConfig
+MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
+"""The library keeps its place unless the cost model's best is below this share of it: on a GPU that the model was
+fitted to, and on others."""
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
-"""Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
-the library always wins."""
-FORMS = ("plain", "wide", "gated", "partial", "residual")
-TABLES = Path(__file__).with_name("tables")
-
-
-def bucket_of(num_tokens: int) -> int:
-    """The smallest bucket that holds ``num_tokens``."""
-    return BUCKETS[bisect_left(BUCKETS, num_tokens)]
+MOST_OF_RESIDUALS = 16
+"""Tokens of which the cost model lets a product do half of the next norm, at most: the product behind it then has to be
+ours as well, which estimates do not count. Of more tokens, measured gains were rare."""
 
 
-class LinearKernel(StrEnum):
-    """The kernels that multiply."""
+class Source(StrEnum):
+    """Where a choice comes from."""
 
-    GEMV = "gemv"
-    SKINNY_GEMM = "skinny_gemm"
-    HOPPER_GEMM = "hopper_gemm"
-    CUBLAS = "cublas"
-    TORCH = "torch"
-
-
-KERNELS: dict[type[Config], LinearKernel] = {
-    VectorConfig: LinearKernel.GEMV,
-    TileConfig: LinearKernel.SKINNY_GEMM,
-    SpecializedConfig: LinearKernel.HOPPER_GEMM,
-}
-"""The kernel of each type of launch shape."""
-MANY = BUCKETS[-1] + 1
-"""Stands for all token counts above the buckets."""
+    USER = "user table"
+    MEASURED = "measured table"
+    MODEL = "cost model"
+    RULE = "rule"
 
 
 class LinearChoice(NamedTuple):
     """The choice for one product: ``config`` is the launch shape of our own kernel, None for the library.
 
-    ``form`` is what becomes of it: one of `FORMS`, or "added" for a product that the library adds to the residual.
+    ``form`` is what becomes of it: a form of a `Product`, or "added" for a product that the library adds to the
+    residual. ``estimate`` has the cost model's times, which need not have decided. ``product``: what was asked for.
     """
 
     kernel: LinearKernel
     form: str
     config: Config | None
     why: str
+    source: Source = Source.RULE
+    product: Product | None = None
+    estimate: Estimate | None = None
 
 
-def kernel_of(config: Config) -> LinearKernel:
-    """Whose launch shape this is."""
-    return KERNELS[type(config)]
+class _Decision(NamedTuple):
+    config: Config | None
+    source: Source
+    why: str
+
+
+_user_folder: Path | None = None
+
+
+def read_user_tables(folder: Path | None) -> None:
+    """From now on, choose as the user's tables in ``folder`` say; None: there are none."""
+    global _user_folder
+    _user_folder = folder
+    forget_choices()
+
+
+def forget_choices() -> None:
+    """After tables have changed."""
+    for cached in (load_table, user_table, _product, _residual_product, model_of):
+        cached.cache_clear()
+
+
+@cache
+def user_table(target: Target) -> Table:
+    """What the user has measured on such a GPU."""
+    return {} if _user_folder is None else load_user_table(target, _user_folder)
+
+
+@cache
+def model_of(target: Target) -> CostModel:
+    """The cost model of a kind of GPU."""
+    return CostModel(machine_of(target))
 
 
 def choose(form: str, x: torch.Tensor, weight: torch.Tensor) -> Config | None:
@@ -119,21 +136,29 @@ def choose_invariant_product(form: str, num_tokens: int, dtype: torch.dtype) -> 
     return LinearChoice(kernel_of(config), form, config, "--deterministic: one order of sums for any number of tokens")
 
 
-def tokens_class(num_tokens: int) -> int:
-    """A token count that stands for all counts with the same choices."""
-    return bucket_of(num_tokens) if 0 < num_tokens <= BUCKETS[-1] else min(num_tokens, MANY)
-
-
 @cache
 def _product(
     form: str, num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, half_normed: bool
 ) -> LinearChoice:
+    product = Product(form, num_rows, num_inputs)
     if target is None:
-        return LinearChoice(LinearKernel.TORCH, form, None, "a CPU")
-    config, why = _config(form, num_rows, num_inputs, tokens, dtype, target)
-    if config is None and half_normed:
-        config, why = invariant_config(tokens, dtype), "completes a norm, which the library cannot"
-    return LinearChoice(LinearKernel.CUBLAS if config is None else kernel_of(config), form, config, why)
+        return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
+    config, source, why = _decide(product, tokens, dtype, target)
+    estimate = None
+    if 0 < tokens < MANY and dtype.itemsize == 2:
+        estimate = model_of(target).best(form, num_rows, num_inputs, tokens)
+    if half_normed and (config is None or isinstance(config, SpecializedConfig)):
+        config = _completing(estimate, tokens, num_inputs, dtype)
+        why, source = "completes a norm, which the fastest cannot", Source.RULE
+    kernel = LinearKernel.CUBLAS if config is None else kernel_of(config)
+    return LinearChoice(kernel, form, config, why, source, product, estimate)
+
+
+def _completing(estimate: Estimate | None, tokens: int, num_inputs: int, dtype: torch.dtype) -> Config:
+    """The best launch shape that completes a norm, which warps that only load do not."""
+    if estimate and isinstance(estimate.config, TileConfig | VectorConfig) and _is_aligned(num_inputs):
+        return estimate.config
+    return invariant_config(tokens, dtype)
 
 
 @cache
@@ -153,24 +178,48 @@ def _residual_product(
     return chosen._replace(form="plain", config=replace(chosen.config, splits=1)) if biased else chosen
 
 
-def _config(
-    form: str, num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target
-) -> tuple[Config | None, str]:
+def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> _Decision:
     """Our own kernel's launch shape, if it is faster, and why it is chosen or not."""
     if not 0 < tokens <= BUCKETS[-1]:
-        return None, f"more than {BUCKETS[-1]} tokens" if tokens else "no tokens"
+        return _library(f"more than {BUCKETS[-1]} tokens" if tokens else "no tokens")
     if dtype.itemsize != 2:
-        return None, "not in 16 bits"
-    if form == "residual" and dtype != torch.bfloat16:
-        return None, "before it is divided, it may be too large for float16"
-    if num_inputs % 8:
-        return None, "rows of the weights begin at odd addresses"
-    measured = load_table(table_path(target)).get((form, num_rows, num_inputs))
-    if measured is not None:
-        config = measured[tokens]
-        return config, f"measured: {'the library was' if config is None else 'this was'} fastest"
-    config = guess(form, num_rows, num_inputs, tokens, target)
-    return config, "a shape not measured: " + ("left to the library" if config is None else "tiles that fill the GPU")
+        return _library("not in 16 bits")
+    if product.form == "residual" and dtype != torch.bfloat16:
+        return _library("before it is divided, it may be too large for float16")
+    if not _is_aligned(product.inputs):
+        return _library("rows of the weights begin at odd addresses")
+    for table, source in ((user_table(target), Source.USER), (load_table(table_path(target)), Source.MEASURED)):
+        if product in table and tokens in table[product]:
+            config = table[product][tokens]
+            fastest = f"{'the library was' if config is None else 'this was'} fastest"
+            return _Decision(config, source, f"{source}: {fastest}")
+    return _modelled(product, tokens, target)
+
+
+def _is_aligned(num_inputs: int) -> bool:
+    return num_inputs % 8 == 0
+
+
+def _library(why: str) -> _Decision:
+    return _Decision(None, Source.RULE, why)
+
+
+def _modelled(product: Product, tokens: int, target: Target) -> _Decision:
+    """As the cost model says. Half of a norm is only begun if that beats the product without, whoever computes it."""
+    model, source = model_of(target), Source.MODEL
+    if product.form == "residual" and tokens > MOST_OF_RESIDUALS:
+        return _Decision(None, source, f"{source}: not for more than {MOST_OF_RESIDUALS} tokens")
+    estimate = model.best(*product, tokens)
+    margin = MARGIN if model.machine.measured else MARGIN_ELSEWHERE
+    others = estimate.library
+    if product.form == "residual":
+        others = min(others, model.best("partial", product.rows, product.inputs, tokens).us)
+    if estimate.config is None or estimate.us >= margin * others:
+        why = f"{source}: the library should take {estimate.library:.1f} µs, ours {estimate.us:.1f}"
+        return _Decision(None, source, why)
+    return _Decision(
+        estimate.config, source, f"{source}: should take {estimate.us:.1f} µs, the library {estimate.library:.1f}"
+    )
 
 
 def invariant_config(num_tokens: int, dtype: torch.dtype) -> TileConfig:
@@ -184,63 +233,3 @@ def invariant_config(num_tokens: int, dtype: torch.dtype) -> TileConfig:
     if dtype.itemsize > 2:
         return TileConfig(128 if tokens == 128 else 64, tokens, 32, 2, 8)
     return TileConfig(128, 128, 64, 4, 8) if tokens == 128 else TileConfig(64, tokens, 128, 4, 4)
-
-
-def guess(form: str, num_rows: int, num_inputs: int, bucket: int, target: Target) -> TileConfig | None:
-    """A guess for a shape that was not measured: tiles that did well for others on an H200, if they occupy all
-    multiprocessors."""
-    if bucket > 32 or target.capability != 90 or form == "residual":
-        return None
-    best, most = None, 0.45
-    for splits, rows in itertools.product((1, 2, 4) if form == "partial" else (1,), (64, 48, 112)):
-        waves = -(-num_rows // rows) * splits / target.num_multiprocessors
-        busy = waves / math.ceil(waves)
-        if busy > most and (waves <= 1 or busy > 0.9) and num_inputs % (splits * 128) == 0:
-            best, most = TileConfig(rows, max(16, bucket), 128, 4, 4, splits), busy
-    return best
-
-
-def table_path(target: Target) -> Path:
-    """The path of the table for a kind of GPU."""
-    return TABLES / f"sm_{target.capability}_{target.num_multiprocessors}.json"
-
-
-Table = dict[tuple[str, int, int], dict[int, Config | None]]
-"""Choices by (form, N, K) and bucket."""
-
-
-@cache
-def load_table(path: Path) -> Table:
-    """The measured choices; empty for a GPU that was not measured."""
-    if not path.is_file():
-        return {}
-    return {
-        (entry["form"], entry["rows"], entry["inputs"]): {
-            int(bucket): _parse(stored) for bucket, stored in entry["buckets"].items()
-        }
-        for entry in json.loads(path.read_text())
-    }
-
-
-def merge_table(path: Path, form: str, num_rows: int, num_inputs: int, choices: dict[int, Config | None]) -> None:
-    """Put the choices for one product into the table at ``path``, one line for each product; its others stay."""
-    table, product = load_table(path), (form, num_rows, num_inputs)
-    table = {**table, product: {**table.get(product, {}), **choices}}
-    lines = [
-        json.dumps({"form": f, "rows": n, "inputs": k, "buckets": {bucket: _pack(c) for bucket, c in chosen.items()}})
-        for (f, n, k), chosen in sorted(table.items())
-    ]
-    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    load_table.cache_clear()
-
-
-def _pack(config: Config | None) -> list[Any] | None:
-    """``["TileConfig", rows, tokens, ...]``; None, the library, is null."""
-    return None if config is None else [type(config).__name__, *astuple(config)]
-
-
-def _parse(stored: list[Any] | None) -> Config | None:
-    if stored is None:
-        return None
-    name, *numbers = stored
-    return {kind.__name__: kind for kind in (TileConfig, VectorConfig, SpecializedConfig)}[name](*numbers)

@@ -19,16 +19,14 @@ from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import Addition, HalfNorm, NextNorm
 from pagebus.kernels.linear.activation import GATES, activation_mul, activation_mul_reference
 from pagebus.kernels.linear.dispatch import (
-    Config,
     LinearChoice,
-    LinearKernel,
     choose_product,
     choose_residual_product,
     invariant_config,
-    kernel_of,
 )
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
 from pagebus.kernels.linear.hopper_gemm import SpecializedConfig, specialized_linear
+from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
 from pagebus.kernels.linear.skinny_gemm import TileConfig, tiles_linear
 
 LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {

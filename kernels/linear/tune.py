@@ -1,262 +1,185 @@
-"""Times the kernels of `pagebus.kernels.linear.linear` on the GPU at hand and writes the table that
-`pagebus.kernels.linear.dispatch` reads.
+"""Finds launch shapes by timing: for a user's model the cost model's best few, for the shipped tables all there are.
 
     python -m pagebus.kernels.linear.tune plain:6144x4096 partial:4096x4096 residual:4096x4096 gated:28672x4096
-    wide:128256x4096
+    python -m pagebus.kernels.linear.tune --record times.jsonl --no-table gated:37888x3584
 
-A product is named by its form and the shape of its weights, rows x inputs. Each figure is the median of graph replays
-of many launches, over more weights than the L2 cache holds, with the norm that a model has before or after the product
-and with what the library's product needs besides: an activation, a cast. The library keeps a place unless it is beaten
-by 1%. In place of `residual`, which does half of the norm behind it, stands the `partial` product as it was chosen and
-the whole norm: tune that first.
+``pagebus tune`` does the former. A product is named by its form and the shape of its weights, rows x inputs; time
+``partial`` before the ``residual`` that takes its place. Run as a program, this module times every candidate and writes
+the shipped table; ``--record`` also writes all times, for `tests.kernels.linear.fit_costs`.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import math
-import multiprocessing
-import os
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from pagebus.kernels.common.target import Target, target_of
-from pagebus.kernels.common.triton import next_power_of_2
-from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
-from pagebus.kernels.linear.activation import silu_mul
-from pagebus.kernels.linear.dispatch import BUCKETS, FORMS, Config, merge_table, table_path
-from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import DEPTH, TOKENS, SpecializedConfig
-from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
-from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.linear.dispatch import choose_product, forget_choices, model_of, read_user_tables
+from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, pack
+from pagebus.kernels.linear.tables import merge_table, table_path
+from pagebus.kernels.linear.timing import Bench, Compilers, Job
+from pagebus.kernels.linear.user_path import user_path
 
-ROTATED_BYTES, LEAST_LAUNCHES = 200_000_000, 3
-MARGIN = 0.99
-SHARED_BYTES = 227 * 1024
-VECTORS = [(rows, 256 * warps, warps, ahead) for rows, warps, ahead in itertools.product((2, 4, 8), (2, 4, 8), (1, 2))]
-"""Rows, depth, warps, tiles ahead."""
-SPECIALIZED_ROWS = (32, 48, 64, 96, 128, 192, 224, 256)
-ROWS = (32, 48, 64, 96, 112, 128, 256)
-DEPTHS = ((64, 3), (64, 4), (64, 6), (128, 4), (128, 6), (128, 8), (256, 3), (256, 4))
-"""With stages."""
+GAIN = 0.98
+"""A choice is replaced by one that takes at most this share of its time."""
+BEST = 6
+"""Launch shapes that are timed for a product and bucket, besides what is chosen now and the library."""
+ORDER = (1, 32, 256, 8, 128, 64, 16, 4, 2, 96, 192)
+"""Buckets, the most telling first: time may end before all are done."""
+ALL = 10_000
+
+Tell = Callable[[str], None]
 
 
-class Product(NamedTuple):
-    """``form``, and the shape of the weights [rows, inputs]."""
+class Timed(NamedTuple):
+    """What was found for a product and bucket: microseconds before and after."""
 
-    form: str
-    rows: int
-    inputs: int
-
-    @classmethod
-    def parse(cls, text: str) -> Product:
-        """``gated:28672x4096``."""
-        form, _, shape = text.partition(":")
-        rows, _, inputs = shape.partition("x")
-        if form not in FORMS:
-            raise argparse.ArgumentTypeError(f"{form} is none of {', '.join(FORMS)}")
-        return cls(form, int(rows), int(inputs))
+    product: Product
+    bucket: int
+    before: float
+    after: float
+    config: Config | None
+    changed: bool
 
 
-def candidates(product: Product, bucket: int, target: Target) -> list[Config]:
-    """Launch shapes worth trying for ``bucket`` tokens."""
-    return [*_vectors(bucket), *_tiles(product, bucket, target), *_specialized(product, bucket, target)]
+class Timer:
+    """Times launch shapes; keeps one product's weights at a time."""
 
+    def __init__(self, tell: Tell, record: Path | None = None) -> None:
+        self._tell, self._record = tell, record
+        self._bench: Bench | None = None
 
-def _vectors(bucket: int) -> Iterator[VectorConfig]:
-    for rows, depth, warps, ahead in VECTORS:
-        if bucket <= 2 and rows * bucket <= 8:
-            yield VectorConfig(rows, depth, warps, ahead)
-
-
-def _tiles(product: Product, bucket: int, target: Target) -> Iterator[TileConfig]:
-    tma = target.capability == 90
-    widths = [8, 16] if bucket <= 8 else [bucket] if bucket <= 64 else [64, 128, 256][: -(-bucket // 64)]
-    splits = (1, 2, 4, 8) if product.form in ("partial", "residual") else (1,)
-    for tokens, rows, (depth, stages), parts in itertools.product(widths, ROWS, DEPTHS, splits):
-        config = TileConfig(rows, tokens, depth, stages, 8 if rows > 64 and tokens >= 64 else 4, parts)
-        if not _worth_trying(config, product, bucket, target):
-            continue
-        halves = 2 if product.form == "gated" else 1
-        if tma and rows in (64 * halves, 128 * halves):
-            yield replace(config, tma=True)
-        if rows < 256 and (not tma or (tokens <= 64 and product.form not in ("partial", "residual"))):
-            yield config
-
-
-def _specialized(product: Product, bucket: int, target: Target) -> Iterator[SpecializedConfig]:
-    if target.capability != 90 or bucket <= 64:
-        return
-    for rows, splits in itertools.product(SPECIALIZED_ROWS, (1, 2, 4, 8) if product.form == "partial" else (1,)):
-        config = SpecializedConfig(rows, splits)
-        waves = -(-product.rows // rows) * -(-bucket // TOKENS) * splits / target.num_multiprocessors
-        busy = waves / math.ceil(waves)
-        if config.fits(product.inputs) and busy > 0.7 and (splits == 1 or waves <= 1):
-            yield config
-
-
-def _worth_trying(config: TileConfig, product: Product, bucket: int, target: Target) -> bool:
-    """Whether K can be cut so, shared memory suffices, and every processor has something to do."""
-    block = next_power_of_2(config.rows)
-    if (block + config.tokens) * config.depth * 2 * config.stages > SHARED_BYTES or not config.fits(product.inputs):
-        return False
-    if (config.depth == 64 and config.tokens < 64) or (config.rows < 64 and config.tokens > 64):
-        return False
-    programs = -(-product.rows // config.rows) * config.splits * -(-bucket // config.tokens)
-    waves = programs / target.num_multiprocessors
-    return waves > 0.4 and product.inputs >= 4 * config.splits * config.depth and (config.splits == 1 or waves < 4)
-
-
-def call(product: Product, config: Config | None, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One product, by our kernel or (None) by the library."""
-    if config is not None:
-        if product.form == "wide":
-            return linear(x, weight, None, torch.float32, config=config)
-        if product.form == "partial":
-            return _summed(partial_linear(x, weight, config=config))
-        return (gated_linear if product.form == "gated" else linear)(x, weight, config=config)
-    if product.form == "residual":
-        return _summed(partial_linear(x, weight))
-    if product.form == "wide":
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    result = F.linear(x, weight)
-    return silu_mul(result) if product.form == "gated" else result
-
-
-def _summed(product: torch.Tensor | HalfNorm | None) -> torch.Tensor:
-    """What was not added to a residual, as none was given."""
-    assert isinstance(product, torch.Tensor)
-    return product
-
-
-class Bench:
-    """Inputs and weights of one product."""
-
-    def __init__(self, product: Product, rotated_bytes: int = ROTATED_BYTES) -> None:
-        self.product = product
-        bf16: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
-        count = max(2, -(-rotated_bytes // (product.rows * product.inputs * 2)))
-        self.weights = torch.empty(min(count, 32), product.rows, product.inputs, **bf16).normal_(0, 0.02)
-        width = product.rows if product.form in ("partial", "residual") else product.inputs
-        self.x = torch.randn(BUCKETS[-1], product.inputs, **bf16)
-        self.residual = torch.zeros(BUCKETS[-1], width, **bf16)
-        self.norm = torch.ones(width, **bf16)
-        self.following = NextNorm(self.norm, 1e-5, torch.zeros(width, dtype=torch.int32, device="cuda"))
-
-    def step(self, config: Config | None, tokens: int, index: int) -> None:
-        """The product and the norm beside it."""
-        x, residual, weight = self.x[:tokens], self.residual[:tokens], self.weights[index % len(self.weights)]
-        if self.product.form == "residual" and config is not None:
-            residual_linear(x, weight, None, residual, self.following, config)
-        elif self.product.form in ("partial", "residual"):
-            add_rms_norm(call(self.product, config, x, weight), residual, self.norm, 1e-5)
-        else:
-            call(self.product, config, rms_norm(x, self.norm, 1e-5), weight)
-
-    def microseconds(self, config: Config | None, tokens: int) -> float:
-        """Median time of a step, many of them captured in one graph."""
-        bytes_ = self.weights[0].nbytes
-        launches = max(LEAST_LAUNCHES, min(32, 8 * ROTATED_BYTES // bytes_ // 2))
-        return graph_microseconds([partial(self.step, config, tokens, index) for index in range(launches)])
-
-
-def graph_microseconds(calls: list[Callable[[], object]], replays: int = 5) -> float:
-    """Median time of one call, all of them captured in one graph."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for one in calls:
-            one()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(times)
-
-
-def compile_one(job: tuple[Product, Config, int]) -> str | None:
-    """In a process of its own: launch once, so that Triton's cache has the kernel. What went wrong, if anything."""
-    product, config, tokens = job
-    try:
-        Bench(product, 0).step(config, tokens, 0)
-        torch.cuda.synchronize()
-    except Exception as error:
-        return f"{product} {config}: {str(error)[:200]}"
-    return None
-
-
-def _depth(config: Config) -> int:
-    return DEPTH if isinstance(config, SpecializedConfig) else config.depth
-
-
-def compile_all(jobs: list[tuple[Product, Config, int]]) -> None:
-    """Every kernel once, in parallel."""
-    distinct = {
-        (product.form, product.inputs % _depth(config), config, tokens if isinstance(config, VectorConfig) else 0): job
-        for job in jobs
-        for product, config, tokens in [job]
-    }
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(14, os.cpu_count() or 1), context) as pool:
-        for failure in pool.map(compile_one, distinct.values(), chunksize=4):
-            if failure:
-                print(failure, flush=True)
-
-
-def measure(product: Product, target: Target, buckets: Sequence[int]) -> Iterator[tuple[int, Config | None]]:
-    """The fastest way for each bucket; prints a line for each."""
-    bench, bytes_ = Bench(product), product.rows * product.inputs * 2
-    for bucket in buckets:
-        library = bench.microseconds(None, bucket)
-        timed = []
-        for config in candidates(product, bucket, target):
+    def times(self, product: Product, bucket: int, configs: Iterable[Config | None]) -> dict[Config | None, float]:
+        """Microseconds of each launch shape that this GPU takes, and of the library (None)."""
+        if self._bench is None or self._bench.product != product:
+            self._bench = None  # its memory first
+            self._bench = Bench(product)
+        found: dict[Config | None, float] = {}
+        for config in configs:
             try:
-                timed.append((bench.microseconds(config, bucket), config))
-            except Exception as error:  # a launch shape that this GPU does not take
-                print(f"{config}: {str(error)[:100]}")
-        timed.sort(key=lambda pair: pair[0])
-        chosen = timed[0][1] if timed and timed[0][0] < MARGIN * library else None
-        name = f"{product.form}:{product.rows}x{product.inputs}"
-        best = "; ".join(f"{time:.2f} {config}" for time, config in timed[:3])
-        speed = bytes_ / min([library, *(time for time, _ in timed[:1])]) / 1e6
-        print(f"{name:20} {bucket:>4} library {library:8.2f} us, best {speed:.2f} TB/s | {best}", flush=True)
-        yield bucket, chosen
+                found[config] = self._bench.microseconds(config, bucket)
+            except Exception as error:
+                self._tell(f"{product.name} {bucket} {config}: {str(error)[:100]}")
+        if self._record is not None:
+            with self._record.open("a") as file:
+                file.writelines(_line(product, bucket, config, us) for config, us in found.items())
+        return found
+
+
+def _line(product: Product, bucket: int, config: Config | None, us: float) -> str:
+    return json.dumps({**product._asdict(), "bucket": bucket, "us": round(us, 3), "config": pack(config)}) + "\n"
+
+
+def candidates_for(product: Product, bucket: int, target: Target, count: int) -> list[Config]:
+    """The ``count`` launch shapes that the cost model finds best."""
+    return [config for _, config in model_of(target).ranked(*product, bucket, count)]
+
+
+def tune(
+    products: Sequence[Product], target: Target, folder: Path, minutes: float, tell: Tell,
+    clock: Callable[[], float] = time.monotonic, timer: Timer | None = None, compilers: Compilers | None = None,
+) -> list[Timed]:  # fmt: skip
+    """Time the best few of each product and bucket, and write the user's table in ``folder`` bucket by bucket."""
+    end_s, found = clock() + 60 * minutes, []
+    timer, compilers = timer or Timer(tell), compilers or Compilers()
+    read_user_tables(folder)
+    try:
+        for bucket in ORDER:
+            if clock() >= end_s:
+                tell(f"time is over: {bucket} tokens and what comes behind keep their choices")
+                break
+            jobs = [job for product in products for job in _jobs(product, bucket, target)]
+            for failure in compilers.compile(jobs):
+                tell(failure)
+            found += [_tune_one(product, bucket, target, folder, timer) for product in products]
+            _tell_bucket(found[-len(products) :], tell)
+    finally:
+        compilers.close()
+    return found
+
+
+def _jobs(product: Product, bucket: int, target: Target) -> list[Job]:
+    return [Job(product, bucket, config) for config in candidates_for(product, bucket, target, BEST)]
+
+
+def _tune_one(product: Product, bucket: int, target: Target, folder: Path, timer: Timer) -> Timed:
+    """Keep what is chosen, unless something else is clearly faster."""
+    current = choose_product(
+        product.form, bucket, product.rows, product.inputs, torch.bfloat16, target
+    ).config  # fmt: skip
+    configs = dict.fromkeys([None, current, *candidates_for(product, bucket, target, BEST)])
+    times = timer.times(product, bucket, configs)
+    if current not in times:
+        current = None
+    if not times:
+        return Timed(product, bucket, 0.0, 0.0, current, changed=False)
+    best = min(times, key=lambda config: times[config])
+    changed = times[best] <= GAIN * times[current]
+    chosen = best if changed else current
+    merge_table(user_path(target, folder), product, {bucket: chosen})
+    forget_choices()
+    return Timed(product, bucket, times[current], times[chosen], chosen, changed)
+
+
+def _tell_bucket(found: Sequence[Timed], tell: Tell) -> None:
+    for each in found:
+        what = "library" if each.config is None else f"{each.config}"
+        saved = f"{1 - each.after / each.before:.0%} less" if each.changed else "kept"
+        times = f"{each.before:>8.2f} → {each.after:>8.2f} µs"
+        tell(f"{each.product.name:24} {each.bucket:>4} tokens {times}, {saved}: {what}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("products", nargs="+", type=Product.parse, metavar="FORM:ROWSxINPUTS")
     parser.add_argument("--buckets", nargs="+", type=int, choices=BUCKETS, default=BUCKETS, help="only these")
-    parser.add_argument("--out", type=Path, help="the table that gets the results; without it, the installed one")
+    parser.add_argument("--out", type=Path, help="the table that gets the results; without it, the shipped one")
+    parser.add_argument("--no-table", action="store_true", help="write none")
+    parser.add_argument("--record", type=Path, help="append all times to this file, a JSON line each")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no product later than this")
     arguments = parser.parse_args()
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
     assert target is not None
-    jobs = [
-        (product, config, bucket)
-        for product in arguments.products
-        for bucket in arguments.buckets
-        for config in candidates(product, bucket, target)
-    ]
-    print(f"{len(jobs)} measurements", flush=True)
-    compile_all(jobs)
-    path = arguments.out or table_path(target)
+    end_s, timer, compilers = time.monotonic() + arguments.seconds, Timer(_print, arguments.record), Compilers()
     for product in arguments.products:
-        merge_table(path, product.form, product.rows, product.inputs, dict(measure(product, target, arguments.buckets)))
+        if time.monotonic() > end_s:
+            _print(f"no time for {product.name}")
+            continue
+        chosen = _measure(product, arguments.buckets, target, timer, compilers)
+        if not arguments.no_table:
+            merge_table(arguments.out or table_path(target), product, chosen)
+            forget_choices()
+    compilers.close()
+
+
+def _measure(
+    product: Product, buckets: Sequence[int], target: Target, timer: Timer, compilers: Compilers
+) -> dict[int, Config | None]:
+    """The fastest of all for each bucket; compiled before, so that nothing else uses the GPU then."""
+    jobs = [
+        Job(product, bucket, config) for bucket in buckets for config in candidates_for(product, bucket, target, ALL)
+    ]
+    for failure in compilers.compile(jobs):
+        _print(failure)
+    return {bucket: _fastest(product, bucket, target, timer) for bucket in buckets}
+
+
+def _fastest(product: Product, bucket: int, target: Target, timer: Timer) -> Config | None:
+    """The library keeps its place unless it is beaten by 1%."""
+    times = timer.times(product, bucket, [None, *candidates_for(product, bucket, target, ALL)])
+    best = min(times, key=lambda config: times[config])
+    _print(f"{product.name:20} {bucket:>4} library {times[None]:8.2f} µs, best {times[best]:8.2f} {best}")
+    return best if times[best] < 0.99 * times[None] else None
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
 
 
 if __name__ == "__main__":

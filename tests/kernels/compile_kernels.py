@@ -51,10 +51,11 @@ from pagebus.kernels.layers.embedding import embedding
 from pagebus.kernels.layers.logits import cap_logits
 from pagebus.kernels.layers.norm import NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.layers.rotary_kv_write import MANY_TOKENS, rotary_kv_write
-from pagebus.kernels.linear.dispatch import Config, invariant_config
+from pagebus.kernels.linear.dispatch import invariant_config
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
+from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs

@@ -13,10 +13,11 @@ from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.kernels.common.machines import target_named
 from pagebus.kernels.common.target import Target, first_target
 
-MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132}
-"""Of the A100, the A40, the L40S, and the H100 and H200 (SXM)."""
+MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 170}
+"""Of the A100, the A40, the L40S, the H100 and H200 (SXM), the B200, and the RTX 5090."""
 
 
 def add_compile(commands: Commands) -> None:
@@ -31,9 +32,13 @@ def add_compile(commands: Commands) -> None:
         epilog=SETTINGS_EPILOG,
     )
     parser.add_argument(
-        "--target", nargs="+", metavar="SM", default=[], help="kinds of GPU, such as sm_90 (default: the one here)"
+        "--target",
+        nargs="+",
+        metavar="SM",
+        default=[],
+        help="kinds of GPU, such as sm_90 or L40S (default: the one here)",
     )
-    parser.add_argument("--multiprocessors", type=int, metavar="N", help="multiprocessors of the target")
+    add_target_details(parser)
     parser.add_argument("--jobs", type=int, metavar="N", help="parallel compilers (default: the number of cores)")
     add_arguments(parser)
 
@@ -47,7 +52,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     if find_spec("triton") is None:
         raise SettingsError("Triton is missing, which compiles kernels: pip install triton")
     settings = load_settings(arguments)
-    targets = [parse_target(name, arguments.multiprocessors) for name in arguments.target] or [_target_here()]
+    targets = [target_in(arguments, name) for name in arguments.target] or [_target_here()]
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
@@ -63,15 +68,33 @@ def run_compile(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_target_details(parser: argparse.ArgumentParser) -> None:
+    """Add what further describes a ``--target``."""
+    parser.add_argument("--multiprocessors", type=int, metavar="N", help="multiprocessors of the target")
+    parser.add_argument(
+        "--memory-gb-per-s", type=int, metavar="N", default=0, help="bandwidth of the target (default: as usual)"
+    )
+
+
+def target_in(arguments: argparse.Namespace, name: str) -> Target:
+    """The target ``name`` with its details."""
+    found = parse_target(name, arguments.multiprocessors)
+    gb_per_s = arguments.memory_gb_per_s or found.memory_gb_per_s
+    return Target(found.capability, found.num_multiprocessors, gb_per_s)
+
+
 def parse_target(name: str, num_multiprocessors: int | None) -> Target:
-    """``sm_90`` as a target.
+    """``sm_90`` as a target, or ``L40S``.
 
     Raises:
         SettingsError: another form, or a kind of GPU whose number of multiprocessors is not known here.
     """
+    named = None if name[:1].isdigit() or name.startswith("sm_") else target_named(name)
+    if named is not None:
+        return Target(named.capability, num_multiprocessors or named.num_multiprocessors, named.memory_gb_per_s)
     digits = name.removeprefix("sm_")
     if not digits.isdecimal():
-        raise SettingsError(f"--target {name}: a form like sm_90 is needed")
+        raise SettingsError(f"--target {name}: a form like sm_90, or the name of a GPU such as L40S, is needed")
     known = num_multiprocessors or MULTIPROCESSORS.get(int(digits))
     if known is None:
         raise SettingsError(f"--target {name}: say with --multiprocessors how many such a GPU has")

@@ -11,6 +11,7 @@ import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import calculate_scales
 from pagebus.actors.executor.loading.loading import batch_limits, cache_dtype, choose_ops, graph_tokens, pieces_tokens
 from pagebus.actors.executor.loading.warmup import run_all_steps
@@ -20,6 +21,7 @@ from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 from pagebus.actors.settings import Settings
+from pagebus.kernels.linear.dispatch import read_user_tables
 
 META = torch.device("meta")
 NUM_BLOCKS = 1 << 16
@@ -28,6 +30,7 @@ NUM_BLOCKS = 1 << 16
 
 def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[PersistentBatch, Runner]:
     """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
+    read_user_tables(launch_shapes_folder(settings))
     limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), choose_ops(settings, META)
     kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(

@@ -25,6 +25,7 @@ from pagebus.actors.runtime.child import PACKAGES, die_with_parent, python_path
 from pagebus.actors.settings import GROUPS, Settings
 from pagebus.actors.settings.sources import to_args
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.user_path import user_folder, user_path
 
 SOURCES = ("pagebus/kernels", "pagebus/actors/executor")
 """Where it is decided what is launched, and with what."""
@@ -56,8 +57,15 @@ def mark_path(settings: Settings, config: ModelConfig, target: Target) -> Path:
         for spec in dataclasses.fields(GROUPS[group])
         if spec.name not in INDIFFERENT
     }
+    with contextlib.suppress(OSError):  # most have measured nothing
+        digest.update(user_path(target, launch_shapes_folder(settings)).read_bytes())
     digest.update(repr((decisive, config, target, _version("triton"), _version("torch"), sys.version)).encode())
     return cache_dir() / f"pagebus-{digest.hexdigest()[:32]}"
+
+
+def launch_shapes_folder(settings: Settings) -> Path:
+    """Where launch shapes that were measured on this machine are."""
+    return user_folder() if settings.launch_shapes_dir is None else Path(settings.launch_shapes_dir)
 
 
 def _version(package: str) -> str:
@@ -124,6 +132,7 @@ class KernelBuild:
         command = [
             sys.executable, "-P", "-m", "pagebus.actors.commands.cli", "compile-kernels", *to_args(self._settings),
             "--target", name, "--multiprocessors", str(target.num_multiprocessors),
+            "--memory-gb-per-s", str(target.memory_gb_per_s),
         ]  # fmt: skip
         environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         environ["PYTHONPATH"] = python_path(environ)

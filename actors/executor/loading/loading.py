@@ -14,6 +14,7 @@ from pagebus.actors.executor.device.device import check_attention, resolve_kv_dt
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes
+from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
 from pagebus.actors.executor.loading.warmup import measure_prefill_rate, run_full_steps, run_long_steps, run_small_steps
 from pagebus.actors.executor.loading.weights import load_weights
@@ -28,6 +29,7 @@ from pagebus.actors.model.config import ModelConfig, effective_max_model_len, nu
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
+from pagebus.kernels.linear.dispatch import read_user_tables
 
 LAUNCH_FLOPS = 15_000_000_000_000
 """Products of a step that take the device about as long as a busy host takes to launch all kernels: 23 ms of an H200.
@@ -116,6 +118,7 @@ def _load(
 ) -> Loaded:
     check_attention(settings, device)
     check_gpu(settings, config, target_of(device))
+    read_user_tables(launch_shapes_folder(settings))
     ops = choose_ops(settings, device)
     limits = batch_limits(settings, config, device, num_blocks=1)
     demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)

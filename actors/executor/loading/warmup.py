@@ -21,7 +21,7 @@ from pagebus.actors.executor.step.step_kernels import expert_shape, moe_of
 from pagebus.actors.model.config import ModelConfig
 from pagebus.bus.messages import NewSequence, SamplingParams, StepPlan
 from pagebus.kernels.attention.cudnn_prefill import PIECES
-from pagebus.kernels.linear import dispatch
+from pagebus.kernels.linear import shapes
 from pagebus.kernels.moe.choice import token_counts
 
 RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
@@ -142,7 +142,7 @@ def small_steps(
             lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
             if lengths and sum(lengths) <= limits.max_num_batched_tokens:
                 groups.append([_entering(lengths, limits, sampling), _decoding(len(lengths)), _decoding(1)])
-    for num_tokens in sorted({*dispatch.BUCKETS, *counts}) if thorough else ():
+    for num_tokens in sorted({*shapes.BUCKETS, *counts}) if thorough else ():
         num_rows = min(num_tokens, limits.max_num_seqs)
         lengths = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
         if lengths[0] <= limits.max_model_len - 2 and num_tokens <= limits.max_num_batched_tokens:

@@ -11,14 +11,13 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.spec import Dense, ModelSpec, Moe
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
 from pagebus.kernels.linear.dispatch import (
-    BUCKETS,
-    MANY,
     LinearChoice,
+    Source,
     choose_invariant_product,
     choose_product,
     choose_residual_product,
-    tokens_class,
 )
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, Product, tokens_class
 from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
@@ -117,6 +116,32 @@ class KernelChooser:
     def _experts(self, moe: Moe, num_tokens: int) -> ExpertsChoice:
         setup, shape = self.attention.setup, expert_shape(moe, self._config.hidden_size)
         return choose_experts(num_tokens, shape, setup.dtype, setup.target, invariant=setup.deterministic)
+
+    def measurable(self) -> list[Product]:
+        """The products of 16-bit weights whose launch shapes may be measured; of those that may do half of a norm, both
+        forms, the one that it is compared with first."""
+        found: dict[Product, None] = {}
+        for tokens in BUCKETS:
+            for choice in self.products(tokens, tokens).values():
+                if not isinstance(choice, LinearChoice) or choice.product is None:
+                    continue
+                product = choice.product
+                if product.form in SPLIT_FORMS:
+                    found[product._replace(form="partial")] = None
+                found[product] = None
+        if added_at_once(self._config.spec)[1] and self._moe is None and not self.attention.setup.deterministic:
+            found |= {each._replace(form="residual"): None for each in found if each.form == "partial"}
+        return sorted(found, key=lambda product: FORMS.index(product.form))
+
+    def estimated(self) -> dict[str, str]:
+        """For each product that the cost model decided about, its kernels by tokens, with estimated microseconds."""
+        lines: dict[str, list[str]] = {}
+        for tokens in BUCKETS:
+            for name, choice in self.products(tokens, tokens).items():
+                if isinstance(choice, LinearChoice) and choice.source is Source.MODEL and choice.estimate is not None:
+                    us = choice.estimate.library if choice.config is None else choice.estimate.us
+                    lines.setdefault(name, []).append(f"{tokens}: {choice.kernel} {us:.1f} us")
+        return {name: ", ".join(each) for name, each in lines.items()}
 
     def summary(self) -> dict[str, str]:
         """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""

@@ -24,6 +24,10 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.choice import PATHS, AttentionPath
 from pagebus.kernels.common.target import Target, compile_for
+from pagebus.kernels.linear.dispatch import read_user_tables
+from pagebus.kernels.linear.shapes import Product
+from pagebus.kernels.linear.tables import merge_table
+from pagebus.kernels.linear.user_path import user_path
 from tests.helpers.engine_driver import HandScheduler
 from tests.helpers.waiting import LIMIT_S
 
@@ -63,6 +67,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def _no_target_is_left() -> Iterator[None]:
     yield
     compile_for(None)
+    read_user_tables(None)
 
 
 @pytest.fixture(params=["small", "llama8b"])
@@ -207,7 +212,8 @@ def test_the_answer_is_json_or_text(folder: Path, capsys: pytest.CaptureFixture[
     for step in found["steps"]:
         assert f"{step['attention']['path']}: {step['attention']['why']}" in text
         for choice in step["products"].values():
-            assert f"{choice['kernel']}: {choice['why']}" in text
+            why = "cost model" if choice["source"] == "cost model" else choice["why"]
+            assert f"{choice['kernel']}: {why}" in text
 
 
 @pytest.mark.parametrize(
@@ -231,3 +237,43 @@ def test_what_cannot_be_is_refused(
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(tmp_path / "nowhere"), "--target", "sm_90"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_it_shows_where_choices_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shape that was measured, one that was not, a user's table, and what a rule leaves to the library."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["small"] | {"intermediate_size": 5120}))
+    target = Target(90, 132)
+    user = tmp_path / "shapes"
+    merge_table(user_path(target, user), Product("gated", 10240, 1024), {64: None})
+
+    found = explained(capsys, tmp_path, "--target", "sm_90", "--launch-shapes-dir", str(user))
+    sources = {
+        (step["decodes"], name): (choice["source"], choice["kernel"])
+        for step in found["steps"]
+        if not step["prompt_tokens"]
+        for name, choice in step["products"].items()
+    }
+    assert sources[8, "qkv"] == ("measured table", "skinny_gemm")
+    assert sources[64, "gate_up"] == ("user table", "cublas")
+    assert sources[128, "gate_up"][0] == "cost model"
+    prompt = next(step for step in found["steps"] if step["prompt_tokens"] and not step["decodes"])
+    assert prompt["products"]["qkv"]["source"] == "rule"
+    (modelled,) = (step["products"]["gate_up"] for step in found["steps"] if step["step"] == "decode 128")
+    assert modelled["estimated_us"]["own"] > 0
+
+    assert main(["explain", str(tmp_path), "--target", "sm_90", "--launch-shapes-dir", str(user)]) == 0
+    text = capsys.readouterr().out
+    assert "user table: the library was fastest" in text
+    assert "cost model, estimated µs" in text
+
+
+def test_targets_have_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a bandwidth, by which GPUs with the same processor differ."""
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["small"]))
+    found = explained(capsys, tmp_path, "--target", "L4")
+    assert (found["target"], found["multiprocessors"]) == ("sm_89", 58)
+    slow, fast = (
+        explained(capsys, tmp_path, "--target", "sm_90", "--memory-gb-per-s", rate)["steps"][0]["products"]["o"]
+        for rate in ("3352", "4917")
+    )
+    assert fast["estimated_us"]["library"] < slow["estimated_us"]["library"]

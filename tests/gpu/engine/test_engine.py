@@ -22,7 +22,8 @@ from pagebus.actors.executor.device.device import KV_DTYPES
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.bus.messages import StepResult
-from pagebus.kernels.linear.dispatch import LinearChoice, LinearKernel, choose_residual_product
+from pagebus.kernels.linear.dispatch import LinearChoice, choose_residual_product
+from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from tests.gpu.engine.engine_cases import BFLOAT16_SHAPE, MAX_TOKENS, SETTINGS, make_prompts
 from tests.helpers.engine_driver import Driver, Grown, HandScheduler

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import pagebus.kernels.linear.linear
 from pagebus.kernels.common import pdl
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
-from pagebus.kernels.linear.dispatch import Config, LinearChoice, choose, choose_residual_product
+from pagebus.kernels.linear.dispatch import LinearChoice, choose, choose_residual_product
 from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.linear import (
     gated_linear,
@@ -24,6 +24,7 @@ from pagebus.kernels.linear.linear import (
     partial_linear_invariant,
     residual_linear,
 )
+from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -41,6 +42,9 @@ SHAPES = {  # N, K
     "qwen06b head": (151936, 1024),
     "odd": (1234, 1000),
     "qwen7b down": (3584, 18944),
+    "llama1b o": (2048, 2048),
+    "gpt-oss qkv": (5120, 2880),
+    "gemma12b gate_up": (30720, 3840),
 }
 TOKENS = (1, 2, 3, 8, 13, 16, 31, 64, 100, 128, 200, 256, 300)
 

@@ -1,4 +1,4 @@
-"""Which kernel a product gets: the tables that are shipped, their format, and the rule for shapes they lack."""
+"""Which kernel a product gets, and the tables that are shipped."""
 
 from __future__ import annotations
 
@@ -8,26 +8,19 @@ import pytest
 import torch
 
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.candidates import SPECIALIZED_ROWS
 from pagebus.kernels.linear.dispatch import (
-    BUCKETS,
-    FORMS,
-    KERNELS,
-    TABLES,
-    LinearKernel,
-    bucket_of,
+    Source,
     choose,
     choose_product,
     choose_residual_product,
-    guess,
-    load_table,
-    merge_table,
-    table_path,
 )
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
 from pagebus.kernels.linear.linear import LAUNCHES
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, LinearKernel, Product, bucket_of, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.linear.tune import SPECIALIZED_ROWS
+from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
 
 SHARED_BYTES = 227 * 1024
 H200 = Target(90, 132)
@@ -49,22 +42,15 @@ def test_shipped_tables(path: Path) -> None:
     """Every product has a choice for every bucket, and each can be launched."""
     table = load_table(path)
     assert table
-    for (form, rows, inputs), choices in table.items():
-        assert form in FORMS
+    for product, choices in table.items():
+        assert product.form in FORMS
         assert tuple(choices) == BUCKETS
         for bucket, config in choices.items():
-            if isinstance(config, VectorConfig):
-                assert bucket <= 2
-            elif isinstance(config, SpecializedConfig):
-                assert bucket > 64
-                assert config.fits(inputs)
-                assert config.splits == 1 or form == "partial"
-                assert config.rows <= rows
-            elif config is not None:
-                assert config.fits(inputs)
-                assert config.splits == 1 or form in ("partial", "residual")
+            assert config is None or is_legal(product, bucket, config)
+            if config is not None:
+                assert config.rows <= product.rows
+            if isinstance(config, TileConfig):
                 assert (config.rows + config.tokens) * config.depth * config.stages * 2 <= SHARED_BYTES
-                assert config.rows <= rows
 
 
 @pytest.mark.parametrize("rows", SPECIALIZED_ROWS)
@@ -89,29 +75,18 @@ def test_tables_are_merged(tmp_path: Path) -> None:
     first = {1: VectorConfig(8, 512, 4, 2), 16: TileConfig(64, 16, 128, 4, 4, 2, True), 256: None}
     second = {1: None, 16: None, 256: TileConfig(128, 128, 64, 4, 8)}
     assert load_table(path) == {}
-    merge_table(path, "plain", 64, 32, {1: None})
-    merge_table(path, "partial", 64, 32, second)
-    merge_table(path, "plain", 64, 32, first)
-    merge_table(path, "partial", 64, 32, {16: SpecializedConfig(224)})
+    plain, partial = Product("plain", 64, 32), Product("partial", 64, 32)
+    merge_table(path, plain, {1: None})
+    merge_table(path, partial, second)
+    merge_table(path, plain, first)
+    merge_table(path, partial, {16: SpecializedConfig(224)})
     second[16] = SpecializedConfig(224)
-    assert load_table(path) == {("plain", 64, 32): first, ("partial", 64, 32): second}
-
-
-def test_guess() -> None:
-    """Tiles that give every multiprocessor its share, or the library."""
-    assert guess("plain", 6144, 4096, 8, H200) == TileConfig(48, 16, 128, 4, 4)
-    assert guess("partial", 4096, 14336, 32, H200) == TileConfig(64, 32, 128, 4, 4, 2)
-    assert guess("plain", 512, 4096, 8, H200) is None
-    assert guess("plain", 6144, 4096, 64, H200) is None
-    for rows in range(512, 20000, 488):
-        for inputs in (896, 1000, 3584, 18944):
-            config = guess("partial", rows, inputs, 1, H200)
-            assert config is None or config.fits(inputs)
+    assert load_table(path) == {plain: first, partial: second}
 
 
 def test_every_kernel_and_form_is_reachable() -> None:
     """Each row of the table of kernels is some product's, and our own ones can all be launched."""
-    products = [(form, rows, inputs) for form, rows, inputs in load_table(table_path(H200))]
+    products = list(load_table(table_path(H200)))
     chosen = [
         choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
         for (form, rows, inputs) in products
@@ -133,6 +108,7 @@ def test_every_kernel_and_form_is_reachable() -> None:
     assert {choice.form for choice in chosen} == {*FORMS, "added"}
     assert set(KERNELS.values()) == set(LAUNCHES)
     assert all(choice.why for choice in chosen)
+    assert {choice.source for choice in chosen} == {Source.MEASURED, Source.RULE}
 
 
 def test_half_norms_are_completed() -> None:

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, add_rms_norm_reference, rms_norm_reference
-from pagebus.kernels.linear.dispatch import Config
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import (
     gated_linear,
@@ -20,6 +19,7 @@ from pagebus.kernels.linear.linear import (
     residual_linear,
     residual_linear_reference,
 )
+from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, AttentionSetup, StepRows
 from pagebus.kernels.attention.paged_attention import AttentionShape
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.dispatch import LinearKernel
+from pagebus.kernels.linear.shapes import LinearKernel
 from tests.actors.executor.small_engine import MAX_TOKENS
 from tests.helpers.engine_driver import Driver
 
@@ -92,6 +93,19 @@ def test_the_summary_names_kernels_by_tokens(driver: Driver) -> None:
     assert lines["qkv"].startswith("skinny_gemm 1 to ")
     assert lines["qkv"].endswith("cublas from 33 tokens")
     assert lines.keys() == {"attention", *PRODUCTS}
+
+
+def test_what_the_cost_model_decided_is_told_with_estimates(driver: Driver) -> None:
+    """Products that nobody has measured, each bucket with its kernel and microseconds; measured ones are left out."""
+    config = replace(
+        driver.engine._loaded.runner.model.config, hidden_size=4096, intermediate_size=11008, num_heads=32,
+        num_kv_heads=8, head_dim=128, vocab_size=128256,
+    )  # fmt: skip
+    setup = AttentionSetup(Target(90, 132), torch.bfloat16, torch.bfloat16, 32, 8, 128, backend="torch")
+    lines = KernelChooser(AttentionChooser(setup), config).estimated()
+    assert set(lines) == {"gate_up", "down"}
+    assert re.match(r"1: \w+ [\d.]+ us, 2: ", lines["gate_up"])
+    assert "256: cublas" in lines["gate_up"]
 
 
 def test_counters_follow_the_counts(driver: Driver) -> None:

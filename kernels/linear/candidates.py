@@ -1,0 +1,96 @@
+"""The launch shapes that are considered for a product: few enough for the cost model to ask all of them.
+
+Weights are the rows of tiles, tokens their columns. On Hopper, tiles of 64 rows and more take its own matrix
+instructions; other GPUs may have smaller ones, which suits their many small multiprocessors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.hopper_gemm import TOKENS, SpecializedConfig
+from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+
+HOPPER = 90
+MOST_OF_VECTORS, MOST_SUMS = 2, 8
+"""Tokens that are multiplied without tensor cores, and rows times tokens of a program, at most."""
+MOST_OF_RESIDUALS = 32
+"""Tokens of a product that does half of the next norm: of more, it was never faster."""
+VECTOR_ROWS, VECTOR_WARPS = (2, 4, 8), (2, 4, 8)
+HOPPER_ROWS, SPECIALIZED_ROWS = (48, 64, 112), (32, 48, 64, 96, 128, 192, 224, 256)
+HOPPER_DEPTHS = {
+    8: ((128, 4), (256, 3), (256, 4)),
+    16: ((128, 4), (256, 3), (256, 4)),
+    32: ((128, 4), (128, 6), (256, 3)),
+    64: ((64, 5), (128, 3), (128, 4), (256, 3)),
+    128: ((64, 4), (128, 3), (128, 4)),
+}
+"""Depths with stages, by the tokens of a tile."""
+OTHER_ROWS = (32, 48, 64, 128)
+OTHER_DEPTHS = {
+    16: ((64, 4), (128, 3), (128, 4)),
+    32: ((64, 4), (128, 3), (128, 4)),
+    64: ((64, 3), (64, 4), (128, 3)),
+    128: ((32, 4), (64, 3), (64, 4)),
+}
+SPLITS = (1, 2, 4, 8)
+
+
+@cache
+def menu(form: str, bucket: int, capability: int) -> tuple[Config, ...]:
+    """Launch shapes of one split for ``bucket`` tokens, whatever the weights; shared memory and registers may not
+    suffice."""
+    if form == "residual" and bucket > MOST_OF_RESIDUALS:
+        return ()
+    tiles = _hopper_tiles(form, bucket) if capability == HOPPER else _other_tiles(bucket)
+    return (*_vectors(bucket), *tiles, *_specialized(form, bucket, capability))
+
+
+def splits_of(form: str, config: Config) -> tuple[int, ...]:
+    """In how many parts K may be summed up: whose sums are not added up by anyone has one."""
+    if form not in SPLIT_FORMS or isinstance(config, VectorConfig):
+        return (1,)
+    return SPLITS
+
+
+def _vectors(bucket: int) -> Iterator[VectorConfig]:
+    for rows, warps, ahead in product(VECTOR_ROWS, VECTOR_WARPS, (1, 2)):
+        if bucket <= MOST_OF_VECTORS and rows * bucket <= MOST_SUMS:
+            yield VectorConfig(rows, 256 * warps, warps, ahead)
+
+
+def _hopper_tiles(form: str, bucket: int) -> Iterator[TileConfig]:
+    halves = 2 if form == "gated" else 1
+    for tokens in _widths(bucket, 8):
+        for rows, (depth, stages) in product(HOPPER_ROWS, HOPPER_DEPTHS[tokens]):
+            if form not in SPLIT_FORMS and tokens <= 64:
+                yield TileConfig(rows, tokens, depth, stages, _warps(rows, tokens))
+        for rows, (depth, stages) in product((64 * halves, 128 * halves), HOPPER_DEPTHS[tokens]):
+            yield TileConfig(rows, tokens, depth, stages, _warps(rows, tokens), tma=True)
+
+
+def _other_tiles(bucket: int) -> Iterator[TileConfig]:
+    for tokens in _widths(bucket, 16):
+        for rows, (depth, stages) in product(OTHER_ROWS, OTHER_DEPTHS[tokens]):
+            if rows >= 64 or tokens <= 64:
+                yield TileConfig(rows, tokens, depth, stages, _warps(rows, tokens))
+
+
+def _widths(bucket: int, least: int) -> tuple[int, ...]:
+    """Tokens of a tile."""
+    if bucket <= 8:
+        return tuple(sorted({least, 16}))
+    return (bucket,) if bucket <= 64 else (64, 128)
+
+
+def _warps(rows: int, tokens: int) -> int:
+    return 8 if rows > 64 and tokens >= 64 else 4
+
+
+def _specialized(form: str, bucket: int, capability: int) -> Iterator[SpecializedConfig]:
+    if capability == HOPPER and bucket > TOKENS // 2 and form != "residual":
+        yield from map(SpecializedConfig, SPECIALIZED_ROWS)

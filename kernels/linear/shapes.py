@@ -1,0 +1,111 @@
+"""Launch shapes of products, and the names of products, kernels and buckets by which they are chosen and stored."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+
+Config = TileConfig | VectorConfig | SpecializedConfig
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+"""Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
+the library always wins."""
+MANY = BUCKETS[-1] + 1
+"""Stands for all token counts above the buckets."""
+FORMS = ("plain", "wide", "gated", "partial", "residual")
+"""What becomes of a product: see `pagebus.kernels.linear.linear`."""
+SPLIT_FORMS = ("partial", "residual")
+"""Those of which sums over parts of K are added up by someone."""
+
+
+class LinearKernel(StrEnum):
+    """The kernels that multiply."""
+
+    GEMV = "gemv"
+    SKINNY_GEMM = "skinny_gemm"
+    HOPPER_GEMM = "hopper_gemm"
+    CUBLAS = "cublas"
+    TORCH = "torch"
+
+
+KERNELS: dict[type[Config], LinearKernel] = {
+    VectorConfig: LinearKernel.GEMV,
+    TileConfig: LinearKernel.SKINNY_GEMM,
+    SpecializedConfig: LinearKernel.HOPPER_GEMM,
+}
+"""The kernel of each type of launch shape."""
+CONFIGS = {kernel: config for config, kernel in KERNELS.items()}
+
+
+class Product(NamedTuple):
+    """``form``, and the shape of the weights [rows, inputs]."""
+
+    form: str
+    rows: int
+    inputs: int
+
+    @classmethod
+    def parse(cls, text: str) -> Product:
+        """``gated:28672x4096``.
+
+        Raises:
+            ValueError: another form.
+        """
+        form, _, shape = text.partition(":")
+        rows, _, inputs = shape.partition("x")
+        if form not in FORMS:
+            raise ValueError(f"{form} is none of {', '.join(FORMS)}")
+        return cls(form, int(rows), int(inputs))
+
+    @property
+    def name(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.form}:{self.rows}x{self.inputs}"
+
+
+def kernel_of(config: Config) -> LinearKernel:
+    """Whose launch shape this is."""
+    return KERNELS[type(config)]
+
+
+def is_legal(product: Product, bucket: int, config: Config) -> bool:
+    """Whether a launch shape can compute this product of ``bucket`` tokens."""
+    if isinstance(config, VectorConfig):
+        return bucket <= 2
+    if not config.fits(product.inputs) or (config.splits > 1 and product.form not in SPLIT_FORMS):
+        return False
+    return isinstance(config, TileConfig) or (product.form != "residual" and bucket > 64)
+
+
+def bucket_of(num_tokens: int) -> int:
+    """The smallest bucket that holds ``num_tokens``."""
+    return BUCKETS[bisect_left(BUCKETS, num_tokens)]
+
+
+def tokens_class(num_tokens: int) -> int:
+    """A token count that stands for all counts with the same choices."""
+    return bucket_of(num_tokens) if 0 < num_tokens <= BUCKETS[-1] else min(num_tokens, MANY)
+
+
+def pack(config: Config | None) -> dict[str, Any]:
+    """``{"kernel": "gemv", "rows": 8, ...}``; None, the library, is ``{"kernel": "cublas"}``."""
+    if config is None:
+        return {"kernel": str(LinearKernel.CUBLAS)}
+    return {"kernel": str(kernel_of(config)), **asdict(config)}
+
+
+def parse(stored: dict[str, Any]) -> Config | None:
+    """What `pack` gave.
+
+    Raises:
+        ValueError, TypeError: it gave something else.
+    """
+    fields = dict(stored)
+    kernel = LinearKernel(fields.pop("kernel", ""))
+    return None if kernel is LinearKernel.CUBLAS else CONFIGS[kernel](**fields)

@@ -1,0 +1,74 @@
+"""Tables of measured choices: those that are shipped, one for each kind of GPU, and those of this machine's user."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, Config, Product, is_legal, pack, parse
+from pagebus.kernels.linear.user_path import user_path
+
+TABLES = Path(__file__).with_name("tables")
+
+Table = dict[Product, dict[int, Config | None]]
+"""Choices by product and bucket; None: the library."""
+
+
+def table_path(target: Target, folder: Path = TABLES) -> Path:
+    """The path of the shipped table for a kind of GPU."""
+    return folder / f"sm_{target.capability}_{target.num_multiprocessors}.json"
+
+
+@cache
+def load_table(path: Path) -> Table:
+    """The choices in a file; empty if there is none.
+
+    Raises:
+        ValueError, TypeError, KeyError: the file is no table.
+    """
+    if not path.is_file():
+        return {}
+    return {
+        _product(entry): {int(bucket): parse(stored) for bucket, stored in entry["buckets"].items()}
+        for entry in json.loads(path.read_text())
+    }
+
+
+def merge_table(path: Path, product: Product, choices: dict[int, Config | None]) -> None:
+    """Put the choices for one product into the table at ``path``, one line for each product; its others stay."""
+    table = load_table(path)
+    table = {**table, product: {**table.get(product, {}), **choices}}
+    lines = [
+        json.dumps({**product._asdict(), "buckets": {bucket: pack(config) for bucket, config in chosen.items()}})
+        for product, chosen in sorted(table.items())
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")  # readers see the old table or the new one
+    beside.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    beside.replace(path)
+    load_table.cache_clear()
+
+
+def _product(entry: dict[str, Any]) -> Product:
+    if entry["form"] not in FORMS:
+        raise ValueError(f"no form of a product: {entry['form']!r}")
+    return Product(entry["form"], int(entry["rows"]), int(entry["inputs"]))
+
+
+def load_user_table(target: Target, folder: Path) -> Table:
+    """A user's choices; empty if there are none, or if the file was damaged: it only makes steps faster."""
+    try:
+        table = load_table(user_path(target, folder))
+    except (ValueError, TypeError, KeyError, AttributeError, OSError):
+        return {}
+    return {product: chosen for product, chosen in table.items() if _is_usable(product, chosen)}
+
+
+def _is_usable(product: Product, chosen: dict[int, Config | None]) -> bool:
+    return all(
+        bucket in BUCKETS and (config is None or is_legal(product, bucket, config)) for bucket, config in chosen.items()
+    )

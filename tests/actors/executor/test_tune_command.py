@@ -1,0 +1,94 @@
+"""``pagebus tune``: what it measures, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pagebus.actors.executor.tune_command
+import pagebus.kernels.linear.tune
+from pagebus.actors.bench.driver.shapes import SHAPES
+from pagebus.actors.commands.cli import main
+from pagebus.actors.executor.loading import kernel_cache
+from pagebus.actors.executor.tune_command import measurable
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.settings import Settings
+from pagebus.kernels.common.target import Target, compile_for
+from pagebus.kernels.linear.dispatch import read_user_tables
+from pagebus.kernels.linear.shapes import Product
+from pagebus.kernels.linear.tables import merge_table
+from pagebus.kernels.linear.tune import Timed
+from pagebus.kernels.linear.user_path import user_path
+
+H200 = Target(90, 132, 4917)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    compile_for(None)
+    read_user_tables(None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["llama8b"]))
+    return tmp_path
+
+
+def test_without_a_gpu_it_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(folder), "--device", "cpu"]) == 2
+    assert "no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "1e9"])
+def test_minutes_are_a_time(folder: Path, minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", str(folder), "--minutes", minutes]) == 2
+    assert "--minutes" in capsys.readouterr().err
+
+
+def test_it_measures_every_product_of_the_model(folder: Path) -> None:
+    """Each once; sums before the norms that take their place. None in float32 or with ``--deterministic``."""
+    config = ModelConfig.load(folder)
+    names = [product.name for product in measurable(Settings(model=str(folder)), config, H200)]
+    assert names == [
+        "plain:6144x4096", "wide:128256x4096", "gated:28672x4096", "partial:4096x4096", "partial:4096x14336",
+        "residual:4096x4096", "residual:4096x14336",
+    ]  # fmt: skip
+    assert measurable(Settings(model=str(folder), dtype="float32"), config, H200) == []
+    assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == []
+
+
+def test_it_tunes_and_says_where_the_table_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the folder that is named, for the GPU here."""
+    asked: list[Any] = []
+
+    def tune(products: list[Product], target: Target, where: Path, minutes: float, tell: Any) -> list[Timed]:
+        asked.append((len(products), target, where, minutes))
+        tell("one line")
+        return [Timed(products[0], 8, 20.0, 15.0, None, changed=True)]
+
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "first_target", lambda: H200)
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "find_spec", lambda _: True)
+    monkeypatch.setattr(pagebus.kernels.linear.tune, "tune", tune)
+    shapes = folder / "shapes"
+    assert main(["tune", str(folder), "--minutes", "2.5", "--launch-shapes-dir", str(shapes)]) == 0
+    assert asked == [(7, H200, shapes, 2.5)]
+    text = capsys.readouterr().out
+    assert "one line" in text
+    assert "1 of 1 choices are changed, the best by 25%" in text
+    assert str(user_path(H200, shapes)) in text
+
+
+def test_kernels_are_compiled_anew_for_a_new_table(folder: Path) -> None:
+    """The mark of a complete cache is another then."""
+    config, settings = ModelConfig.load(folder), Settings(model=str(folder), launch_shapes_dir=str(folder / "shapes"))
+    before = kernel_cache.mark_path(settings, config, H200)
+    merge_table(user_path(H200, folder / "shapes"), Product("plain", 64, 64), {8: None})
+    assert kernel_cache.mark_path(settings, config, H200) != before

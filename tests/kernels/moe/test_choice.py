@@ -1,0 +1,45 @@
+"""Launch shapes of experts fit every GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagebus.kernels.common.machines import architecture_of
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.moe.choice import Grouped, Shape, choose, choose_invariant
+
+shapes = st.builds(
+    Shape, st.sampled_from([1, 8, 60, 128, 512]), st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 64).map(lambda n: 64 * n), st.integers(1, 256).map(lambda n: 16 * n),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 10_000), shapes, st.sampled_from([torch.bfloat16, torch.float32]),
+    st.sampled_from([80, 86, 89, 90, 100, 120]), st.booleans(),
+)  # fmt: skip
+def test_stages_fit_shared_memory(
+    num_tokens: int, shape: Shape, dtype: torch.dtype, capability: int, invariant: bool
+) -> None:
+    """Of both products. Hopper and later hold every stage; before, what is multiplied next is in registers."""
+    target = Target(capability, 100)
+    config = (choose_invariant if invariant else choose)(num_tokens, shape, dtype, target)
+    if not isinstance(config, Grouped):
+        return
+    for halves, each in ((2, config.gate_up), (1, config.down)):
+        stages = each.stages if capability in (90, 100) else each.stages - 1
+        needed = (halves * each.rows + config.tokens) * each.depth * dtype.itemsize * stages
+        assert needed <= architecture_of(capability).program_bytes - 1024
+        assert not each.tma or capability == 90
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+def test_every_gpu_has_both_kinds(capability: int) -> None:
+    """Few tokens unsorted, many grouped."""
+    shape, target = Shape(128, 8, 2048, 768), Target(capability, 100)
+    kinds = [type(choose(count, shape, torch.bfloat16, target)).__name__ for count in (1, 4096)]
+    assert kinds == ["Unsorted", "Grouped"]

@@ -54,13 +54,15 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def decode_config(
-    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1
-) -> DecodeConfig:
-    """The launch shape; element_size in bytes, of queries; group: query heads per KV head. As many programs as the
-    device holds at once."""
+    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1,
+    small_memory: bool = False,
+) -> DecodeConfig:  # fmt: skip
+    """The launch shape; element_size in bytes, of queries; group: query heads per KV head; small_memory: the GPU's
+    (`Target.small_memory`). As many programs as the device holds at once."""
     if element_size > 2:
         return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
-    programs = programs_held(head_dim, group) * processors // kv_heads
+    held = programs_held(head_dim, group)
+    programs = (held // 2 if small_memory and head_dim > 64 else held) * processors // kv_heads
     return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
 
 
@@ -382,7 +384,7 @@ def decode_attention(
     stride_block, stride_token, stride_head, _ = k_cache.stride()
     config = config or decode_config(
         kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group
-    )
+    )  # which does not depend on the GPU but for its programs, which are the plan's
     assert config.tile == plan.tile
     block_heads = max(8, next_power_of_2(group))
     common = {

@@ -26,6 +26,11 @@ class Target:
     capability: int
     num_multiprocessors: int
 
+    @property
+    def small_memory(self) -> bool:
+        """Whether a multiprocessor has 100 KiB of shared memory, 99 of them for one program."""
+        return self.capability in (86, 89, 120, 121)
+
 
 _absent: Target | None = None
 

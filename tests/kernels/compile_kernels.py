@@ -2,7 +2,7 @@
 
 Prints one JSON line per kernel variant: name, registers, spilled bytes, shared memory and the matrix instructions used.
 `--part 1/6` compiles the first of six shares, so that several processes can divide the work; Triton's cache is theirs
-together. `--list` prints the names of the kernels and compiles nothing.
+together. `--heads` compiles attention only, of some heads. `--list` prints the names of the kernels and compiles nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pagebus.kernels.attention.hopper_prefill import hopper_attention
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
     Spans,
+    capability_of,
     paged_attention,
     paged_attention_invariant,
     plan_attention,
@@ -170,8 +171,11 @@ def launch_attention(
     *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     float8 = cache_dtype.itemsize == 1
     lengths = (0, 0) if fixed else (queries, 8 * queries)
-    config = prefill_config(*lengths, head_dim, dtype.itemsize, float8=float8)
-    shape = AttentionShape(q_heads, kv_heads, head_dim, dtype.itemsize, frozenset({window}), float8=float8)
+    capability = capability_of(torch.device("meta"))
+    config = prefill_config(*lengths, head_dim, dtype.itemsize, float8=float8, capability=capability)
+    shape = AttentionShape(
+        q_heads, kv_heads, head_dim, dtype.itemsize, frozenset({window}), float8=float8, capability=capability
+    )
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), *caches, slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
@@ -379,14 +383,26 @@ def launch_all() -> None:
     add_rms_norm(meta(4, 64, 4096, dtype=fp32), meta(64, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
 
 
-def record_launches(arch: int) -> None:
-    """Let every wrapper launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
+def launch_heads() -> None:
+    """Attention of heads whose tiles are the largest, and of padded ones."""
+    bf16 = torch.bfloat16
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 0)
+    launch_attention(16, 8, 256, bf16, 8, 4, 512, 1024, softcap=50.0)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8)
+    launch_attention(32, 32, 96, torch.float16, 8, 4, 512, 0)
+    launch_attention(64, 4, 128, bf16, 8, 8, 1, 0)
+    launch_rotary_attention(64, 8, 128, bf16, norms=True)
+    launch_rotary_attention(16, 2, 256, bf16, norms=True)
+
+
+def record_launches(arch: int, launch: Callable[[], None] = launch_all) -> None:
+    """Let wrappers launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
     for module in (pagebus.kernels.attention.decode, pagebus.kernels.attention.paged_attention):
         module.num_multiprocessors = lambda _device: 132
     pagebus.kernels.common.pdl._supported = lambda _device: arch >= 90
     compile_for(Target(arch, 132))
     JITFunction.run = record
-    launch_all()
+    launch()
 
 
 def main() -> None:
@@ -394,8 +410,9 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90)
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--heads", action="store_true")
     arguments = parser.parse_args()
-    record_launches(arguments.arch)
+    record_launches(arguments.arch, launch_heads if arguments.heads else launch_all)
     if arguments.list:
         print(json.dumps(sorted({kernel.__name__ for _, kernel, _, _ in launches})))
         return

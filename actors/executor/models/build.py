@@ -39,6 +39,6 @@ def build_model(
         frozenset(config.layer_windows), backend, deterministic,
         softcap=any(layer.mixer.softcap for layer in config.spec.layers),
     )  # fmt: skip
-    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), AttentionChooser(setup))
+    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype, device), AttentionChooser(setup))
     model = OracleModel if config.architecture == ORACLE else Decoder
     return model(config, Parameters(device, dtype), ops, passes, num_positions)

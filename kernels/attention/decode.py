@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile_blocks
-from pagebus.kernels.attention.decode_plan import DecodePlan
+from pagebus.kernels.attention.decode_plan import DecodePlan, most_registers, programs_held
 from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
 from pagebus.kernels.attention.merge import cap_scores, merge_pieces
 from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
@@ -64,19 +64,6 @@ def decode_config(
     held = programs_held(head_dim, group)
     programs = (held // 2 if small_memory and head_dim > 64 else held) * processors // kv_heads
     return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
-
-
-def programs_held(head_dim: int, group: int) -> int:
-    """How many programs of 4 warps a multiprocessor holds at once. Tiles of 16 and more columns are multiplied by
-    instructions of a warpgroup, which take queries and weights from shared memory as well."""
-    if next_power_of_2(head_dim) > 128:
-        return 2
-    return 4 if group <= 8 else 3 if group <= 16 else 2
-
-
-def most_registers(head_dim: int, group: int) -> int | None:
-    """How many registers a thread of such a program may use, if the compiler has to be told."""
-    return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
 
 
 def merge_shape(plan: DecodePlan) -> tuple[int, int]:

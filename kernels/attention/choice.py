@@ -100,7 +100,8 @@ class LongPromptRule(NamedTuple):
 LONG_PROMPTS = {
     AttentionPath.HOPPER_PREFILL: LongPromptRule(
         lambda setup: setup.long_prompts_apart and setup.backend != "torch" and setup.has_hopper,
-        "sm_90, half precision, heads of 64 to 256: rows that this kernel computes faster by measured rates",
+        "sm_90, half precision, heads of 64 to 256, no chunked attention: rows that this kernel computes faster by "
+        "measured rates",
     ),
     AttentionPath.CUDNN_PREFILL: LongPromptRule(
         lambda setup: setup.long_prompts_apart and setup.backend != "triton" and setup.has_cudnn,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile_blocks
-from pagebus.kernels.attention.decode_plan import DecodePlan
+from pagebus.kernels.attention.decode_plan import DecodePlan, most_registers, programs_held
 from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
 from pagebus.kernels.attention.merge import cap_scores, merge_pieces
 from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
@@ -54,27 +54,16 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def decode_config(
-    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1
-) -> DecodeConfig:
-    """The launch shape; element_size in bytes, of queries; group: query heads per KV head. As many programs as the
-    device holds at once."""
+    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1,
+    small_memory: bool = False,
+) -> DecodeConfig:  # fmt: skip
+    """The launch shape; element_size in bytes, of queries; group: query heads per KV head; small_memory: the GPU's
+    (`Target.small_memory`). As many programs as the device holds at once."""
     if element_size > 2:
         return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
-    programs = programs_held(head_dim, group) * processors // kv_heads
+    held = programs_held(head_dim, group)
+    programs = (held // 2 if small_memory and head_dim > 64 else held) * processors // kv_heads
     return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
-
-
-def programs_held(head_dim: int, group: int) -> int:
-    """How many programs of 4 warps a multiprocessor holds at once. Tiles of 16 and more columns are multiplied by
-    instructions of a warpgroup, which take queries and weights from shared memory as well."""
-    if next_power_of_2(head_dim) > 128:
-        return 2
-    return 4 if group <= 8 else 3 if group <= 16 else 2
-
-
-def most_registers(head_dim: int, group: int) -> int | None:
-    """How many registers a thread of such a program may use, if the compiler has to be told."""
-    return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
 
 
 def merge_shape(plan: DecodePlan) -> tuple[int, int]:
@@ -382,7 +371,7 @@ def decode_attention(
     stride_block, stride_token, stride_head, _ = k_cache.stride()
     config = config or decode_config(
         kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group
-    )
+    )  # which does not depend on the GPU but for its programs, which are the plan's
     assert config.tile == plan.tile
     block_heads = max(8, next_power_of_2(group))
     common = {

@@ -50,6 +50,19 @@ class DecodePlan:
         return len(self.program_items) - 1
 
 
+def programs_held(head_dim: int, group: int) -> int:
+    """How many programs of 4 warps a multiprocessor holds at once. Tiles of 16 and more columns are multiplied by
+    instructions of a warpgroup, which take queries and weights from shared memory as well."""
+    if next_power_of_2(head_dim) > 128:
+        return 2
+    return 4 if group <= 8 else 3 if group <= 16 else 2
+
+
+def most_registers(head_dim: int, group: int) -> int | None:
+    """How many registers a thread of such a program may use, if the compiler has to be told."""
+    return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
+
+
 @triton.jit(do_not_specialize=["lens_ptr", "slots_ptr", "num_rows", "num_items", "num_merges", "programs", "window"])
 def _plan_kernel(
     lens_ptr,  # [R]

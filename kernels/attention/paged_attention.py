@@ -27,11 +27,13 @@ from pagebus.kernels.attention.prefill_plan import (
 )
 from pagebus.kernels.attention.reference import paged_attention_reference
 from pagebus.kernels.common.int8 import check_scales
+from pagebus.kernels.common.target import Target, target_of
 
 __all__ = [
     "AttentionPlan",
     "AttentionShape",
     "Spans",
+    "capability_of",
     "cut_prompts",
     "cut_prompts_invariant",
     "cut_prompts_reference",
@@ -56,6 +58,8 @@ class AttentionShape:
     windows: frozenset[int] = frozenset({0})
     float8: bool = False
     """Whether the cache has one byte per element."""
+    capability: int = 90
+    """Of the GPU: 90 for sm_90."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,16 @@ class AttentionPlan:
     prefills: PrefillPlan | None = None
 
 
+def capability_of(device: torch.device) -> int:
+    """Of a GPU; on a CPU (the interpreter) launch shapes are those of 90."""
+    target = target_of(device)
+    return 90 if target is None else target.capability
+
+
 def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> PrefillConfig:
     """The launch shape for prompts of a pass whose lengths are unknown at launch; ``invariant``: for all rows of any
     pass, decodes included, so that a token's result does not depend on what it is computed with."""
-    config = fixed_config(shape.head_dim, shape.element_size, float8=shape.float8)
+    config = fixed_config(shape.head_dim, shape.element_size, float8=shape.float8, capability=shape.capability)
     return packed_config(config, shape.q_heads // shape.kv_heads) if invariant else config
 
 
@@ -95,7 +105,7 @@ def cut_prompts(
     ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in long_rows])
     config = prefill_config(
         int((ranges[:, 2] - ranges[:, 1]).max(initial=0)), int(context_lens[first_row:].max(initial=0)),
-        shape.head_dim, shape.element_size, float8=shape.float8,
+        shape.head_dim, shape.element_size, float8=shape.float8, capability=shape.capability,
     )  # fmt: skip
     shares = num_shares(config, shape.q_heads, num_multiprocessors(device))
     return query_spans(query_start, context_lens, ranges, config, shares, most_spans)
@@ -139,7 +149,7 @@ def plan_attention(
         return AttentionPlan({}, prefills)
     config = decode_config(
         shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8,
-        group=shape.q_heads // shape.kv_heads,
+        group=shape.q_heads // shape.kv_heads, small_memory=Target(shape.capability, processors).small_memory,
     )  # fmt: skip
     decodes = {
         window: plan_decodes(
@@ -229,7 +239,7 @@ def paged_attention(
     if plan is None:
         shape = AttentionShape(
             q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
-            float8=kv_scales is not None,
+            float8=kv_scales is not None, capability=capability_of(q.device),
         )  # fmt: skip
         plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, long_rows, invariant=invariant)
     if num_decodes > 0:

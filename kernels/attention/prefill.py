@@ -213,20 +213,26 @@ def _prefill_kernel(
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
     highest = tl.full([BLOCK_QUERIES * HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES * HEADS], tl.float32)
-    oldest = position
-    if WINDOW:
+    oldest, inner_tile = position, first_tile
+    if WINDOW:  # from the inner tile on every query sees every first key
         oldest = first_seen(position, window)
-        masked_tile = tl.maximum(first_seen(first_position, window), 0) // TILE
-    else:
-        masked_tile = (first_position + 1) // TILE  # every query sees every key before it
+        begin_tile = tl.maximum(tl.maximum(first_seen(first_position, window), 0) // TILE, first_tile)
+        inner_tile = (tl.maximum(first_seen(first_position + BLOCK_QUERIES - 1, window), 0) + TILE - 1) // TILE
+        inner_tile = tl.maximum(inner_tile, begin_tile)
         acc, total, highest = _attend(
-            acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, first_tile * TILE,
-            tl.minimum(masked_tile * TILE, end), length, scale_log2, stride_block, stride_token,
-            False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
+            acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, begin_tile * TILE,
+            tl.minimum(inner_tile * TILE, end), length, scale_log2, stride_block, stride_token,
+            True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
         )  # fmt: skip
+    masked_tile = (first_position + 1) // TILE  # every query sees every key before it
+    acc, total, highest = _attend(
+        acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, inner_tile * TILE,
+        tl.minimum(masked_tile * TILE, end), length, scale_log2, stride_block, stride_token,
+        False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
+    )  # fmt: skip
     acc, total, highest = _attend(
         acc, total, highest, q, k_base, v_base, words_base, table, position, oldest,
-        tl.maximum(masked_tile, first_tile) * TILE, end, length, scale_log2, stride_block, stride_token,
+        tl.maximum(masked_tile, inner_tile) * TILE, end, length, scale_log2, stride_block, stride_token,
         True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.triton import next_power_of_2
 
 Ints = NDArray[np.int32]
@@ -40,23 +41,39 @@ class PrefillConfig:
 
 
 def prefill_config(
-    max_query_len: int, max_context_len: int, head_dim: int, element_size: int, *, float8: bool = False
-) -> PrefillConfig:
-    """The launch shape; element_size in bytes, of queries; ``float8``: of the cache, which changes ``tile`` only.
-    float32 runs without tensor cores, so its tiles are small."""
+    max_query_len: int, max_context_len: int, head_dim: int, element_size: int, *, float8: bool = False,
+    capability: int = 90,
+) -> PrefillConfig:  # fmt: skip
+    """The launch shape; element_size in bytes, of queries; ``float8``: of the cache, which changes ``tile`` only;
+    ``capability`` of the GPU. float32 runs without tensor cores, so its tiles are small."""
     padded = next_power_of_2(head_dim)
     if element_size > 2:
         return PrefillConfig(block_queries=16, tile=16 if padded > 64 else 32, num_warps=8, num_stages=1)
+    long = max_query_len >= 1024 and max_context_len >= 8192
+    if capability // 10 not in (9, 10):
+        return _register_config(padded, long, float8=float8, capability=capability)
     if padded > 128:
         return PrefillConfig(block_queries=128, tile=16 if float8 else 32, num_warps=8, num_stages=2)
-    if max_query_len >= 1024 and max_context_len >= 8192:
+    if long:
         return PrefillConfig(block_queries=128, tile=64, num_warps=8, num_stages=3)
     return PrefillConfig(block_queries=64, tile=64, num_warps=4, num_stages=3)
 
 
-def fixed_config(head_dim: int, element_size: int, *, float8: bool = False) -> PrefillConfig:
+def _register_config(padded: int, long: bool, *, float8: bool, capability: int) -> PrefillConfig:
+    """On GPUs whose tensor cores take all factors from registers: tiles are smaller than elsewhere."""
+    if padded > 128:
+        return PrefillConfig(block_queries=64, tile=16 if float8 else 32, num_warps=8, num_stages=2)
+    tile, stages = 32 if padded > 64 else 64, 2 if Target(capability, 1).small_memory else 3
+    if long:
+        return PrefillConfig(block_queries=128, tile=tile, num_warps=8, num_stages=stages)
+    return PrefillConfig(block_queries=64, tile=tile, num_warps=4, num_stages=stages)
+
+
+def fixed_config(
+    head_dim: int, element_size: int, *, float8: bool = False, capability: int = 90
+) -> PrefillConfig:  # fmt: skip
     """The launch shape of a pass whose lengths are not known when it is launched."""
-    return prefill_config(0, 0, head_dim, element_size, float8=float8)
+    return prefill_config(0, 0, head_dim, element_size, float8=float8, capability=capability)
 
 
 def packed_config(config: PrefillConfig, group: int) -> PrefillConfig:
@@ -70,7 +87,7 @@ def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:
     """The number of equal shares of all keys: as many as make every multiprocessor hold as many programs as fit."""
     if config.block_queries * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
         return 0
-    held = 1 if config.block_queries > 64 else 2
+    held = 1 if config.block_queries * config.num_warps > 256 else 2
     return held * processors // q_heads
 
 

@@ -28,6 +28,11 @@ class Target:
     num_multiprocessors: int
     memory_gb_per_s: int = 0
 
+    @property
+    def small_memory(self) -> bool:
+        """Whether a multiprocessor has 100 KiB of shared memory, 99 of them for one program."""
+        return self.capability in (86, 89, 120, 121)
+
 
 _absent: Target | None = None
 

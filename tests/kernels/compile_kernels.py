@@ -2,7 +2,7 @@
 
 Prints one JSON line per kernel variant: name, registers, spilled bytes, shared memory and the matrix instructions used.
 `--part 1/6` compiles the first of six shares, so that several processes can divide the work; Triton's cache is theirs
-together. `--list` prints the names of the kernels and compiles nothing.
+together. `--heads` compiles attention of some heads. `--list` prints the names of kernels and compiles nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import pagebus.kernels.attention.decode
 import pagebus.kernels.attention.paged_attention
 import pagebus.kernels.common.pdl
-from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.gather import gather_tokens, merge_attention
-from pagebus.kernels.attention.hopper_prefill import hopper_attention
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
     Spans,
+    capability_of,
     paged_attention,
     paged_attention_invariant,
     plan_attention,
@@ -61,6 +60,7 @@ from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
+from tests.kernels.attention.launches import long_prompts
 from tests.kernels.moe.launches import mixtures
 
 TYPES = {
@@ -171,8 +171,11 @@ def launch_attention(
     *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     float8 = cache_dtype.itemsize == 1
     lengths = (0, 0) if fixed else (queries, 8 * queries)
-    config = prefill_config(*lengths, head_dim, dtype.itemsize, float8=float8)
-    shape = AttentionShape(q_heads, kv_heads, head_dim, dtype.itemsize, frozenset({window}), float8=float8)
+    capability = capability_of(torch.device("meta"))
+    config = prefill_config(*lengths, head_dim, dtype.itemsize, float8=float8, capability=capability)
+    shape = AttentionShape(
+        q_heads, kv_heads, head_dim, dtype.itemsize, frozenset({window}), float8=float8, capability=capability
+    )
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), *caches, slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
@@ -211,20 +214,6 @@ def launch_rotary_attention(
         slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
         kv_scales=scales,
         q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
-    )  # fmt: skip
-
-
-def launch_hopper_attention(
-    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int = 0, softcap: float = 0.0
-) -> None:
-    """Launch attention of a chunk of a long prompt."""
-    global case
-    case = f"{q_heads}/{kv_heads} d{head_dim} long {TYPES[dtype]} window {window} softcap {softcap}"
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
-    queries = meta(4096, q_heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :q_heads]
-    hopper_attention(
-        queries, cache[:, 1, 0], cache[:, 1, 1], meta(4096, q_heads, head_dim, dtype=dtype), meta(1), meta(64, 512),
-        0.1, [LongRow(0, 0, 4096, 8192)], sliding_window=window, softcap=softcap,
     )  # fmt: skip
 
 
@@ -306,16 +295,9 @@ def launch_all() -> None:
     for cache_dtype in (bf16, torch.float8_e4m3fn, torch.int8):
         launch_rotary_attention(64, 8, 128, cache_dtype, norms=True)
         launch_rotary_attention(32, 32, 96, cache_dtype, norms=True)
-    launch_rotary_attention(64, 8, 64, bf16, norms=False)
-    launch_rotary_attention(64, 4, 128, bf16, norms=True)
-    launch_rotary_attention(16, 2, 256, bf16, norms=True)
+    for heads in ((64, 8, 64), (64, 4, 128), (16, 2, 256)):
+        launch_rotary_attention(*heads, bf16, norms=True)
     launch_attention(64, 4, 128, bf16, 256, 256, 1, 0)
-    launch_hopper_attention(32, 8, 128, bf16)
-    launch_hopper_attention(32, 8, 128, bf16, 4096)
-    launch_hopper_attention(64, 8, 64, torch.float16, 128)
-    launch_hopper_attention(32, 32, 96, bf16)
-    launch_hopper_attention(16, 8, 256, bf16)
-    launch_hopper_attention(16, 8, 256, bf16, 1024, 50.0)
     launch_write(32, 8, 128, bf16, norms=False)
     launch_write(16, 8, 128, torch.float8_e4m3fn, norms=True)
     launch_write(16, 8, 128, torch.int8, norms=True)
@@ -359,7 +341,7 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    for name, launch in mixtures():
+    for name, launch in (*long_prompts(), *mixtures()):
         case = name
         launch()
     case = "embedding"
@@ -380,14 +362,26 @@ def launch_all() -> None:
     add_rms_norm(meta(4, 64, 4096, dtype=fp32), meta(64, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
 
 
-def record_launches(arch: int) -> None:
-    """Let every wrapper launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
+def launch_heads() -> None:
+    """Attention of heads whose tiles are the largest, and of padded ones."""
+    bf16 = torch.bfloat16
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 0)
+    launch_attention(16, 8, 256, bf16, 8, 4, 512, 1024, softcap=50.0)
+    launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8)
+    launch_attention(32, 32, 96, torch.float16, 8, 4, 512, 0)
+    launch_attention(64, 4, 128, bf16, 8, 8, 1, 0)
+    for heads in ((64, 8, 128), (16, 2, 256)):
+        launch_rotary_attention(*heads, bf16, norms=True)
+
+
+def record_launches(arch: int, launch: Callable[[], None] = launch_all) -> None:
+    """Let wrappers launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
     for module in (pagebus.kernels.attention.decode, pagebus.kernels.attention.paged_attention):
         module.num_multiprocessors = lambda _device: 132
     pagebus.kernels.common.pdl._supported = lambda _device: arch >= 90
     compile_for(Target(arch, 132))
     JITFunction.run = record
-    launch_all()
+    launch()
 
 
 def main() -> None:
@@ -395,8 +389,9 @@ def main() -> None:
     parser.add_argument("--arch", type=int, default=90)
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--heads", action="store_true")
     arguments = parser.parse_args()
-    record_launches(arguments.arch)
+    record_launches(arguments.arch, launch_heads if arguments.heads else launch_all)
     if arguments.list:
         print(json.dumps(sorted({kernel.__name__ for _, kernel, _, _ in launches})))
         return

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from pagebus.kernels.attention.decode import programs_held
+from pagebus.kernels.attention.decode_plan import programs_held
 
-SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
+SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 REGISTERS, WARPS = 65536, 4
 """Of a multiprocessor, and of a decode program."""
 ROOT = Path(__file__).parents[2]
@@ -121,3 +121,18 @@ def test_kernels_compile(arch: int, part: int) -> None:
         if variant["kernel"] == "_merge_blocks_kernel":
             assert variant["waits"] == 1, variant
             assert variant["registers"] <= 72, variant  # many small programs, idle as a rule
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", [80, 86, 89, 100, 120])
+def test_attention_fits_other_gpus(arch: int) -> None:
+    """Heads of 256 too, into 99 KiB of shared memory where there is no more; results stay in registers."""
+    variants = compiled(arch, "--heads")
+    assert {"_decode_kernel", "_prefill_kernel"} <= {variant["kernel"] for variant in variants}
+    for variant in variants:
+        assert variant["shared"] <= SHARED_LIMIT[arch], variant
+        assert variant["spilled"] <= 64, variant
+        if variant["kernel"] == "_decode_kernel" and "64/4" not in variant["case"]:
+            head_dim = int(re.search(r" d(\d+)", variant["case"])[1])
+            held = programs_held(head_dim, 8) // (2 if arch in (86, 89, 120) else 1)
+            assert held * (variant["shared"] + 1024) <= SHARED_LIMIT[arch] + 1024, variant

@@ -8,9 +8,8 @@ from pagebus.kernels.common.target import Target, first_target
 
 E4M3_CACHES, LEAST_OF_E4M3 = ("fp8", "fp8_e4m3"), 89
 """Compute capability (8.9) from which GPUs, and Triton for them, know this float8; e5m2 is half of a float16."""
-SMALL_SHARED_MEMORY, LARGEST_HEAD = (86, 89, 120, 121), 128
-"""Capabilities with 99 KiB for a program, and the largest heads whose tiles fit in there, of a cache in 16 bits: heads
-of 256 take 104. Of a cache of one byte they take 76, and those of float32 are smaller."""
+LARGEST_HEAD = 256
+"""The largest heads whose tiles fit into 99 KiB, of a cache in 16 bits: they take 69."""
 
 
 def check_first_gpu(settings: Settings) -> None:
@@ -38,7 +37,7 @@ def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | N
             f"--kv-cache-dtype {settings.kv_cache_dtype}: {name} does not know this format, which begins with "
             f"sm_{LEAST_OF_E4M3}; use --kv-cache-dtype int8, which takes as little memory and is more exact"
         )
-    if config is None or config.head_dim <= LARGEST_HEAD or target.capability not in SMALL_SHARED_MEMORY:
+    if config is None or config.head_dim <= LARGEST_HEAD or not target.small_memory:
         return
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
     if settings.kv_cache_dtype == "auto" and dtype != "float32":

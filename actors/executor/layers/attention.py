@@ -14,15 +14,18 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.rotary import head_order, query_factors
 from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
 from pagebus.actors.model.config import ModelConfig
-from pagebus.kernels.attention.paged_attention import AttentionShape
+from pagebus.kernels.attention.paged_attention import AttentionShape, capability_of
 from pagebus.kernels.layers.norm import HalfNorm
 
 
-def attention_shape(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype) -> AttentionShape:
-    """Of a model that computes in ``dtype``."""
+def attention_shape(
+    config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device | None = None
+) -> AttentionShape:
+    """Of a model that computes in ``dtype`` on ``device``."""
     return AttentionShape(
         config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),
         float8=cache_dtype.itemsize == 1,
+        capability=capability_of(device or torch.device("cpu")),
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def calculate_scales(model: Model) -> torch.Tensor:
     num_blocks = -(-count // BLOCK_SIZE)
     cache = allocate_kv_cache(config, num_blocks, BLOCK_SIZE, parameters.dtype, device)
     places = torch.arange(count, device=device)
-    shape = attention_shape(config, parameters.dtype, parameters.dtype)
+    shape = attention_shape(config, parameters.dtype, parameters.dtype, device)
     cut = cut_prompts(np.array([0, count], np.int32), np.array([count], np.int32), 0, shape, device)
     batch = AttentionBatch(
         slots=places[:1].int(),

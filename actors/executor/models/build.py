@@ -44,6 +44,6 @@ def build_model(
     chooser, parameters = AttentionChooser(setup), Parameters(device, dtype)
     if config.spec.encoder is not None:
         return Encoder(config, parameters, ops, chooser, num_positions)
-    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype), chooser)
+    passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype, device), chooser)
     model = OracleModel if config.architecture == ORACLE else Decoder
     return model(config, parameters, ops, passes, num_positions)

@@ -90,7 +90,7 @@ class Runner:
         self.chooser = KernelChooser(model.chooser, model.config)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype)
+        self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype, kv_cache.device)
         self._config = prompts_config(self._shape, invariant=not decodes_apart)
         block_queries = self._config.block_queries
         self.buckets = Buckets(

@@ -90,6 +90,7 @@ def test_paths_of_a_llama_on_hopper(rows: StepRows, path: AttentionPath) -> None
         ({"cache_dtype": torch.int8}, AttentionPath.HOPPER_PREFILL),
         ({"windows": frozenset({4096})}, AttentionPath.HOPPER_PREFILL),
         ({"windows": frozenset({4096}), "target": L40S}, None),
+        ({"windows": frozenset({0, -8192})}, None),
         ({"windows": frozenset({4096}), "backend": "torch"}, None),
         ({"windows": frozenset({-8192, 0})}, None),
         ({"deterministic": True}, None),

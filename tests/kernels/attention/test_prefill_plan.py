@@ -142,3 +142,17 @@ def test_shares_fill_the_multiprocessors_once() -> None:
     """Two programs of 64 queries per multiprocessor, one of 128; long chunks are never cut."""
     assert [num_shares(CONFIG, heads, 132) for heads in (32, 28, 16, 4, 500)] == [8, 9, 16, 66, 0]
     assert [num_shares(config, 8, 132) for config in OTHERS] == [0, 16, 33]
+
+
+def test_tiles_of_other_gpus() -> None:
+    """Those of GPUs whose tensor cores take factors from registers are smaller, and the kernels' limits hold: pieces
+    begin at multiples of a tile. On Hopper nothing depends on the GPU."""
+    for head_dim, queries in ((64, 512), (96, 512), (128, 512), (128, 9000), (256, 512)):
+        hopper = prefill_config(queries, queries, head_dim, 2)
+        for capability in (80, 86, 89, 120):
+            config = prefill_config(queries, queries, head_dim, 2, capability=capability)
+            assert config.block_queries * config.tile <= hopper.block_queries * hopper.tile
+            assert PIECE_KEYS % config.tile == 0
+            assert num_shares(config, 8, 132) > 0
+        assert prefill_config(queries, queries, head_dim, 2, capability=100) == hopper
+    assert prefill_config(9, 9, 256, 4, capability=80) == prefill_config(9, 9, 256, 4)

@@ -22,8 +22,8 @@ from tests.helpers.model_factory import make_model
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads of 256."""
-    return make_model(tmp_path_factory.mktemp("wide"), "qwen3", seed=1, head_dim=256, num_hidden_layers=1)
+    """A model with heads of 512."""
+    return make_model(tmp_path_factory.mktemp("wide"), "qwen3", seed=1, head_dim=512, num_hidden_layers=1)
 
 
 @pytest.mark.parametrize("capability", [80, 86])
@@ -40,13 +40,14 @@ def test_no_fp8_before_ada(name: str, capability: int) -> None:
 
 
 @pytest.mark.parametrize("capability", [86, 89])
-def test_no_heads_of_256_with_little_shared_memory(wide: Path, capability: int) -> None:
-    """Other GPUs and the CPU have room, and so has a cache of one byte."""
+def test_no_heads_of_512_with_little_shared_memory(wide: Path, capability: int) -> None:
+    """Other GPUs and the CPU have room, and so has a cache of one byte; heads of 256 fit everywhere."""
     config = dataclasses.replace(ModelConfig.load(wide), dtype="bfloat16")
-    with pytest.raises(SettingsError, match=rf"heads of 256: this GPU \(sm_{capability}\).*dtype int8"):
+    with pytest.raises(SettingsError, match=rf"heads of 512: this GPU \(sm_{capability}\).*dtype int8"):
         check_gpu(Settings(), config, Target(capability, 100))
     for settings in ({"device": "cpu"}, {"kv_cache_dtype": "int8"}, {"dtype": "float32"}):
         check_gpu(Settings(**settings), config, Target(capability, 100))
+    check_gpu(Settings(), dataclasses.replace(config, head_dim=256), Target(capability, 100))
     check_gpu(Settings(), config, Target(80, 108))
     check_gpu(Settings(), config, None)
 
@@ -59,7 +60,7 @@ def test_serve_ends_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"kv_cache_dtype": "fp8"}, "kv-cache-dtype fp8"), ({"dtype": "half"}, "heads of 256")]
+    ("settings", "message"), [({"kv_cache_dtype": "fp8"}, "kv-cache-dtype fp8"), ({"dtype": "half"}, "heads of 512")]
 )
 def test_an_executor_finds_it_before_it_loads(
     settings: dict[str, Any], message: str, wide: Path, monkeypatch: pytest.MonkeyPatch
@@ -76,7 +77,7 @@ def test_kernels_are_not_compiled_for_it(wide: Path, capsys: pytest.CaptureFixtu
     """The command that compiles ahead says so too."""
     for option, target, message in (
         ("--kv-cache-dtype=fp8", "sm_80", "dtype int8"),
-        ("--dtype=bfloat16", "sm_89", "heads of 256"),
+        ("--dtype=bfloat16", "sm_89", "heads of 512"),
     ):
         assert main(["compile-kernels", str(wide), option, "--target", target]) == 2
         assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Times attention by the shape of heads, one layer: `python -m tests.gpu.bench.bench_heads [--only 256] [--check]`.
+"""Times attention by the shape of heads, one layer: `python -m tests.gpu.kernels.bench_heads [--only 256] [--check]`.
 
 Kernels are first compiled in processes of their own, all at once. Decodes: one kernel for all that lies between two
 products (fused), and two in turn. Prompts: the plain kernel and the one for long prompts on Hopper GPUs, TFLOP/s of the

@@ -46,7 +46,9 @@ MOE: dict[str, Any] = {
     "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 5000,
     "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
 }  # fmt: skip
-MODELS = {"moe": MOE, "small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA}
+MODELS = {"moe": MOE, "small": SMALL, "gemma": GEMMA} | {
+    name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b")
+}
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -128,6 +130,8 @@ LAST_LAYER = {"rotary_kv_write", "decode"}
         ("gemma", "sm_90", {}),
         ("moe", "sm_90", {}),
         ("moe", "sm_80", {"deterministic": True}),
+        ("gptoss20b", "sm_90", {}),
+        ("gptoss20b", "sm_80", {"deterministic": True}),
     ],
 )
 def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ SHAPES = {  # N, K
     "qwen06b gate_up": (6144, 1024),
     "qwen06b down": (1024, 3072),
     "qwen06b head": (151936, 1024),
+    "gptoss20b qkv": (5120, 2880),
+    "gptoss20b o": (2880, 4096),
+    "gptoss20b router": (32, 2880),
     "odd": (1234, 1000),
     "qwen7b down": (3584, 18944),
 }

@@ -62,5 +62,8 @@ def _shared(tokens: int) -> None:
 
 
 def _routing(num_experts: int, routing: Routing, tokens: int) -> None:
-    bias = _meta(num_experts, dtype=torch.float32) if routing.score is Score.SIGMOID else None
-    route(_meta(tokens, num_experts, dtype=torch.float32), routing, bias, _meta(tokens, dtype=torch.int64))
+    bias = _meta(num_experts, dtype=torch.float32)
+    route(
+        _meta(tokens, num_experts, dtype=torch.float32), routing, bias if routing.score is Score.SIGMOID else None,
+        _meta(tokens, dtype=torch.int64), bias if routing.score is Score.SOFTMAX_OF_TOP else None,
+    )  # fmt: skip

@@ -67,6 +67,8 @@ class ModelConfig:
     """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
     pooler: Pooler | None = None
     """What the model makes of prompts in place of generating; None: it generates."""
+    reasoning_parser: str = ""
+    """The format of its reasoning, where its architecture says it."""
 
     @property
     def sliding_window(self) -> int | None:
@@ -240,10 +242,11 @@ def parse_config(
         attention_out_bias=mixer.out_bias,
         mlp_bias=feed.bias,
         dtype=_dtype(fields.raw),
-        eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab),
+        eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab, family.end_tokens),
         default_sampling=_default_sampling(generation),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
         pooler=pooler,
+        reasoning_parser=family.reasoning,
     )
 
 
@@ -283,12 +286,15 @@ def _dtype(raw: Mapping[str, Any]) -> str:
     return name
 
 
-def _eos_token_ids(generation: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """One id or a list, from the generation file, else the config. Ids that cannot occur are left out."""
+def _eos_token_ids(
+    generation: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int, others: tuple[int, ...]
+) -> tuple[int, ...]:
+    """One id or a list, from the generation file, else the config; and the ``others``. Ids that cannot occur are left
+    out."""
     said = generation.get("eos_token_id")
     said = raw.get("eos_token_id") if said is None else said
     ids = said if isinstance(said, list) else [said]
-    return tuple(dict.fromkeys(i for i in ids if type(i) is int and 0 <= i < vocab_size))
+    return tuple(dict.fromkeys(i for i in (*ids, *others) if type(i) is int and 0 <= i < vocab_size))
 
 
 def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:

@@ -24,7 +24,7 @@ class NameMap:
     ``prefixes`` stand for ``model.``, and tensors that begin with one of ``skip`` are not read. ``renamed`` are parts
     of names inside a layer: theirs and ours. ``qkv`` and ``gate_up`` name what is stored as one tensor, if it is;
     ``qkv_by_head``: with the queries of a key head, then that, then its values. ``columns_first``: stacked experts are
-    stored with inputs before outputs.
+    stored with inputs before outputs; ``gates_by_turns``: those of gate and up alternate.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class NameMap:
     gate_up: str | None = None
     qkv_by_head: bool = False
     columns_first: bool = False
+    gates_by_turns: bool = False
 
     def ours(self, name: str) -> str | None:
         """Our name of a stored tensor; None if it is not read."""
@@ -59,7 +60,8 @@ WITH_IMAGES = NameMap(prefixes=TOWERS, skip=IMAGES)
 class Family:
     """A family of models. ``golden`` are configurations of tiny models, as transformers' ``model_type`` takes them, by
     a name each; ``defaults`` are fields that files leave out where transformers has values of its own for them.
-    ``differs`` says what is not as in Llama, for the tables of families."""
+    ``differs`` says what is not as in Llama, for the tables of families. ``end_tokens`` end answers whatever the files
+    say; ``reasoning`` is the parser of reasoning unless one is named."""
 
     name: str
     architectures: tuple[str, ...]
@@ -69,6 +71,8 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     golden: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     differs: str = ""
+    end_tokens: tuple[int, ...] = ()
+    reasoning: str = ""
 
 
 def without_layers(names: NameMap, first: int, count: int) -> NameMap:

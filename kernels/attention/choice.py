@@ -62,6 +62,8 @@ class AttentionSetup:
     deterministic: bool = False
     softcap: bool = False
     """Whether scores are capped, in any layer."""
+    sinks: bool = False
+    """Whether heads have sinks, in any layer."""
 
     @property
     def in_place(self) -> bool:
@@ -85,8 +87,8 @@ class AttentionSetup:
 
     @property
     def has_cudnn(self) -> bool:
-        """Whether cuDNN has a kernel for heads like these: without windows and soft caps."""
-        plain = not any(self.windows) and not self.softcap
+        """Whether cuDNN has a kernel for heads like these: without windows, soft caps and sinks."""
+        plain = not any(self.windows) and not self.softcap and not self.sinks
         return plain and cudnn_prefill.supports(self.dtype, self.cache_dtype, self.head_dim)
 
 

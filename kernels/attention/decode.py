@@ -16,7 +16,7 @@ import torch
 from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile_blocks
 from pagebus.kernels.attention.decode_plan import DecodePlan, most_registers, programs_held
 from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
-from pagebus.kernels.attention.merge import cap_scores, merge_pieces
+from pagebus.kernels.attention.merge import cap_scores, merge_rows, sink_share
 from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
 from pagebus.kernels.common.int8 import (
     ONES,
@@ -66,11 +66,6 @@ def decode_config(
     return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
 
 
-def merge_shape(plan: DecodePlan) -> tuple[int, int]:
-    """(pieces per step, warps) of the merge: few rows have many pieces each, of many rows each has few."""
-    return (64, 4) if plan.num_rows < 4 else (8, 1)
-
-
 @triton.jit(do_not_specialize=["window"])
 def _decode_kernel(
     q_ptr,  # [T, Hq, D], or [T, Hq + 2 Hkv, D] as the projections left it, if RAW
@@ -84,6 +79,7 @@ def _decode_kernel(
     tables_ptr,  # [S, MB]
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; or, in int8,
     # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride; else None
+    sinks_ptr,  # [Hq] float32 or None
     cos_sin_ptr,  # [max_position, D] float32 if RAW, else None; the next two as well
     q_norm_ptr,  # [D] or None
     k_norm_ptr,  # [D] or None
@@ -161,6 +157,8 @@ def _decode_kernel(
         words_ptr = scales_ptr.to(tl.pointer_type(tl.int32)) + kv_head * BLOCK_SIZE
     v_head_ptr = v_ptr_pairs + kv_head * (STRIDE_HEAD // STEP)
     v_inside = (token % PART)[None, :] * (STRIDE_TOKEN // STEP) + column[:, None]
+    if sinks_ptr is not None:
+        sinks = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0)
     item = tl.load(program_items_ptr + program)
     end_item = tl.load(program_items_ptr + program + 1)
     fields = items_ptr + item * 8
@@ -285,7 +283,10 @@ def _decode_kernel(
         table_ptr = tables_ptr + next_slot * stride_table
         blocks = tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
         total = tl.sum(totals, axis=0)
-        share = (v_scale / tl.where(total > 0, total, 1.0))[None, :]
+        whole = total
+        if sinks_ptr is not None:  # of pieces, the merge adds it
+            whole += tl.where(divided == 0, sink_share(sinks, highest), 0.0)
+        share = (v_scale / tl.where(whole > 0, whole, 1.0))[None, :]
         if WHOLE:
             bias = tl.sum(plain_totals, axis=0)[None, :] * VALUE_BIAS
             acc, acc_odd = acc - bias, acc_odd - bias
@@ -307,43 +308,6 @@ def _decode_kernel(
         gdc_wait()  # even without any item: waiting is transitive
 
 
-@triton.jit
-def _merge_kernel(
-    out_ptr,  # [T, Hq, D]
-    partial_ptr,  # [I, Hq, D] float32
-    lse_ptr,  # [I, Hq] float32
-    merges_ptr,  # [M, 4]
-    stride_ot,
-    stride_oh,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_PIECES: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    SETTLED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One divided row and head: the sum of its pieces, each weighted by its share of the exponentials."""
-    if PDL:
-        gdc_launch_dependents()
-        if not SETTLED:
-            gdc_wait()
-    head = tl.program_id(0)
-    fields = merges_ptr + tl.program_id(1) * 4
-    row = tl.load(fields).to(tl.int64)
-    first = tl.load(fields + 1)
-    count = tl.load(fields + 2)
-    if PDL and SETTLED:
-        gdc_wait()
-    if count == 0:
-        return
-    dim = tl.arange(0, BLOCK_DIM)
-    num_heads = tl.num_programs(0)
-    merged = merge_pieces(
-        partial_ptr, lse_ptr, first * num_heads + head, count, num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM
-    )
-    out = out_ptr + row * stride_ot + head * stride_oh + dim
-    tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
-
-
 def decode_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -360,6 +324,7 @@ def decode_attention(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out[:R] = attention of q[:R], one token for each of the plan's R rows; shapes as in `paged_attention`.
 
@@ -382,7 +347,7 @@ def decode_attention(
     }
     _decode_kernel[(kv_heads, plan.num_programs)](
         q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables,
-        kv_scales, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
+        kv_scales, sinks, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
         STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
         PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window != 0,
@@ -393,8 +358,4 @@ def decode_attention(
         maxnreg=most_registers(head_dim, group) if config.num_warps == 4 and q.element_size() == 2 else None,
         enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
-    block_pieces, warps = merge_shape(plan)
-    _merge_kernel[(q_heads, len(plan.merges))](
-        out, plan.partial, plan.lse, plan.merges, out.stride(0), out.stride(1),
-        BLOCK_PIECES=block_pieces, **common, num_warps=warps,
-    )  # fmt: skip
+    merge_rows(out, plan, sinks)

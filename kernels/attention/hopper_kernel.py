@@ -169,10 +169,11 @@ def _attend(
 
 @gluon.jit
 def _compute(
-    out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
+    out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
     q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
     PART: gl.constexpr, Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ROWS: gl.constexpr,
     TILE: gl.constexpr, STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr, WINDOWED: gl.constexpr, SOFTCAP: gl.constexpr,
+    SINKS: gl.constexpr,
 ):  # fmt: skip
     """One of the two warpgroups that compute."""
     dtype: gl.constexpr = q_smem.dtype
@@ -246,7 +247,11 @@ def _compute(
 
             if WINDOWED:  # queries of a piece may have seen nothing
                 total = gl.where(total > 0, total, 1.0)
-            acc = acc * gl.convert_layout(1 / total, O_ROWS)[:, None]
+            whole = total
+            if SINKS:  # of pieces, the merge adds it
+                share = gl.exp2(gl.load(sinks_ptr + last_head) * 1.4426950408889634 - highest)
+                whole = total + gl.where(piece < 0, share, 0.0)
+            acc = acc * gl.convert_layout(1 / whole, O_ROWS)[:, None]
             member = gl.arange(0, ROWS, O_ROWS)
             dim = gl.arange(0, BLOCK_DIM, gl.SliceLayout(0, O_LAYOUT))[None, :]
             exist = (PART * ROWS + member < members)[:, None]
@@ -272,6 +277,7 @@ def _attention_kernel(
     out_ptr,  # [T, Hq, D]
     partial_ptr,  # [P, ROWS, Hq, D] float32: normalised results of pieces
     lse_ptr,  # [P, ROWS, Hq] float32: log2 of their sums of exponentials
+    sinks_ptr,  # [Hq] float32, if SINKS
     spans,  # [num_spans, SPAN_FIELDS] int32, see `launch_hopper_attention`
     num_spans,
     rounds,
@@ -288,6 +294,7 @@ def _attention_kernel(
     SPAN_FIELDS: gl.constexpr,
     WINDOWED: gl.constexpr,
     SOFTCAP: gl.constexpr,  # 0: none
+    SINKS: gl.constexpr,
     REGISTERS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
 ):
@@ -313,14 +320,14 @@ def _attention_kernel(
     gl.warp_specialize(
         [
             (_compute, (
-                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
+                out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
                 q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                0, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP,
+                0, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP, SINKS,
             )),
             (_compute, (
-                out_ptr, partial_ptr, lse_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
+                out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
                 q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                1, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP,
+                1, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP, SINKS,
             )),
             (_copy, (
                 q_desc, k_desc, v_desc, spans, num_spans, rounds,
@@ -350,6 +357,7 @@ def launch_hopper_attention(
     programs: int,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out = causal attention of the queries in ``spans`` of q, both [T, Hq, D]; all others stay.
 
@@ -360,7 +368,7 @@ def launch_hopper_attention(
     (without a window the first token sees its first key) and the one after the last, the piece and the number of
     pieces of its block. Results of pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: of the first
     ROWS tokens as that piece, of the others as many pieces later. If the piece is -1, they go to out. ``window`` and
-    ``softcap`` (0: none) as in `paged_attention`.
+    ``softcap`` (0: none) and ``sinks`` are as in `paged_attention`.
     """
     (q_heads, head_dim), (kv_heads, block_dim) = q.shape[1:], k.shape[1:]
     assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)
@@ -376,9 +384,10 @@ def launch_hopper_attention(
     work = len(spans) * q_heads
     grid = min(programs, work)
     _attention_kernel[(grid,)](
-        rows(q, ROWS), rows(k, tile), rows(v, tile), out, partial, lse, spans, len(spans), -(-work // grid),
+        rows(q, ROWS), rows(k, tile), rows(v, tile), out, partial, lse, lse if sinks is None else sinks, spans,
+        len(spans), -(-work // grid),
         scale * LOG2_E, window, out.stride(0),
         Q_HEADS=q_heads, GROUP=q_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, ROWS=ROWS, TILE=tile,
-        STAGES=STAGES[block_dim], SPAN_FIELDS=SPAN_FIELDS, WINDOWED=window > 0, SOFTCAP=softcap, REGISTERS=REGISTERS,
-        COPY_REGISTERS=COPY_REGISTERS, num_warps=4,
+        STAGES=STAGES[block_dim], SPAN_FIELDS=SPAN_FIELDS, WINDOWED=window > 0, SOFTCAP=softcap,
+        SINKS=sinks is not None, REGISTERS=REGISTERS, COPY_REGISTERS=COPY_REGISTERS, num_warps=4,
     )  # fmt: skip

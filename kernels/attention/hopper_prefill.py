@@ -249,6 +249,7 @@ def hopper_attention(
     projected: tuple[torch.Tensor, torch.Tensor] | None = None,
     sliding_window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of ``rows`` of q, written to ``out``; other tokens stay. Arguments as in `paged_attention`."""
     target = target_of(q.device)
@@ -264,9 +265,9 @@ def hopper_attention(
         floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty((pieces, ROWS, q_heads, head_dim), **floats)
         lse = torch.empty((pieces, ROWS, q_heads), **floats)
-        launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs, sliding_window, softcap)
+        launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs, sliding_window, softcap, sinks)
         if pieces:
-            merge_blocks(out, partial, lse, merges)
+            merge_blocks(out, partial, lse, merges, sinks)
         del k, v  # before the next are copied
 
 

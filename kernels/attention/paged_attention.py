@@ -189,6 +189,7 @@ def paged_attention(
     num_decodes: int,
     sliding_window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     decode_lens: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -203,7 +204,8 @@ def paged_attention(
     multiple of Hkv; any block_size); slots [R] int32; query_start [R + 1] int32; context_lens [R] int32, this pass's
     tokens included; block_tables [S, max_blocks] int32, row = slot. The first num_decodes rows have one query each; the
     others any number. Query i of n sees keys up to position context_len - n + i, and with a sliding_window only that
-    many of them (0: all). With a softcap c a score s counts as c tanh(s / c) (0: as s). A float8 cache holds keys and
+    many of them (0: all). With a softcap c a score s counts as c tanh(s / c) (0: as s). ``sinks`` [Hq] float32: beside
+    its keys, a query of a head sees one with that score, and with zeros as its value. A float8 cache holds keys and
     values divided by kv_scales [2, Hkv] float32, which others do not have. -> [T, Hq, D], q's dtype, or `out` when
     given.
 
@@ -224,12 +226,13 @@ def paged_attention(
     num_decodes, long_rows = 0 if invariant else num_decodes, tuple(long_rows)
     _check_tensors(q, k_cache, v_cache, query_start, context_lens, block_tables)
     check_scales(k_cache, kv_scales)
+    check_sinks(sinks, q_heads)
     assert context_lens.shape == (num_rows,)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     for_hopper = len(long_rows) > 0 and long_rows[0].for_hopper
     assert not long_rows or not invariant
-    assert not long_rows or for_hopper or (sliding_window == 0 and softcap == 0)
+    assert not long_rows or for_hopper or (sliding_window == 0 and softcap == 0 and sinks is None)
     if long_rows and not for_hopper and out is None and takes_all(long_rows, num_tokens):
         return cudnn_attention(q, k_cache, v_cache, None, slots, block_tables, scale, long_rows, kv_scales, projected)
     if out is None:
@@ -245,22 +248,28 @@ def paged_attention(
     if num_decodes > 0:
         decodes = plan.decodes[sliding_window]
         decode_attention(
-            q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales, softcap=softcap
+            q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales,
+            softcap=softcap, sinks=sinks,
         )  # fmt: skip
     if num_rows > num_decodes or decode_lens is not None:
         assert plan.prefills is not None
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,
-            plan.prefills, kv_scales, softcap,
+            plan.prefills, kv_scales, softcap, sinks,
         )  # fmt: skip
     if for_hopper:
         hopper_prefill.hopper_attention(
             q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected,
-            sliding_window, softcap,
+            sliding_window, softcap, sinks,
         )  # fmt: skip
     elif long_rows:  # after it: blocks of queries that begin before a part end inside
         cudnn_attention(q, k_cache, v_cache, out, slots, block_tables, scale, long_rows, kv_scales, projected)
     return out
+
+
+def check_sinks(sinks: torch.Tensor | None, q_heads: int) -> None:
+    """Check what kernels rely on."""
+    assert sinks is None or (sinks.shape == (q_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
 
 
 def _check_tensors(

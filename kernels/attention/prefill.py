@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pagebus.kernels.attention.merge import cap_scores, merge_pieces
+from pagebus.kernels.attention.merge import cap_scores, merge_pieces, sink_share
 from pagebus.kernels.attention.prefill_plan import PrefillConfig
 from pagebus.kernels.common.float8 import float8_query, has_instructions
 from pagebus.kernels.common.int8 import ONES, token_scales, unpack
@@ -136,6 +136,7 @@ def _prefill_kernel(
     spans_ptr,  # [N, 5] int32: row (negative: none), first query, first key, end of keys, piece (negative: the block)
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; or, in int8,
     # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride; else None
+    sinks_ptr,  # [Hq] float32 or None
     scale_log2,
     window,
     stride_qt,
@@ -236,7 +237,15 @@ def _prefill_kernel(
         True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)
-    acc = acc / total[:, None]
+    whole = total
+    if sinks_ptr is not None:
+        if HEADS == 1:
+            sinks = tl.load(sinks_ptr + head)
+        else:
+            sinks = tl.load(sinks_ptr + kv_head * GROUP + tl.minimum(place % HEADS, GROUP - 1))
+        if partial_ptr is None or piece < 0:  # of pieces, the merge adds it
+            whole += sink_share(sinks, highest)
+    acc = acc / whole[:, None]
     if scales_ptr is not None and not INT8:
         KV_HEADS = tl.num_programs(0) // GROUP if HEADS == 1 else tl.num_programs(0)
         acc *= tl.load(scales_ptr + KV_HEADS + kv_head)
@@ -255,6 +264,7 @@ def _merge_blocks_kernel(
     partial_ptr,  # [P, BLOCK_QUERIES, Hq, D] float32
     lse_ptr,  # [P, BLOCK_QUERIES, Hq] float32
     merges_ptr,  # [M, 4] int32: first token, first piece, number of pieces (0: no more of them), number of queries
+    sinks_ptr,  # [Hq] float32 or None
     stride_ot,
     stride_oh,
     HEAD_DIM: tl.constexpr,
@@ -274,12 +284,13 @@ def _merge_blocks_kernel(
     count = tl.load(merge + 2)
     num_queries = tl.where(count > 0, tl.load(merge + 3), 0)
     dim = tl.arange(0, BLOCK_DIM)
+    sink_ptr = None if sinks_ptr is None else sinks_ptr + head
     if PDL:
         gdc_wait()
     for query in range(tl.program_id(2), num_queries, tl.num_programs(2)):
         part = (first * BLOCK_QUERIES + query) * num_heads + head
         merged = merge_pieces(
-            partial_ptr, lse_ptr, part, count, BLOCK_QUERIES * num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM
+            partial_ptr, lse_ptr, part, count, BLOCK_QUERIES * num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM, sink_ptr
         )
         out = out_ptr + (token + query) * stride_ot + head * stride_oh + dim
         tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
@@ -299,6 +310,7 @@ def prefill_attention(
     plan: PrefillPlan,
     kv_scales: torch.Tensor | None = None,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """out = attention of the queries in the plan's spans; all others stay. Shapes as in `paged_attention`.
 
@@ -313,7 +325,7 @@ def prefill_attention(
     assert config.heads == 1 or (config.heads >= group and plan.partial is None)
     _prefill_kernel[(q_heads if config.heads == 1 else kv_heads, len(plan.spans))](
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
-        kv_scales, scale * LOG2_E, sliding_window,
+        kv_scales, sinks, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
         GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window != 0, SOFTCAP=softcap, HEADS=config.heads,
         HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
@@ -322,14 +334,16 @@ def prefill_attention(
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if plan.partial is not None and plan.lse is not None and len(plan.merges):
-        merge_blocks(out, plan.partial, plan.lse, plan.merges)
+        merge_blocks(out, plan.partial, plan.lse, plan.merges, sinks)
 
 
-def merge_blocks(out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, merges: torch.Tensor) -> None:
-    """Write the blocks that were cut to ``out`` [T, Hq, D]; the others are as in `PrefillPlan`."""
+def merge_blocks(
+    out: torch.Tensor, partial: torch.Tensor, lse: torch.Tensor, merges: torch.Tensor, sinks: torch.Tensor | None = None
+) -> None:
+    """Write the blocks that were cut to ``out`` [T, Hq, D]; ``sinks`` [Hq], the others are as in `PrefillPlan`."""
     block_queries, q_heads, head_dim = partial.shape[1:]
     _merge_blocks_kernel[(q_heads, len(merges), MERGE_GROUPS)](
-        out, partial, lse, merges, out.stride(0), out.stride(1),
+        out, partial, lse, merges, sinks, out.stride(0), out.stride(1),
         HEAD_DIM=head_dim, BLOCK_QUERIES=block_queries, BLOCK_PIECES=8, BLOCK_DIM=next_power_of_2(head_dim),
         **pdl(out.device), num_warps=1,
     )  # fmt: skip

@@ -7,6 +7,7 @@ their lengths, so that padding at most doubles each length.
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,21 @@ from pagebus.kernels.common.reach import first_seen_reference
 
 Caches = tuple[tuple[int, torch.Tensor, torch.Tensor | None], ...]
 """Keys and values: 0 or 1, the pages, and their scales if they have any."""
+
+
+class Scores(NamedTuple):
+    """What becomes of scores: capped with ``softcap`` (0: they are not), and beside them ``sinks`` [Hq], if any."""
+
+    softcap: float
+    sinks: torch.Tensor | None
+
+    @property
+    def changed(self) -> bool:
+        return self.softcap != 0 or self.sinks is not None
+
+    def by_group(self, heads: int) -> torch.Tensor | None:
+        """The sinks of so many ``heads``, or groups of heads: [heads, Hq / heads]."""
+        return None if self.sinks is None else self.sinks.view(heads, -1)
 
 
 def _gather(
@@ -57,7 +73,7 @@ def _gather(
 
 
 def _decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float, window: int, softcap: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float, window: int, scores: Scores
 ) -> torch.Tensor:
     """One query per row: q [R, Hq, D], k and v [R, Hkv, L, D] -> [R, Hq, D]. A group's heads are the query rows."""
     num_rows, num_heads, head_dim = q.shape
@@ -68,30 +84,37 @@ def _decode(
     if window and abs(window) < length:
         mask &= place >= first_seen_reference(ends - 1, window)
     grouped = q.reshape(num_rows, kv_heads, num_heads // kv_heads, head_dim)
-    if softcap:
-        result = _capped(grouped, k, v, mask[:, None, None], scale, softcap)
+    if scores.changed:
+        result = _attend(grouped, k, v, mask[:, None, None], scale, scores, scores.by_group(kv_heads))
     else:
         result = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask[:, None, None], scale=scale)
     return result.reshape(num_rows, num_heads, head_dim)
 
 
-def _capped(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, softcap: float
-) -> torch.Tensor:
-    """Attention of q [R, H, Lq, D] over k and v [R, H, L, D] with capped scores, in float32."""
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, how: Scores,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Attention of q [R, H, Lq, D] over k and v [R, H, L, D] with capped scores, or sinks [H, Lq or 1], in float32."""
     scores = (q @ k.transpose(2, 3)).float() * scale
-    scores = (scores / softcap).tanh() * softcap
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(3)
+    if how.softcap:
+        scores = (scores / how.softcap).tanh() * how.softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        column = sinks.unsqueeze(2).expand(*scores.shape[:3], 1)
+        weights = torch.cat((scores, column), 3).softmax(3)[..., :-1]
+    else:
+        weights = scores.softmax(3)
     return weights.to(q.dtype) @ v
 
 
 def _prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: torch.Tensor, scale: float, window: int, softcap: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: torch.Tensor, scale: float, window: int, scores: Scores
 ) -> torch.Tensor:
     """Causal attention of padded queries: q [R, Hq, Lq, D], k and v [R, Hkv, L, D], past [R] (cached before q)."""
     num_queries, length = q.shape[2], k.shape[2]
     gqa = q.shape[1] != k.shape[1]
-    if not softcap and num_queries == length and not 0 < abs(window) < length and not bool(past.any()):
+    if not scores.changed and num_queries == length and not 0 < abs(window) < length and not bool(past.any()):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
     place = torch.arange(length, device=q.device)
     position = past.unsqueeze(1) + torch.arange(num_queries, device=q.device)  # [R, Lq]
@@ -100,10 +123,10 @@ def _prefill(
         mask &= place >= first_seen_reference(position, window).unsqueeze(2)
         # A padded query may lie a window past the last key; it has to see something to stay finite.
         mask |= (position >= length).unsqueeze(2)
-    if softcap:
+    if scores.changed:
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        return _capped(q, k, v, mask.unsqueeze(1), scale, softcap)
+        return _attend(q, k, v, mask.unsqueeze(1), scale, scores, scores.by_group(q.shape[1]))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.unsqueeze(1), scale=scale, enable_gqa=gqa)
 
 
@@ -142,6 +165,7 @@ def paged_attention_reference(
     num_decodes: int,
     sliding_window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     decode_lens: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -160,7 +184,7 @@ def paged_attention_reference(
     caches: Caches = tuple(
         zip((0, 1), (k_cache, v_cache), (None, None) if kv_scales is None else kv_scales, strict=True)
     )
-    common = (caches, slots, context_lens, block_tables, scale, sliding_window, softcap)
+    common = (caches, slots, context_lens, block_tables, scale, sliding_window, Scores(softcap, sinks))
     for rows in _decode_rows(lens[:num_decodes]):
         _attend_decodes(q, out, rows, max(lens[row] for row in rows), *common)
     query_lens = [end - start for start, end in itertools.pairwise(starts)]
@@ -171,20 +195,20 @@ def paged_attention_reference(
 
 def _attend_decodes(
     q: torch.Tensor, out: torch.Tensor, rows: list[int], length: int, caches: Caches, slots: torch.Tensor,
-    context_lens: torch.Tensor, block_tables: torch.Tensor, scale: float, window: int, softcap: float,
+    context_lens: torch.Tensor, block_tables: torch.Tensor, scale: float, window: int, scores: Scores,
 ) -> None:  # fmt: skip
     """Attention of decode rows (token index = row) in one padded batch of `length` keys."""
     every = rows == list(range(len(rows)))
     row: slice | torch.Tensor = slice(0, len(rows)) if every else torch.tensor(rows, device=q.device)
     table, lens = block_tables[slots[row].long()], context_lens[row]
     k, v = (_gather(part, cache, of, table, lens, length, q.dtype) for part, cache, of in caches)
-    out[row] = _decode(q[row], k, v, lens, scale, window, softcap)
+    out[row] = _decode(q[row], k, v, lens, scale, window, scores)
 
 
 def _attend_prefills(
     q: torch.Tensor, out: torch.Tensor, query_start: torch.Tensor, rows: list[int], query_lens: list[int],
     lens: list[int], caches: Caches, slots: torch.Tensor, context_lens: torch.Tensor, block_tables: torch.Tensor,
-    scale: float, window: int, softcap: float,
+    scale: float, window: int, scores: Scores,
 ) -> None:  # fmt: skip
     """Attention of rows with several queries in one batch padded to the longest of them."""
     row = torch.tensor(rows, device=q.device)
@@ -195,5 +219,5 @@ def _attend_prefills(
     real = place < count
     token = torch.where(real, first + place, first)  # padding repeats the row's first token
     k, v = (_gather(part, cache, of, table, ends, length, q.dtype) for part, cache, of in caches)
-    result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window, softcap)
+    result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window, scores)
     out[token[real]] = result.transpose(1, 2)[real]

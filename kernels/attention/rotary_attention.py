@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pagebus.kernels.attention.decode import LEAST_DIM, decode_attention
-from pagebus.kernels.attention.paged_attention import AttentionPlan
+from pagebus.kernels.attention.paged_attention import AttentionPlan, check_sinks
 from pagebus.kernels.attention.reference import paged_attention_reference
 from pagebus.kernels.common.int8 import check_scales
 from pagebus.kernels.common.triton import next_power_of_2
@@ -40,6 +40,7 @@ def rotary_attention_reference(
     scale: float,
     sliding_window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
@@ -63,7 +64,7 @@ def rotary_attention_reference(
     return paged_attention_reference(
         q, k_cache, v_cache, slots=slots, query_start=torch.arange(count + 1, dtype=torch.int32, device=q.device),
         context_lens=context_lens, block_tables=block_tables, scale=scale, num_decodes=count,
-        sliding_window=sliding_window, softcap=softcap, kv_scales=kv_scales,
+        sliding_window=sliding_window, softcap=softcap, sinks=sinks, kv_scales=kv_scales,
     )  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def rotary_attention(
     plan: AttentionPlan,
     sliding_window: int = 0,
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
@@ -101,9 +103,10 @@ def rotary_attention(
     assert slots.shape == context_lens.shape == (num_rows,)
     assert (q_norm is None) == (k_norm is None)
     check_scales(k_cache, kv_scales)
+    check_sinks(sinks, q_heads)
     out = torch.empty((num_rows, q_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     decode_attention(
         qkv, k_cache, v_cache, out, block_tables, scale, sliding_window, plan.decodes[sliding_window],
-        softcap=softcap, kv_scales=kv_scales, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=eps,
+        softcap=softcap, sinks=sinks, kv_scales=kv_scales, cos_sin=cos_sin, q_norm=q_norm, k_norm=k_norm, eps=eps,
     )  # fmt: skip
     return out

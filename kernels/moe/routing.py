@@ -66,14 +66,17 @@ _SOFTMAX, _SIGMOID, _SOFTMAX_OF_TOP = (tl.constexpr(str(score)) for score in Sco
 
 def route_reference(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None,
+    logit_bias: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """logits [T, E], bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best first.
 
     ``padding`` [T]: where it is negative there is no token, whose experts are -1 and whose weights are 0.
+    ``logit_bias`` [E] float32 is added to the logits.
     ``counts`` [E] int32: to each is added how many tokens chose the expert; they wrap around.
     """
-    logits = logits.float().nan_to_num(SMALLEST, -SMALLEST, SMALLEST).clamp(SMALLEST, -SMALLEST)
+    logits = logits.float() if logit_bias is None else logits.float() + logit_bias
+    logits = logits.nan_to_num(SMALLEST, -SMALLEST, SMALLEST).clamp(SMALLEST, -SMALLEST)
     scores = _scores(logits, routing.score)
     order = scores if bias is None else scores + bias
     order = order.clamp(SMALLEST, -SMALLEST)
@@ -146,6 +149,7 @@ def _leave_out_groups(
 def _route_kernel(
     logits_ptr,  # [T, E]
     bias_ptr,  # [E] float32 or None
+    logit_bias_ptr,  # [E] float32 or None
     padding_ptr,  # [T] or None
     weights_ptr,  # [T, TOP_K] float32
     experts_ptr,  # [T, TOP_K] int32
@@ -170,12 +174,16 @@ def _route_kernel(
     column, choice = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < num_experts, other=0.0)[None, :]
+    if logit_bias_ptr is not None:
+        logit_bias = tl.load(logit_bias_ptr + column, mask=column < num_experts, other=0.0)[None, :]
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     inside = (column < num_experts)[None, :]
     places = logits_ptr + token.to(tl.int64)[:, None] * stride_logits + column[None, :]
     logits = tl.load(places, mask=(token < num_tokens)[:, None] & inside, other=0.0).to(tl.float32)
+    if logit_bias_ptr is not None:
+        logits += logit_bias
     logits = tl.clamp(tl.where(logits == logits, logits, _SMALLEST), _SMALLEST, -_SMALLEST)
     logits = tl.where(inside, logits, float("-inf"))
     scores = logits
@@ -221,17 +229,20 @@ def _route_kernel(
 
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None,
+    logit_bias: torch.Tensor | None = None,
     counts: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """logits [T, E], bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best first.
 
     ``padding`` [T]: where it is negative there is no token, whose experts are -1 and whose weights are 0.
+    ``logit_bias`` [E] float32 is added to the logits.
     ``counts`` [E] int32: to each is added how many tokens chose the expert; they wrap around.
     """
     (num_tokens, num_experts), device = logits.shape, logits.device
     routing.check(num_experts)
     assert logits.stride(1) == 1
-    assert bias is None or (bias.shape == (num_experts,) and bias.dtype == torch.float32 and bias.is_contiguous())
+    for each in (bias, logit_bias):
+        assert each is None or (each.shape == (num_experts,) and each.dtype == torch.float32 and each.is_contiguous())
     assert padding is None or (len(padding) == num_tokens and padding.is_contiguous())
     weights = torch.empty((num_tokens, routing.top_k), dtype=torch.float32, device=device)
     experts = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=device)
@@ -240,7 +251,8 @@ def route(
     # A warp has a token: its maxima need no shared memory. The interpreter is faster with many tokens at once.
     block_rows = 16 if target_of(device) is None else 4 if num_tokens > WIDE_GRID else 1
     _route_kernel[(-(-num_tokens // block_rows),)](
-        logits, bias, padding, weights, experts, counts, logits.stride(0), num_tokens, num_experts, routing.factor,
+        logits, bias, logit_bias, padding, weights, experts, counts, logits.stride(0), num_tokens, num_experts,
+        routing.factor,
         SCORE=str(routing.score), RENORMALISE=routing.renormalise,
         TOP_K=routing.top_k, BLOCK_K=next_power_of_2(routing.top_k),
         GROUPS=routing.groups, BLOCK_GROUPS=next_power_of_2(routing.groups), KEEP=routing.keep_groups,

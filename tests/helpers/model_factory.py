@@ -170,12 +170,13 @@ def make_golden(folder: Path, model_type: str, fields: Mapping[str, Any], *, see
 
 
 def redraw(model: Any, seed: int, std: float = 0.2) -> None:
-    """Random parameters everywhere; norms keep their mean."""
+    """Random parameters everywhere; norms keep their mean. Sinks and routers' biases are large: small ones hide."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             mean = float(weight.mean()) if "norm" in name else 0.0
-            weight.normal_(mean, std, generator=generator)
+            large = name.endswith(("self_attn.sinks", "router.bias"))
+            weight.normal_(mean, 2.0 if large else std, generator=generator)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.1, generator=generator)

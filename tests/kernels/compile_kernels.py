@@ -42,7 +42,6 @@ from pagebus.kernels.attention.paged_attention import (
 )
 from pagebus.kernels.attention.prefill_plan import prefill_config
 from pagebus.kernels.attention.rotary_attention import rotary_attention
-from pagebus.kernels.common.int8 import block_bytes, split_blocks
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.triton import LayoutDescriptor
 from pagebus.kernels.layers.branch_norm import add_normed
@@ -60,7 +59,7 @@ from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
-from tests.kernels.attention.launches import long_prompts
+from tests.kernels.attention.launches import long_prompts, meta, meta_cache
 from tests.kernels.moe.launches import mixtures
 
 TYPES = {
@@ -143,30 +142,15 @@ def report(
     }
 
 
-def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:
-    """Keys and values of the second of two layers, and their scales or None."""
-    if dtype == torch.int8:
-        blocks = meta(1024, block_bytes(2, 16, kv_heads, head_dim), dtype=dtype)
-        numbers, scales = split_blocks(blocks, 2, kv_heads, head_dim)
-        return numbers[:, 1, 0], numbers[:, 1, 1], scales[1]
-    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
-    scales = meta(2, kv_heads, dtype=torch.float32) if dtype.itemsize == 1 else None
-    return cache[:, 1, 0], cache[:, 1, 1], scales
-
-
 def launch_attention(
     q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, rows: int, decodes: int, queries: int, window: int,
-    cache_dtype: torch.dtype | None = None, *, fixed: bool = False, softcap: float = 0.0,
+    cache_dtype: torch.dtype | None = None, *, fixed: bool = False, softcap: float = 0.0, sinks: bool = False,
 ) -> None:  # fmt: skip
     """Launch attention on tensors of no memory; `queries` tokens in each row that is no decode. fixed: for a graph."""
     global case
     cache_dtype = cache_dtype or dtype
     case = f"{q_heads}/{kv_heads} d{head_dim} {TYPES[dtype]} rows {rows} queries {queries} window {window} {fixed=}"
-    case += f" cache {TYPES[cache_dtype]} softcap {softcap}"
+    case += f" cache {TYPES[cache_dtype]} softcap {softcap} {sinks=}"
     tokens = decodes + (rows - decodes) * queries
     *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     float8 = cache_dtype.itemsize == 1
@@ -179,32 +163,35 @@ def launch_attention(
     paged_attention(
         meta(tokens, q_heads, head_dim, dtype=dtype), *caches, slots=meta(rows),
         query_start=meta(rows + 1), context_lens=meta(rows), block_tables=meta(64, 512), scale=0.1,
-        num_decodes=decodes, sliding_window=window, softcap=softcap,
-        decode_lens=meta(rows) if fixed else None, kv_scales=scales,
+        num_decodes=decodes, sliding_window=window, softcap=softcap, decode_lens=meta(rows) if fixed else None,
+        kv_scales=scales, sinks=meta(q_heads, dtype=torch.float32) if sinks else None,
         plan=plan_attention(meta(decodes), meta(decodes), shape, Spans(config, meta(64, 5), meta(4, 4))),
     )  # fmt: skip
 
 
-def launch_invariant_attention(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype) -> None:
+def launch_invariant_attention(
+    q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, sinks: bool = False
+) -> None:
     """Launch attention of rows that are all prompts, each with all heads of a KV head in its tiles."""
     global case
-    case, bf16 = f"{q_heads}/{kv_heads} d{head_dim} invariant cache {TYPES[cache_dtype]}", torch.bfloat16
+    case, bf16 = f"{q_heads}/{kv_heads} d{head_dim} invariant cache {TYPES[cache_dtype]} {sinks=}", torch.bfloat16
     *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=scales is not None)
     spans = Spans(prompts_config(shape, invariant=True), meta(64, 5), meta(0, 4))
     paged_attention_invariant(
         meta(64, q_heads, head_dim, dtype=bf16), *caches, slots=meta(8), query_start=meta(9),
         context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, num_decodes=7, kv_scales=scales,
+        sinks=meta(q_heads, dtype=torch.float32) if sinks else None,
         plan=plan_attention_invariant(meta(7), meta(7), shape, spans),
     )  # fmt: skip
 
 
 def launch_rotary_attention(
-    q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool
+    q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.dtype, *, norms: bool, sinks: bool = False
 ) -> None:
     """Launch attention of decodes that writes their keys and values itself."""
     global case
-    case = f"raw {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms}"
+    case = f"raw {q_heads}/{kv_heads} d{head_dim} cache {TYPES[cache_dtype]} norms {norms} {sinks=}"
     bf16, fp32, float8 = torch.bfloat16, torch.float32, cache_dtype.itemsize == 1
     *caches, scales = meta_cache(cache_dtype, kv_heads, head_dim)
     shape = AttentionShape(q_heads, kv_heads, head_dim, 2, float8=float8)
@@ -212,7 +199,7 @@ def launch_rotary_attention(
     rotary_attention(
         meta(64, q_heads + 2 * kv_heads, head_dim, dtype=bf16), meta(4096, head_dim, dtype=fp32), *caches,
         slots=meta(64), context_lens=meta(64), block_tables=meta(64, 512), scale=0.1,
-        kv_scales=scales,
+        kv_scales=scales, sinks=meta(q_heads, dtype=torch.float32) if sinks else None,
         q_norm=weight, k_norm=weight, eps=1e-6, plan=plan_attention(meta(64), meta(64), shape),
     )  # fmt: skip
 
@@ -287,6 +274,10 @@ def launch_all() -> None:
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 4096, softcap=50.0)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.int8, softcap=50.0)
+    launch_attention(64, 8, 64, bf16, 8, 4, 512, 0, sinks=True)
+    launch_attention(32, 8, 128, bf16, 8, 4, 512, 128, torch.int8, sinks=True)
+    launch_invariant_attention(64, 8, 64, bf16, sinks=True)
+    launch_rotary_attention(64, 8, 64, bf16, norms=False, sinks=True)
     launch_invariant_attention(32, 8, 128, bf16)
     launch_invariant_attention(32, 8, 128, torch.int8)
     launch_rotary_attention(32, 8, 128, torch.int8, norms=False)

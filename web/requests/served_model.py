@@ -102,7 +102,7 @@ def _load(settings: Settings, created_s: int) -> ServedModel:
         request_templates=settings.trust_request_chat_template,
         tool_parser=settings.tool_call_parser or "",
         auto_tools=settings.enable_auto_tool_choice,
-        reasoning_parser=settings.reasoning_parser or "",
+        reasoning_parser=settings.reasoning_parser or config.reasoning_parser,
         allow_unknown_fields=settings.allow_unknown_fields,
         has_tokenizer=settings.has_tokenizer,
         forces_usage=settings.enable_force_include_usage,

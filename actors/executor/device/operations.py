@@ -93,6 +93,7 @@ class Route(Protocol):
 
     def __call__(
         self, logits: Tensor, routing: Routing, bias: Tensor | None = None, padding: Tensor | None = None,
+        logit_bias: Tensor | None = None,
         counts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
@@ -132,8 +133,9 @@ class PagedAttention(Protocol):
     def __call__(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, query_start: Tensor, context_lens: Tensor,
         block_tables: Tensor, scale: float, num_decodes: int, sliding_window: int = 0, softcap: float = 0.0,
-        decode_lens: Tensor | None = None, kv_scales: Tensor | None = None, plan: AttentionPlan | None = None,
-        long_rows: Sequence[LongRow] = (), projected: tuple[Tensor, Tensor] | None = None,
+        sinks: Tensor | None = None, decode_lens: Tensor | None = None, kv_scales: Tensor | None = None,
+        plan: AttentionPlan | None = None, long_rows: Sequence[LongRow] = (),
+        projected: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor: ...  # fmt: skip
 
 
@@ -143,7 +145,8 @@ class RotaryAttention(Protocol):
     def __call__(
         self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, *, slots: Tensor, context_lens: Tensor,
         block_tables: Tensor, scale: float, plan: AttentionPlan, sliding_window: int = 0, softcap: float = 0.0,
-        kv_scales: Tensor | None = None, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 0.0,
+        sinks: Tensor | None = None, kv_scales: Tensor | None = None, q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None, eps: float = 0.0,
     ) -> Tensor: ...  # fmt: skip
 
 

@@ -52,7 +52,10 @@ class Attention:
         self._order = None if order is None else torch.tensor(order, device=parameters.device)
         if self._order is not None:
             parameters.after_load(self._reorder)
-        self.heads = Heads(self.sizes, spec.head_dim, spec.scale, spec.reach, rotary, softcap=spec.softcap)
+        sinks = parameters.bias({f"{prefix}.sinks": spec.heads}, torch.float32) if spec.sinks else None
+        self.heads = Heads(
+            self.sizes, spec.head_dim, spec.scale, spec.reach, rotary, softcap=spec.softcap, sinks=sinks
+        )  # fmt: skip
         self._q_width_norm: torch.Tensor | None = None
         self._k_width_norm: torch.Tensor | None = None
         if spec.qk_norm != "none":

@@ -22,7 +22,8 @@ class Heads:
 
     ``sizes`` are the numbers of query, key and value heads; scores are multiplied by ``scale``; a query sees ``window``
     tokens (0: all, below 0: chunks, as of :mod:`pagebus.kernels.common.reach`); ``softcap`` c makes each score
-    c tanh(s / c), 0: it does not. ``cos_sin`` is the table of
+    c tanh(s / c), 0: it does not; ``sinks`` [Hq] float32 are as of
+    :func:`pagebus.kernels.attention.paged_attention.paged_attention`. ``cos_sin`` is the table of
     :func:`pagebus.actors.executor.layers.rotary.rotary_table`. ``q_norm`` and ``k_norm`` [D], with ``eps``, are there
     where queries and keys are normalised head by head.
     """
@@ -36,6 +37,7 @@ class Heads:
     k_norm: torch.Tensor | None = None
     eps: float = 0.0
     softcap: float = 0.0
+    sinks: torch.Tensor | None = None
 
 
 class AttentionPass(Protocol):
@@ -76,6 +78,7 @@ class PagedPass:
             num_decodes=batch.num_decodes,
             sliding_window=heads.window,
             softcap=heads.softcap,
+            sinks=heads.sinks,
             decode_lens=batch.decode_lens,
             kv_scales=kv_scales,
             plan=self._plan,
@@ -108,6 +111,7 @@ class FusedDecodePass:
             plan=self._plan,
             sliding_window=heads.window,
             softcap=heads.softcap,
+            sinks=heads.sinks,
             kv_scales=kv_scales,
             q_norm=heads.q_norm,
             k_norm=heads.k_norm,

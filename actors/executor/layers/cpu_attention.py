@@ -18,10 +18,13 @@ import torch.nn.functional as F
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import Heads, Pages
+from pagebus.kernels.attention.reference import Scores
 from pagebus.kernels.common.reach import first_seen_reference
 
 MASKED = -1e30
 """Finite, so that a block without a single visible place gives weights of 0, not NaN."""
+
+PLAIN = Scores(0.0, None)
 
 SPARSEST = 2.5
 """Blocks from the lowest to the highest in use, per block in use, up to which reading them all beats a gather."""
@@ -77,25 +80,26 @@ class CpuPass:
     def attend(self, qkv: torch.Tensor, pages: Pages, heads: Heads) -> torch.Tensor:
         q, (k_cache, v_cache, kv_scales) = qkv[:, : heads.sizes[0]], pages
         assert kv_scales is None  # a float8 cache is the reference's
-        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window, heads.softcap)
+        scores = Scores(heads.softcap, heads.sinks)
+        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window, scores)
 
     def attend_queries(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int,
-        softcap: float = 0.0,
+        scores: Scores = PLAIN,
     ) -> torch.Tensor:  # fmt: skip
         """Attention of q [T, Hq, D] over a layer's keys and values in the cache -> [T, Hq, D]."""
         count = self.batch.num_decodes
         if not count:
-            return self._refer(q, k_cache, v_cache, scale, window, softcap, 0)
-        decoded = self._decode(q[:count], k_cache, v_cache, scale, window, softcap)
+            return self._refer(q, k_cache, v_cache, scale, window, scores, 0)
+        decoded = self._decode(q[:count], k_cache, v_cache, scale, window, scores)
         if not math.isfinite(decoded.sum().item()):  # unused places of a block may hold NaN, and NaN times 0 is NaN
-            return self._refer(q, k_cache, v_cache, scale, window, softcap, 0)
+            return self._refer(q, k_cache, v_cache, scale, window, scores, 0)
         if len(q) == count:
             return decoded
-        return torch.cat((decoded, self._refer(q, k_cache, v_cache, scale, window, softcap, count)))
+        return torch.cat((decoded, self._refer(q, k_cache, v_cache, scale, window, scores, count)))
 
     def _refer(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, softcap: float,
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, scores: Scores,
         skip: int,
     ) -> torch.Tensor:  # fmt: skip
         """The reference's answer for all rows but the first ``skip`` decode rows: [T - skip, Hq, D]."""
@@ -111,11 +115,12 @@ class CpuPass:
             scale=scale,
             num_decodes=batch.num_decodes - skip,
             sliding_window=window,
-            softcap=softcap,
+            softcap=scores.softcap,
+            sinks=scores.sinks,
         )
 
     def _decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, softcap: float
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, how: Scores
     ) -> torch.Tensor:
         """One query per row: q [R, Hq, D] -> [R, Hq, D]."""
         if window not in self._pairs:
@@ -131,12 +136,12 @@ class CpuPass:
         keys = pairs.of(k_cache, self._scratch)
         for head in range(kv_heads):
             transposed = keys[:, :, head].transpose(1, 2)
-            if softcap:
-                scores = torch.bmm(grouped[:, head], transposed).mul_(scale / softcap).tanh_().mul_(softcap)
+            if how.softcap:
+                scores = torch.bmm(grouped[:, head], transposed).mul_(scale / how.softcap).tanh_().mul_(how.softcap)
                 torch.add(scores, pairs.bias, out=weights[head])
             else:
                 torch.baddbmm(pairs.bias, grouped[:, head], transposed, alpha=scale, out=weights[head])
-        sums = self._exponentiate(weights, pairs, num_rows)
+        sums = self._exponentiate(weights, pairs, num_rows, how.by_group(kv_heads))
         values, out = pairs.of(v_cache, self._scratch), q.new_empty(num_rows, kv_heads, group, head_dim)
         for head in range(kv_heads):
             parts = torch.bmm(weights[head], values[:, :, head]).view(num_pairs, -1)
@@ -145,8 +150,9 @@ class CpuPass:
         return out.view(num_rows, num_heads, head_dim)
 
     @staticmethod
-    def _exponentiate(weights: torch.Tensor, pairs: Pairs, num_rows: int) -> torch.Tensor:
-        """Scores [Hkv, P, G, block_size] become exp(score - the row's highest), in place; their sums [Hkv, R, G]."""
+    def _exponentiate(weights: torch.Tensor, pairs: Pairs, num_rows: int, sinks: torch.Tensor | None) -> torch.Tensor:
+        """Scores [Hkv, P, G, block_size] become exp(score - the row's highest), in place; their sums [Hkv, R, G], with
+        the ``sinks`` [Hkv, G], if there are any."""
         kv_heads, num_pairs, group, _ = weights.shape
         highest = weights.amax(3).transpose(0, 1).reshape(num_pairs, -1)
         index = pairs.rows.unsqueeze(1).expand_as(highest)
@@ -155,6 +161,8 @@ class CpuPass:
         weights.sub_(highest.unsqueeze(3)).exp_()
         parts = weights.sum(3).transpose(0, 1).reshape(num_pairs, -1)
         sums = F.embedding_bag(pairs.by_row, parts, pairs.row_starts, mode="sum")
+        if sinks is not None:
+            sums += (sinks.flatten() - of_row).exp()
         # A row without context has no pairs; it gives zeros.
         return sums.clamp_(min=torch.finfo(sums.dtype).tiny).view(num_rows, kv_heads, group).transpose(0, 1)
 

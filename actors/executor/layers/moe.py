@@ -11,6 +11,7 @@ from pagebus.actors.executor.layers.linear import GatedLinear, Linear
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters, Views
 from pagebus.actors.executor.layers.residual import ResidualStream
+from pagebus.actors.executor.layers.stacked_experts import as_stored, put_in_order
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.spec import Dense, Moe
@@ -21,7 +22,7 @@ from pagebus.kernels.moe.weights import ExpertWeights
 
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 """Names of the experts' weights in files that have them as one tensor each."""
-SPELLINGS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+SPELLINGS: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Names of each expert's gate, up and down in files that have them one by one."""
 
 
@@ -53,7 +54,8 @@ class MixtureOfExperts:
         if spec.shared_gate:
             rows[f"{prefix}.shared_expert_gate.weight"] = 1
         self._router = parameters.matrix(rows, hidden)
-        self._router_bias = parameters.bias({f"{prefix}.gate.bias": spec.experts}) if spec.router_bias else None
+        name = f"{prefix}.gate.bias"
+        self._router_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.router_bias else None
         name = f"{prefix}.gate.e_score_correction_bias"
         self._choice_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.choice_bias else None
         self._counts = parameters.count(spec.experts)
@@ -63,9 +65,9 @@ class MixtureOfExperts:
 
     def __call__(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
         """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
-        logits, count = self._ops.linear(x, self._router, self._router_bias, torch.float32), self._spec.experts
+        logits, count = self._ops.linear(x, self._router, None, torch.float32), self._spec.experts
         weights, experts = self._ops.route(
-            logits[:, :count], self._routing, self._choice_bias, padding, counts=self._counts
+            logits[:, :count], self._routing, self._choice_bias, padding, self._router_bias, counts=self._counts
         )
         if self._spec.weight_on_input:
             total = self._weighted_before(x, weights, experts)
@@ -118,8 +120,8 @@ def routing_of(spec: Moe) -> Routing:
 
 def _check(spec: Moe) -> None:
     """Raises ModelError for what no kernel computes."""
-    if spec.bias or spec.act == "gelu" or (spec.router_bias and spec.shared_gate):
-        raise ModelError("experts with biases or with this activation are not served")
+    if spec.act == "gelu":
+        raise ModelError("experts with this activation are not served")
     try:
         routing_of(spec).check(spec.experts)
     except ValueError as error:
@@ -127,35 +129,36 @@ def _check(spec: Moe) -> None:
 
 
 def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str, names: NameMap) -> ExpertWeights:
-    def stacked(tensor: torch.Tensor, name: str) -> Callable[[], Views]:
-        as_stored = tensor.view(len(tensor), tensor.shape[2], tensor.shape[1]) if names.columns_first else tensor
-        return lambda: {f"{prefix}.{name}": as_stored}
+    def stored(part: int, kind: str, *shape: int) -> torch.Tensor:
+        """Weights or biases [E, ..] of the first product (part 0) or the second."""
+        name, parts = f"{prefix}.{STACKED[part]}{'_bias' if kind == 'bias' else ''}", (slice(2), slice(2, 3))[part]
 
-    def one_by_one(tensor: torch.Tensor, names: tuple[str, ...]) -> Callable[[], Views]:
-        """Each expert's rows, divided among ``names``."""
-        return lambda: {
-            f"{prefix}.experts.{index}.{name}.weight": part
-            for index, expert in enumerate(tensor)
-            for name, part in zip(names, expert.chunk(len(names)), strict=True)
-        }
+        def stacked(tensor: torch.Tensor) -> Callable[[], Views]:
+            return lambda: {name: as_stored(tensor) if names.columns_first else tensor}
 
-    spellings = () if names.columns_first else SPELLINGS
-    gate_up = parameters.stored_in_ways(
-        (spec.experts, 2 * spec.width, hidden),
-        lambda tensor: [stacked(tensor, STACKED[0]), *(one_by_one(tensor, names[:2]) for names in spellings)],
-    )
-    down = parameters.stored_in_ways(
-        (spec.experts, hidden, spec.width),
-        lambda tensor: [stacked(tensor, STACKED[1]), *(one_by_one(tensor, names[2:]) for names in spellings)],
-    )
-    if names.columns_first:
-        parameters.after_load(lambda: _transpose(gate_up, down))
+        def one_by_one(tensor: torch.Tensor, words: tuple[str, ...]) -> Callable[[], Views]:
+            """Each expert's rows, divided among ``words``."""
+            return lambda: {
+                f"{prefix}.experts.{index}.{word}.{kind}": rows
+                for index, expert in enumerate(tensor)
+                for word, rows in zip(words, expert.chunk(len(words)), strict=True)
+            }
+
+        def put_stacked_in_order() -> None:
+            if name in parameters.views:
+                put_in_order(found, columns_first=names.columns_first, by_turns=by_turns)
+
+        found = parameters.stored_in_ways(
+            (spec.experts, *shape),
+            lambda tensor: [stacked(tensor), *(one_by_one(tensor, words[parts]) for words in SPELLINGS)],
+        )
+        by_turns = names.gates_by_turns and part == 0
+        if by_turns or (names.columns_first and found.dim() == 3):
+            parameters.after_load(put_stacked_in_order)
+        return found
+
+    gate_up, down = stored(0, "weight", 2 * spec.width, hidden), stored(1, "weight", hidden, spec.width)
     gate = Gate(GateKind(spec.act), spec.alpha, spec.limit)
-    return ExpertWeights(gate_up, down, gate=gate)
-
-
-def _transpose(*stacked: torch.Tensor) -> None:
-    """Tensors [E, N, K] that were filled as [E, K, N], one expert after another."""
-    for tensor in stacked:
-        for expert in tensor:
-            expert.copy_(expert.view(expert.shape[1], expert.shape[0]).t().clone())
+    if not spec.bias:
+        return ExpertWeights(gate_up, down, gate=gate)
+    return ExpertWeights(gate_up, down, stored(0, "bias", 2 * spec.width), stored(1, "bias", hidden), gate)

@@ -40,6 +40,7 @@ def build_model(
         target_of(device), dtype, cache_dtype, config.num_heads, config.num_kv_heads, config.head_dim,
         frozenset(config.layer_windows), backend, deterministic,
         softcap=any(layer.mixer.softcap for layer in config.spec.layers),
+        sinks=any(layer.mixer.sinks for layer in config.spec.layers),
     )  # fmt: skip
     chooser, parameters = AttentionChooser(setup), Parameters(device, dtype)
     if config.spec.encoder is not None:

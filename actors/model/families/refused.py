@@ -14,7 +14,6 @@ NEEDS = (
     (r"Qwen3Next|Qwen3_5|NemotronH|Mamba|Jamba|Bamba|Zamba|FalconH1|KimiLinear|GraniteMoeHybrid|Lfm", STATE),
     (r"MiniMax", STATE),
     (r"Gemma4|Gemma3n", "two sizes of heads in one model, and embeddings of each layer"),
-    (r"GptOss", "attention sinks, and a mixture of experts with biases"),
     (r"Mixtral|Moe|MoE|Dots1|Ernie4_5_Moe", EXPERTS),
     (r"VL|Llava|Vision|Pixtral|ConditionalGeneration", "a text tower of a family that is served"),
     (r"SequenceClassification|Bert|Roberta|ForMaskedLM|Embedding", "encoders and pooling heads"),

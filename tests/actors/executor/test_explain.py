@@ -56,9 +56,8 @@ CHUNKS = SMALL | {
     "num_local_experts": 16, "intermediate_size_mlp": 1024,
 }  # fmt: skip
 MODELS = {
-    "moe": MOE, "small": SMALL, "llama8b": SHAPES["llama8b"] | {"num_hidden_layers": 3}, "gemma": GEMMA,
-    "starcoder": STARCODER, "chunks": CHUNKS,
-}  # fmt: skip
+    "moe": MOE, "small": SMALL, "gemma": GEMMA, "starcoder": STARCODER, "chunks": CHUNKS,
+} | {name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b")}  # fmt: skip
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -143,6 +142,8 @@ LAST_LAYER = {"rotary_kv_write", "decode"}
         ("starcoder", "sm_90", {}),
         ("chunks", "sm_90", {}),
         ("moe", "sm_80", {"deterministic": True}),
+        ("gptoss20b", "sm_90", {}),
+        ("gptoss20b", "sm_80", {"deterministic": True}),
     ],
 )
 def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.config import ModelError, parse_config
 from pagebus.actors.model.spec import Dense, Moe
-from tests.actors.model.test_families import parse
+from tests.actors.model.test_families import BASE, parse
 
 QWEN3 = {
     "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
@@ -65,6 +66,42 @@ def test_mixtral() -> None:
     assert (config.layer_windows, config.spec.rope[0].base, config.spec.norm.eps) == ((0,) * 4, 1e6, 1e-5)
 
 
+GPT_OSS = {
+    "num_local_experts": 32, "experts_per_token": 4, "num_experts_per_tok": 4, "intermediate_size": 2880,
+    "attention_bias": True, "hidden_act": "silu", "swiglu_limit": 7.0, "sliding_window": 128, "rope_theta": 150000,
+    "initial_context_length": 4096, "max_position_embeddings": 131072, "vocab_size": 201088, "eos_token_id": 200002,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                     "rope_type": "yarn", "truncate": False},
+}  # fmt: skip
+
+
+def test_gpt_oss() -> None:
+    """gpt-oss-20b's fields: what layers share, their windows, and angles that are stretched between whole pairs."""
+    config = parse("GptOssForCausalLM", **GPT_OSS)
+    wanted = Moe(
+        32, 4, 2880, "swiglu_clamped", "softmax_of_top", router_bias=True, bias=True, limit=7.0, alpha=1.702
+    )  # fmt: skip
+    assert {layer.feed for layer in config.spec.layers} == {wanted}
+    assert all(layer.mixer.sinks and layer.mixer.bias and layer.mixer.out_bias for layer in config.spec.layers)
+    assert config.layer_windows == (128, 0, 128, 0)
+    [rope] = config.spec.rope
+    assert (rope.base, rope.kind, rope.truncate) == (150000.0, "yarn", False)
+    assert rope.attention_factor == pytest.approx(0.1 * math.log(32) + 1)
+    plain = parse("GptOssForCausalLM", **{key: value for key, value in GPT_OSS.items() if not key.startswith("rope")})
+    assert plain.spec == config.spec
+
+
+def test_gpt_oss_ends_with_an_answer_or_a_call() -> None:
+    """Whatever the files say; no other architecture does. Its reasoning has a format of its own."""
+    raw = {"architectures": ["GptOssForCausalLM"], **BASE, **GPT_OSS}
+    assert parse_config(raw, {}).eos_token_ids == (200002, 200012)
+    assert parse_config(raw, {"eos_token_id": [200002, 199999, 200012]}).eos_token_ids == (200002, 199999, 200012)
+    assert parse_config(raw | {"vocab_size": 1000}, {}).eos_token_ids == ()
+    assert parse_config(raw, {}).reasoning_parser == "openai_gptoss"
+    other = parse("Qwen3MoeForCausalLM", **QWEN3, vocab_size=201088, eos_token_id=7)
+    assert (other.eos_token_ids, other.reasoning_parser) == ((7,), "")
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "message"),
     [
@@ -73,7 +110,9 @@ def test_mixtral() -> None:
         ("Qwen3MoeForCausalLM", QWEN3 | {"hidden_act": "relu"}, "hidden_act 'relu'"),
         ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 8}, "config.json has no num_experts"),
         ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts is 0"),
-        ("GptOssForCausalLM", {}, "attention sinks, and a mixture of experts with biases"),
+        ("GptOssForCausalLM", GPT_OSS | {"swiglu_limit": 0}, "swiglu_limit is 0"),
+        ("GptOssForCausalLM", GPT_OSS | {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ("GptOssForCausalLM", GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ("DeepseekV3ForCausalLM", {}, "latent attention"),
     ],
 )

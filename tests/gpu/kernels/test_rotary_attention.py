@@ -36,7 +36,8 @@ def run(case: AttentionCase, words: dict[str, Any], qkv: torch.Tensor, norms: di
     for cache in kv_scales if int8 else (k_cache, v_cache):
         where = mapping[mapping >= 0]
         cache[where // block_size, where % block_size] = torch.nan
-    shared = {name: words[name] for name in ("slots", "context_lens", "block_tables", "scale", "sliding_window")}
+    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "sinks"
+    shared = {name: words[name] for name in names}
     shared |= {"kv_scales": kv_scales}
     cos_sin = norms["cos_sin"]
     rest = {name: value for name, value in norms.items() if name != "cos_sin"}

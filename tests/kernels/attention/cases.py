@@ -53,6 +53,7 @@ def make_case(
     block_size: int = 16,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: bool = False,
     padding: int = 0,
     dtype: torch.dtype = torch.float32,
     cache_dtype: torch.dtype | None = None,
@@ -60,9 +61,10 @@ def make_case(
 ) -> AttentionCase:
     """Rows with these lengths (leading rows with one query are decodes) and `padding` tokens after them.
 
-    Every cache element that is no row's context is NaN, or has a scale that is. q is a view of a fused qkv, the cache
-    one layer of three; a float8 cache comes with scales that make up for its contents, whose size differs from head to
-    head, and one in int8 with those of its tokens, whose size differs from token to token.
+    ``sinks``: each head has one, some above all scores. Every cache element that is no row's context is NaN, or has a
+    scale that is. q is a view of a fused qkv, the cache one layer of three; a float8 cache comes with scales that make
+    up for its contents, whose size differs from head to head, and one in int8 with those of its tokens, whose size
+    differs from token to token.
     """
     num_rows, num_tokens = len(context_lens), sum(query_lens) + padding
     num_decodes = next((row for row, length in enumerate(query_lens) if length != 1), num_rows)
@@ -110,6 +112,7 @@ def make_case(
             "num_decodes": num_decodes,
             "sliding_window": window,
             "softcap": softcap,
+            "sinks": torch.randn(q_heads, device=device) * 3 if sinks else None,
             "kv_scales": scales if float8 or int8 else None,
         },
         context_lens,
@@ -152,6 +155,10 @@ def naive_attention(case: AttentionCase) -> torch.Tensor:
             scores = torch.einsum("hd,phd->hp", case.q[token].double(), k[seen]) * case.keywords["scale"]
             softcap = case.keywords["softcap"]
             scores = (scores / softcap).tanh() * softcap if softcap else scores
-            out[token] = torch.einsum("hp,phd->hd", scores.softmax(-1), v[seen])
+            if case.keywords["sinks"] is not None:
+                weights = torch.cat((scores, case.keywords["sinks"].double().unsqueeze(1)), 1).softmax(-1)[:, :-1]
+            else:
+                weights = scores.softmax(-1)
+            out[token] = torch.einsum("hp,phd->hd", weights, v[seen])
             token += 1
     return out

@@ -1,4 +1,5 @@
-"""Launches of the kernel for long prompts, over heads of every padded size."""
+"""Launches that are compiled for GPUs that are not here: tensors without memory, and the kernel for long prompts over
+heads of every padded size."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.hopper_prefill import hopper_attention
+from pagebus.kernels.common.int8 import block_bytes, split_blocks
 
-CASES = (  # query heads, KV heads, head dim, format, window, soft cap
-    (32, 8, 128, torch.bfloat16, 0, 0.0), (32, 8, 128, torch.bfloat16, 4096, 0.0),
-    (64, 8, 64, torch.float16, 128, 0.0), (32, 32, 96, torch.bfloat16, 0, 0.0),
-    (16, 8, 256, torch.bfloat16, 0, 0.0), (16, 8, 256, torch.bfloat16, 1024, 50.0),
+CASES = (  # query heads, KV heads, head dim, format, window, soft cap, sinks
+    (32, 8, 128, torch.bfloat16, 0, 0.0, False), (32, 8, 128, torch.bfloat16, 4096, 0.0, False),
+    (64, 8, 64, torch.float16, 128, 0.0, False), (64, 8, 64, torch.bfloat16, 128, 0.0, True),
+    (32, 32, 96, torch.bfloat16, 0, 0.0, False),
+    (16, 8, 256, torch.bfloat16, 0, 0.0, False), (16, 8, 256, torch.bfloat16, 1024, 50.0, False),
 )  # fmt: skip
 
 
@@ -21,18 +24,32 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """Keys and values of the second of two layers, and their scales or None."""
+    if dtype == torch.int8:
+        blocks = meta(1024, block_bytes(2, 16, kv_heads, head_dim), dtype=dtype)
+        numbers, scales = split_blocks(blocks, 2, kv_heads, head_dim)
+        return numbers[:, 1, 0], numbers[:, 1, 1], scales[1]
+    cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
+    scales = meta(2, kv_heads, dtype=torch.float32) if dtype.itemsize == 1 else None
+    return cache[:, 1, 0], cache[:, 1, 1], scales
+
+
 def long_prompts() -> Iterator[tuple[str, Callable[[], None]]]:
     """A chunk behind a past, by name."""
     for case in CASES:
-        q_heads, kv_heads, head_dim, dtype, window, softcap = case
-        name = f"{q_heads}/{kv_heads} d{head_dim} long {dtype} window {window} softcap {softcap}"
+        q_heads, kv_heads, head_dim, dtype, window, softcap, sinks = case
+        name = f"{q_heads}/{kv_heads} d{head_dim} long {dtype} window {window} softcap {softcap} {sinks=}"
         yield name, partial(_launch, *case)
 
 
-def _launch(q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, softcap: float) -> None:
+def _launch(
+    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, softcap: float, sinks: bool
+) -> None:
     cache = meta(1024, 2, 2, 16, kv_heads, head_dim, dtype=dtype)
     queries = meta(4096, q_heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :q_heads]
     hopper_attention(
         queries, cache[:, 1, 0], cache[:, 1, 1], meta(4096, q_heads, head_dim, dtype=dtype), meta(1), meta(64, 512),
         0.1, [LongRow(0, 0, 4096, 8192)], sliding_window=window, softcap=softcap,
+        sinks=meta(q_heads, dtype=torch.float32) if sinks else None,
     )  # fmt: skip

@@ -58,6 +58,15 @@ CASES: dict[str, dict[str, Any]] = {
     "softcap_int8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.int8, "softcap": 0.7},
     "softcap_int8_half": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16,
                           "cache_dtype": torch.int8, "softcap": 0.7},
+    "sinks": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "sinks": True},
+    "sinks_half_window": {**MIXED, "q_heads": 8, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16, "window": 20,
+                          "sinks": True},
+    "sinks_float8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn,
+                     "sinks": True},
+    "sinks_int8_half_window": {**MIXED, "q_heads": 5, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16,
+                               "window": 50, "cache_dtype": torch.int8, "sinks": True},
+    "sinks_softcap_padded": {"context_lens": [30, 0, 25, 0, 0], "query_lens": [1, 1, 11, 0, 2], "q_heads": 4,
+                             "kv_heads": 2, "head_dim": 32, "padding": 5, "softcap": 0.7, "sinks": True},
     "int8": {**MIXED, "q_heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": torch.int8},
     "int8_half_window": {**MIXED, "q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
                          "cache_dtype": torch.int8},
@@ -89,7 +98,7 @@ def test_reference_is_the_definition(name: str, device: torch.device) -> None:
 
 INVARIANT_CASES = (
     "half_window", "chunks", "wide_group", "head_96_block_32", "softcap", "float8", "int8_half_window",
-    "padded_decodes", "padded_rows",
+    "padded_decodes", "padded_rows", "sinks", "sinks_half_window", "sinks_int8_half_window", "sinks_softcap_padded",
 )  # fmt: skip
 
 
@@ -114,6 +123,12 @@ LONG_CASES: dict[str, dict[str, Any]] = {
                     "head_dim": 64, "window": -150},
     "long_softcap": {"context_lens": [40, 500, 30, 400], "query_lens": [1, 21, 17, 3], "q_heads": 4, "kv_heads": 2,
                      "head_dim": 64, "softcap": 0.7},
+    "long_sinks": {"context_lens": [40, 500, 900, 400], "query_lens": [1, 1, 17, 3], "q_heads": 4, "kv_heads": 2,
+                   "head_dim": 64, "sinks": True},
+    "long_sinks_window": {"context_lens": [700, 700, 30], "query_lens": [1, 21, 30], "q_heads": 2, "kv_heads": 1,
+                          "head_dim": 64, "window": 150, "sinks": True},
+    "long_sinks_half_int8": {"context_lens": [400, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2,
+                             "head_dim": 64, "dtype": torch.float16, "cache_dtype": torch.int8, "sinks": True},
     "long_half_float8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,
                          "dtype": torch.float16, "cache_dtype": torch.float8_e4m3fn},
     "long_half_int8": {"context_lens": [1, 500], "query_lens": [1, 70], "q_heads": 2, "kv_heads": 2, "head_dim": 80,
@@ -177,18 +192,19 @@ def test_reference_with_very_different_lengths() -> None:
 
 
 @pytest.mark.parametrize(("tile", "programs", "block_size"), [(16, 1, 16), (16, 5, 128), (64, 3, 48), (32, 40, 16)])
-def test_any_plan_gives_the_same(tile: int, programs: int, block_size: int, device: torch.device) -> None:
+@pytest.mark.parametrize("sinks", [False, True])
+def test_any_plan_gives_the_same(tile: int, programs: int, block_size: int, sinks: bool, device: torch.device) -> None:
     """However rows are cut and shared out, also to more programs than there are tiles, the result is the same; tiles
-    have several blocks, or parts of them."""
+    have several blocks, or parts of them. A sink counts once for each row."""
     case = make_case(
         [1, 900, 64, 0, 129], [1] * 5, q_heads=6, kv_heads=2, head_dim=32, block_size=block_size, window=800,
-        device=device,
+        sinks=sinks, device=device,
     )  # fmt: skip
     words, out = case.keywords, poisoned(case)
     plan = plan_decodes(words["slots"], words["context_lens"], 6, 32, tile, programs, 800)
     decode_attention(
         case.q, case.k_cache, case.v_cache, out, words["block_tables"], words["scale"], 800, plan,
-        DecodeConfig(tile, programs, num_warps=2, num_stages=2),
+        DecodeConfig(tile, programs, num_warps=2, num_stages=2), sinks=words["sinks"],
     )  # fmt: skip
     live = case.live()
     torch.testing.assert_close(out[live].double(), naive_attention(case)[live], atol=3e-6, rtol=1e-4)
@@ -213,7 +229,7 @@ def test_invariant_tokens_do_not_know_each_other(q_heads: int, window: int, devi
     """Every bit of a token is the same decoded alone, in company, and computed again in a chunk of any size."""
     case = make_case(
         [700, 33, 1, 90, 40], [1, 1, 1, 90, 21], q_heads=q_heads, kv_heads=2, head_dim=32, dtype=torch.float16,
-        window=window, device=device,
+        window=window, sinks=window > 0, device=device,
     )  # fmt: skip
     caches = {"k_cache": case.k_cache, "v_cache": case.v_cache}
     together = paged_attention_invariant(case.q, **caches, **case.keywords)

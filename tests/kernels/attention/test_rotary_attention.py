@@ -26,6 +26,9 @@ CASES: dict[str, dict[str, Any]] = {
     "half_chunks": {"q_heads": 4, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "norms": True, "window": -50},
     "wide_norms_softcap": {"q_heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": torch.float16, "norms": True,
                            "wide": True, "softcap": 0.7},
+    "sinks": {"q_heads": 6, "kv_heads": 2, "head_dim": 64, "sinks": True},
+    "sinks_half_int8_window": {"q_heads": 6, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16, "window": 50,
+                               "cache_dtype": torch.int8, "sinks": True},
     "block_48": {"q_heads": 7, "kv_heads": 1, "head_dim": 32, "block_size": 48},
     "float8": {"q_heads": 3, "kv_heads": 1, "head_dim": 64, "cache_dtype": torch.float8_e4m3fn},
     "float8_half_window": {"q_heads": 2, "kv_heads": 2, "head_dim": 64, "dtype": torch.float16, "window": 50,
@@ -54,7 +57,7 @@ def make(device: torch.device, *, norms: bool = False, wide: bool = False, **sha
     a 127th of the largest number."""
     case = make_case(LENS, [1] * len(LENS), **shape, device=device)
     (q_heads, head_dim), (block_size, kv_heads) = case.q.shape[1:], case.k_cache.shape[1:3]
-    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "softcap", "kv_scales"
+    names = "slots", "context_lens", "block_tables", "scale", "sliding_window", "softcap", "sinks", "kv_scales"
     words = {name: case.keywords[name] for name in names}
     words["block_tables"][words["slots"][NOWHERE]] = -1
     case.k_cache[0], case.v_cache[0] = 0, 0  # is read instead
@@ -113,7 +116,7 @@ def test_kernel_is_the_reference(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize(("tile", "programs"), [(16, 40), (64, 3)])
 def test_any_plan_gives_the_same(tile: int, programs: int, device: torch.device) -> None:
     """However rows are cut, the one program with a row's last piece writes its key and value."""
-    words = make(device, q_heads=3, kv_heads=1, head_dim=32, window=100)
+    words = make(device, q_heads=3, kv_heads=1, head_dim=32, window=100, sinks=True)
     plan = plan_decodes(words["slots"], words["context_lens"], 3, 32, tile, programs, 100)
 
     def attend(**given: Any) -> torch.Tensor:
@@ -121,6 +124,7 @@ def test_any_plan_gives_the_same(tile: int, programs: int, device: torch.device)
         decode_attention(
             given["qkv"], given["k_cache"], given["v_cache"], out, given["block_tables"], given["scale"], 100, plan,
             DecodeConfig(tile, programs, num_warps=2, num_stages=2), cos_sin=given["cos_sin"],
+            sinks=given["sinks"],
         )  # fmt: skip
         return out
 

@@ -62,6 +62,8 @@ def _shared(tokens: int) -> None:
 
 
 def _routing(num_experts: int, routing: Routing, tokens: int) -> None:
-    bias = _meta(num_experts, dtype=torch.float32) if routing.score is Score.SIGMOID else None
-    padding, counts = _meta(tokens, dtype=torch.int64), _meta(num_experts, dtype=torch.int32)
-    route(_meta(tokens, num_experts, dtype=torch.float32), routing, bias, padding, counts)
+    bias, counts = _meta(num_experts, dtype=torch.float32), _meta(num_experts, dtype=torch.int32)
+    route(
+        _meta(tokens, num_experts, dtype=torch.float32), routing, bias if routing.score is Score.SIGMOID else None,
+        _meta(tokens, dtype=torch.int64), bias if routing.score is Score.SOFTMAX_OF_TOP else None, counts=counts,
+    )  # fmt: skip

@@ -114,8 +114,10 @@ def test_ways(way: str, dtype: torch.dtype, device: torch.device) -> None:
     assert error(result, wanted) < LIMITS[dtype]
 
 
-@pytest.mark.parametrize("way", ["unsorted", "items of 16"])
-@pytest.mark.parametrize("kind", GateKind)
+@pytest.mark.parametrize(("way", "kind"), [
+    *((way, kind) for way in ("unsorted", "items of 16") for kind in GateKind),
+    *((way, GateKind.SWIGLU_CLAMPED) for way in WAYS if way not in ("unsorted", "items of 16")),
+])  # fmt: skip
 def test_gates_and_biases(kind: GateKind, way: str, device: torch.device) -> None:
     """Every gate, with biases, and limits that cut."""
     layer = make_layer(torch.float32, device, gate=Gate(kind, 1.3, 0.7), experts=8, biased=True)

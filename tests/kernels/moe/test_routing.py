@@ -69,6 +69,17 @@ def test_bias_chooses_but_does_not_weigh(device: torch.device) -> None:
     assert weights[0].tolist() == pytest.approx([0.5, 1 / (1 + math.exp(-3.0))], rel=1e-6)
 
 
+@pytest.mark.parametrize("tokens", [1, 19])
+def test_bias_of_logits(tokens: int, device: torch.device) -> None:
+    """It counts for the choice and for the weights, as if it were in the logits."""
+    num_experts, routing = ROUTINGS["gpt-oss"]
+    logits, bias = torch.randn(tokens, num_experts, device=device), torch.randn(num_experts, device=device) * 2
+    wanted = route_reference(logits + bias, routing)
+    assert not torch.equal(wanted[1], route_reference(logits, routing)[1])
+    agree(route(logits, routing, None, None, bias), wanted)
+    agree(route_reference(logits, routing, None, None, bias), wanted)
+
+
 def test_groups(device: torch.device) -> None:
     """The best expert of all is left out, if the sum of its group's best two is small; it is taken by the best one."""
     logits = torch.tensor([[4.0, -9.0, 2.0, 1.9, 1.0, 0.9]], device=device)

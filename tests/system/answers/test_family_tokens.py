@@ -40,6 +40,7 @@ KINDS = (
     ("glm4-moe-groups", "redis", "swapped"),  # experts
     ("llama4-odd", "memory", "recomputed"),  # chunks, experts of weighted inputs
     ("starcoder2", "redis", "chunks of 16"),  # layer norms, no gates
+    ("gpt-oss-odd", "memory", "swapped"),  # sinks, experts with biases
 )
 CASES = [(name, bus, way) for name in MODEL_TYPES for bus in ("memory", "redis") for way in WAYS] if FULL else KINDS
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pagebus.actors.bench.driver.shapes import write_model_folder
 from pagebus.actors.model.config import SHIPPED_MODEL, ModelConfig, ModelError
 from pagebus.actors.settings import Settings
 from pagebus.web.requests.served_model import load_served_model, served_names
@@ -40,6 +41,18 @@ async def test_no_defaults():
     model = await load_served_model(Settings(generation_config="vllm"), 5)
 
     assert model.default_sampling == {}
+
+
+@pytest.mark.parametrize(("shape", "given", "parser"), [
+    ("gptoss20b", None, "openai_gptoss"), ("gptoss20b", "qwen3", "qwen3"), ("llama8b", None, ""),
+])  # fmt: skip
+async def test_the_architecture_names_a_reasoning_parser(shape, given, parser, tmp_path: Path):
+    """gpt-oss has one format; the setting goes before it."""
+    folder = write_model_folder(shape, tmp_path)
+
+    model = await load_served_model(Settings(model=str(folder), reasoning_parser=given), 5)
+
+    assert model.reasoning_parser == parser
 
 
 async def test_no_model(tmp_path: Path):

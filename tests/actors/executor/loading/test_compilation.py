@@ -33,6 +33,16 @@ MOE = {
     "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 352,
     "shared_expert_intermediate_size": 704, "decoder_sparse_step": 2, "num_hidden_layers": 4,
 }  # fmt: skip
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 64,
+    "hidden_size": 960,
+    "intermediate_size": 960,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 64,
+    "sliding_window": 128,
+}
 H200 = Target(90, 132)
 
 
@@ -76,16 +86,18 @@ def test_a_rehearsal_foresees_every_kernel_of_a_random_workload(
     assert found["hits"] == [False, True]
 
 
-def test_experts_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [MOE, GPT_OSS], ids=["shared", "biased"])
+def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     """Their kernels depend on numbers of tokens that no dense product knows."""
-    (folder / "config.json").write_text(json.dumps(CONFIG | MOE))
+    (folder / "config.json").write_text(json.dumps(CONFIG | fields))
     settings = json.dumps({"max_model_len": 4096, "enforce_eager": True})
 
     done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
 
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert {"_pair_down_kernel", "_grouped_kernel", "_add_shared_kernel"} <= set(found["recorded"])
+    assert {"_pair_down_kernel", "_grouped_kernel"} <= set(found["recorded"])
+    assert ("_add_shared_kernel" in found["recorded"]) == (fields is MOE)
     assert found["unforeseen"] == []
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.model.families import mistral
-from pagebus.actors.model.families.experts import qwen_moe
+from pagebus.actors.model.families.experts import gpt_oss, qwen_moe
 from pagebus.actors.model.family import Family
 from tests.actors.executor.models.test_families import PagedSequences, load, whole_logits
 from tests.helpers.model_factory import make_golden
@@ -66,6 +67,34 @@ def test_every_spelling_is_read(
     save_file({name: tensor.contiguous() for name, tensor in changed.items()}, file)
     again = PagedSequences(load(folder, 64), 1).forward([IDS])[0][-1]
     assert torch.equal(again, got)
+
+
+def unwoven(tensors: Tensors) -> Tensors:
+    """gpt-oss's experts one by one, as tools that quantize them write them."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name in set(tensors) - set(found):
+        prefix, part = name.rsplit(".", 1)
+        kind = "bias" if part.endswith("_bias") else "weight"
+        for index, expert in enumerate(tensors[name]):
+            rows = expert if kind == "bias" else expert.t()
+            parts = {"gate_proj": rows[::2], "up_proj": rows[1::2]} if "gate_up" in part else {"down_proj": rows}
+            found |= {f"{prefix}.{index}.{ours}.{kind}": part for ours, part in parts.items()}
+    return found
+
+
+def test_experts_by_inputs_and_by_turns(tmp_path: Path) -> None:
+    """As gpt-oss's files have them: the bits of the same experts one by one. Loading again changes nothing."""
+    family = gpt_oss.FAMILY
+    folder = make_golden(tmp_path, family.model_type, family.golden["gpt-oss-odd"])
+    got, expected = whole_logits(folder, IDS, 64)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+    model = load(folder, 64)
+    load_weights(model, folder, "auto", 0, lambda _: None)
+    assert torch.equal(PagedSequences(model, 1).forward([IDS])[0][-1], got)
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in unwoven(load_file(file)).items()}, file)
+    assert torch.equal(PagedSequences(load(folder, 64), 1).forward([IDS])[0][-1], got)
 
 
 def test_each_expert_fills_its_part(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
-from pagebus.actors.executor.layers.cpu_attention import CpuPass, Scratch
+from pagebus.actors.executor.layers.cpu_attention import PLAIN, CpuPass, Scratch
+from pagebus.kernels.attention.reference import Scores
 
 BLOCK_SIZE, HEAD_DIM = 16, 64
 OPS = Ops.reference()
@@ -27,7 +28,14 @@ def decode_batch(lens: list[int], tables: torch.Tensor) -> AttentionBatch:
 
 
 def check(
-    batch: AttentionBatch, *, heads: int, kv_heads: int, window: int = 0, num_blocks: int = 64, nan_after: bool = False
+    batch: AttentionBatch,
+    *,
+    heads: int,
+    kv_heads: int,
+    window: int = 0,
+    num_blocks: int = 64,
+    nan_after: bool = False,
+    scores: Scores = PLAIN,
 ) -> CpuPass:
     """The CPU's answer is the reference's; returns the pass."""
     generator = torch.Generator().manual_seed(1)
@@ -43,8 +51,9 @@ def check(
     expected = OPS.paged_attention(
         q, k_cache, v_cache, slots=batch.slots, query_start=batch.query_start, context_lens=batch.context_lens,
         block_tables=batch.block_tables, scale=0.125, num_decodes=batch.num_decodes, sliding_window=window,
+        softcap=scores.softcap, sinks=scores.sinks,
     )  # fmt: skip
-    got = cpu.attend_queries(q, k_cache, v_cache, 0.125, window)
+    got = cpu.attend_queries(q, k_cache, v_cache, 0.125, window, scores)
 
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     return cpu
@@ -83,6 +92,18 @@ def test_nan_past_the_end() -> None:
     tables = torch.arange(12).view(3, 4)
 
     check(decode_batch([5, 33, 60], tables), heads=4, kv_heads=2, nan_after=True)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+def test_sinks(softcap: float, window: int) -> None:
+    """Of each head, once for each row: far below and far above the row's scores, also where a row has no context."""
+    sinks = torch.tensor([-200.0, -1.0, 0.0, 2.5, 7.0, 200.0])
+    batch = decode_batch([1, 16, 0, 100, 128], torch.randperm(40).view(5, 8) + 3)
+    batch.query_start = torch.tensor([0, 1, 2, 3, 4, 24], dtype=torch.int32)
+    batch.num_decodes = 4
+
+    check(batch, heads=6, kv_heads=2, window=window, scores=Scores(softcap, sinks))
 
 
 def test_rows_without_context_give_zeros() -> None:

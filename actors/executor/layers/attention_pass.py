@@ -36,6 +36,8 @@ class Heads:
     k_norm: torch.Tensor | None = None
     eps: float = 0.0
     softcap: float = 0.0
+    expansion: torch.Tensor | None = None
+    """Of latent attention: what makes a head's own part of the key, and its value, of a latent [H, N + V, K]."""
 
 
 class AttentionPass(Protocol):

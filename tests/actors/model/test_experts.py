@@ -74,7 +74,6 @@ def test_mixtral() -> None:
         ("Qwen3MoeForCausalLM", {"num_experts_per_tok": 8}, "config.json has no num_experts"),
         ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts is 0"),
         ("GptOssForCausalLM", {}, "attention sinks, and a mixture of experts with biases"),
-        ("DeepseekV3ForCausalLM", {}, "latent attention"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(architecture: str, fields: dict[str, Any], message: str) -> None:

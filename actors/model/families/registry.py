@@ -21,7 +21,7 @@ from pagebus.actors.model.families import (
     starcoder,
 )
 from pagebus.actors.model.families.experts import glm_moe, granite_moe, llama4, qwen_moe
-from pagebus.actors.model.families.latent import deepseek, minicpm3, mistral4
+from pagebus.actors.model.families.latent import deepseek, glm_flash, minicpm3, mistral4
 from pagebus.actors.model.families.refused import why_refused
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.oracle import FAMILY as ORACLE_FAMILY
@@ -33,7 +33,7 @@ FAMILIES: tuple[Family, ...] = (
     gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
     cohere.COHERE, cohere.COHERE2, starcoder.FAMILY, internlm.INTERNLM2, internlm.INTERNLM3, qwen_moe.QWEN2_MOE,
     qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
-    deepseek.DEEPSEEK2, deepseek.DEEPSEEK3, deepseek.GLM_FLASH, mistral4.MISTRAL4, minicpm3.MINICPM3,
+    deepseek.DEEPSEEK2, deepseek.DEEPSEEK3, glm_flash.FAMILY, mistral4.MISTRAL4, minicpm3.MINICPM3,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 BY_ARCHITECTURE = {name: family for family in (*FAMILIES, *ENCODERS, ORACLE_FAMILY) for name in family.architectures}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pagebus.actors.model.families.latent.deepseek import ODD, SMALL
-from pagebus.actors.model.families.latent.parts import decoder, dense
+from pagebus.actors.model.families.latent.feeds import dense
+from pagebus.actors.model.families.latent.golden import ODD, SMALL
+from pagebus.actors.model.families.latent.parts import decoder
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import HeadSpec, ModelSpec

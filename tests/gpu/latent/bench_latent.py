@@ -1,4 +1,4 @@
-"""Times attention over latents in CUDA graphs beside its floor: ``python -m tests.gpu.bench.bench_latent``.
+"""Times attention over latents in CUDA graphs beside its floor: ``python -m tests.gpu.latent.bench_latent``.
 
 Decodes: the bytes of all latents at 4.30 TB/s, or the operations at 790 TFLOP/s, whichever takes longer. Prompts: the
 same rows over latents and expanded, in TFLOP/s of what the second takes.
@@ -16,7 +16,7 @@ from pagebus.kernels.attention.paged_attention import Spans, cut_prompts, plan_a
 from pagebus.kernels.latent.attention import latent_attention
 from pagebus.kernels.latent.expanded import expanded_attention
 from pagebus.kernels.latent.head_product import head_product
-from tests.gpu.kernels.test_latent import V2_LITE, V3
+from tests.gpu.latent.test_latent_kernels import V2_LITE, V3
 from tests.kernels.latent.latent_cases import LatentCase, make_latents
 from tests.kernels.latent.test_latent_attention import shape_of
 

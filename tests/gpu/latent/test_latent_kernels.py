@@ -1,7 +1,7 @@
 """Kernels over latents on CUDA, at the sizes of real models, against the references in float32.
 
 Runs on a bare GPU host too: ``PYTHONPATH=. pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib
-tests/gpu/kernels/test_latent.py``.
+tests.gpu.latent.test_latent_kernels.py``.
 """
 
 from __future__ import annotations

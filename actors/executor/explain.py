@@ -17,7 +17,6 @@ from pagebus.actors.executor.step.runner import Launch, prefill_rows
 from pagebus.actors.executor.step.step_kernels import Choice, StepKernels
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
-from pagebus.kernels.attention.choice import PATHS
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.linear.dispatch import LinearChoice, Source
 from pagebus.kernels.linear.shapes import Config
@@ -40,6 +39,8 @@ class ExplainedStep:
     kernels: StepKernels
     why: str
     """Why attention takes this path."""
+    attention_kernels: tuple[str, ...] = ()
+    """By what each layer stores keys and values, and attends."""
 
     @property
     def name(self) -> str:
@@ -56,7 +57,7 @@ class ExplainedStep:
             "decodes": self.decodes,
             "prompt_tokens": self.prompt_tokens,
             "launch": self.launch,
-            "attention": {"path": str(path), "kernels": list(PATHS[path].kernels), "why": self.why},
+            "attention": {"path": str(path), "kernels": list(self.attention_kernels), "why": self.why},
             "products": {name: _choice_as_json(choice) for name, choice in self.kernels.products.items()},
         }
 
@@ -108,8 +109,9 @@ class AbsentEngine:
         """One kind of step."""
         launch, _ = self.launch(decodes, prompt_tokens)
         assert launch.kernels is not None
-        why = self.runner.model.chooser.why(launch.rows)
-        return ExplainedStep(decodes, prompt_tokens, _launched(launch), launch.kernels, why)
+        chooser = self.runner.model.chooser
+        why, attention = chooser.why(launch.rows), tuple(chooser.kernels(launch.kernels.attention))
+        return ExplainedStep(decodes, prompt_tokens, _launched(launch), launch.kernels, why, attention)
 
     def launch(self, decodes: int, prompt_tokens: int) -> tuple[Launch, StepWork]:
         """How such a step runs, once all graphs are captured and a library is ready for its prompts; and the step."""

@@ -23,7 +23,7 @@ from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
 from pagebus.actors.model.pooling.modules import Modules, read_modules
 from pagebus.actors.model.pooling.pooler import Pooler
-from pagebus.actors.model.spec import ModelSpec
+from pagebus.actors.model.spec import Mla, ModelSpec
 from pagebus.actors.settings import Settings
 
 __all__ = ["ARCHITECTURES", "ModelConfig", "ModelError"]
@@ -69,6 +69,13 @@ class ModelConfig:
     """What the model makes of prompts in place of generating; None: it generates."""
     reasoning_parser: str = ""
     """The format of its reasoning, where its architecture says it."""
+
+    @property
+    def latent(self) -> Mla | None:
+        """The mixer of all layers if it is latent attention, else None. ``num_kv_heads`` is then 1, and ``head_dim``
+        what a token has in the cache."""
+        mixer = self.spec.layers[0].mixer
+        return mixer if isinstance(mixer, Mla) else None
 
     @property
     def sliding_window(self) -> int | None:

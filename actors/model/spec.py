@@ -99,6 +99,92 @@ class Gqa:
         """What is seen as one number, as kernels take it: the window, minus the chunk, or 0 for all."""
         return self.window or -self.chunk
 
+    @property
+    def rotary_dim(self) -> int:
+        """Columns of the table of angles."""
+        return self.head_dim
+
+    @property
+    def kv_parts(self) -> int:
+        """Tensors of a layer in the cache: keys and values."""
+        return 2
+
+    @property
+    def projected(self) -> int:
+        """What the first product gives for each token: queries, keys and values."""
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    @property
+    def attended(self) -> int:
+        """What attention gives for each token."""
+        return self.heads * self.head_dim
+
+    def weights(self, hidden: int) -> int:
+        """Numbers in the matrices."""
+        return hidden * (self.projected + self.attended)
+
+    def flops_per_pair(self) -> int:
+        """Operations for one query token and one key token, all heads."""
+        return 4 * self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla(Gqa):
+    """Multi-head latent attention. A token's latent, ``kv_rank`` numbers after a norm, holds the keys and values of all
+    ``heads``; beside it lies one rotated key of ``rope_dim`` that they share. Both are what all heads read: of these
+    there is one KV head, of ``head_dim`` = ``kv_rank`` + ``rope_dim``.
+
+    A head's query has ``nope_dim`` numbers for its own part of the key and ``rope_dim`` for the shared one; its value
+    has ``v_head_dim``. With a ``q_rank``, queries come from normed latents of that size (0: straight from the hidden
+    state). ``bias`` is of the projections to latents, ``latent_eps`` that of the latents' norms.
+    """
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_head_dim: int
+    q_rank: int = 0
+    latent_eps: float = 1e-6
+
+    @property
+    def rotary_dim(self) -> int:
+        """Columns of the table of angles."""
+        return self.rope_dim
+
+    @property
+    def kv_parts(self) -> int:
+        """Tensors of a layer in the cache: values are the first ``kv_rank`` numbers of keys."""
+        return 1
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def expanded_dim(self) -> int:
+        """Width of a head's part of the key, and of its value, as made from latents."""
+        return self.nope_dim + self.v_head_dim
+
+    @property
+    def projected(self) -> int:
+        """What the first product gives for each token: queries or their latents, latents and shared keys."""
+        return (self.q_rank or self.heads * self.query_dim) + self.head_dim
+
+    @property
+    def attended(self) -> int:
+        """What attention gives for each token."""
+        return self.heads * self.v_head_dim
+
+    def weights(self, hidden: int) -> int:
+        """Numbers in the matrices."""
+        inner = self.q_rank * self.heads * self.query_dim + self.kv_rank * self.heads * self.expanded_dim
+        return hidden * (self.projected + self.attended) + inner
+
+    def flops_per_pair(self) -> int:
+        """Operations for one query token and one key token, all heads, over latents."""
+        return 2 * self.heads * (self.head_dim + self.kv_rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Dense:
@@ -193,22 +279,16 @@ class ModelSpec:
 
     def kv_numbers(self) -> int:
         """Numbers that a token has in the cache: keys and values of all layers."""
-        return sum(2 * layer.mixer.kv_heads * layer.mixer.head_dim for layer in self.layers)
+        return sum(layer.mixer.kv_parts * layer.mixer.kv_heads * layer.mixer.head_dim for layer in self.layers)
 
     def layer_weights(self) -> int:
         """Numbers in the matrices of all layers by which a token is multiplied; of a mixture those of its experts."""
-        return sum(
-            _mixer_weights(layer.mixer, self.hidden) + _feed_weights(layer.feed, self.hidden) for layer in self.layers
-        )
+        return sum(layer.mixer.weights(self.hidden) + _feed_weights(layer.feed, self.hidden) for layer in self.layers)
 
 
 def expert_layers(spec: ModelSpec) -> tuple[int, ...]:
     """Which layers have experts."""
     return tuple(index for index, layer in enumerate(spec.layers) if isinstance(layer.feed, Moe))
-
-
-def _mixer_weights(mixer: Gqa, hidden: int) -> int:
-    return 2 * hidden * (mixer.heads + mixer.kv_heads) * mixer.head_dim
 
 
 def _feed_weights(feed: Feed, hidden: int) -> int:

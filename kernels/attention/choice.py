@@ -27,6 +27,7 @@ class AttentionPath(StrEnum):
     DETERMINISTIC = "deterministic"
     HOPPER_PREFILL = "hopper_prefill"
     CUDNN_PREFILL = "cudnn_prefill"
+    EXPANDED_PREFILL = "expanded_prefill"
     DECODE_PREFILL = "decode_prefill"
     PREFILL = "prefill"
     FUSED_DECODE = "fused_decode"
@@ -64,6 +65,8 @@ class AttentionSetup:
     """Whether scores are capped, in any layer."""
     sinks: bool = False
     """Whether heads have sinks, in any layer."""
+    latent: bool = False
+    """Whether keys and values of all heads are made from latents."""
 
     @property
     def in_place(self) -> bool:
@@ -73,7 +76,7 @@ class AttentionSetup:
     @property
     def fuses(self) -> bool:
         """Whether the decode kernel can norm, rotate and store heads like these."""
-        return rotary_attention.supports(self.q_heads, self.kv_heads, self.head_dim)
+        return not self.latent and rotary_attention.supports(self.q_heads, self.kv_heads, self.head_dim)
 
     @property
     def long_prompts_apart(self) -> bool:
@@ -83,12 +86,13 @@ class AttentionSetup:
     @property
     def has_hopper(self) -> bool:
         """Whether our kernel for long prompts runs on this GPU, over heads like these; it knows no chunks."""
-        return min(self.windows) >= 0 and hopper_prefill.supports(self.dtype, self.head_dim, self.target)
+        plain = min(self.windows) >= 0 and not self.latent
+        return plain and hopper_prefill.supports(self.dtype, self.head_dim, self.target)
 
     @property
     def has_cudnn(self) -> bool:
         """Whether cuDNN has a kernel for heads like these: without windows, soft caps and sinks."""
-        plain = not any(self.windows) and not self.softcap and not self.sinks
+        plain = not any(self.windows) and not self.softcap and not self.sinks and not self.latent
         return plain and cudnn_prefill.supports(self.dtype, self.cache_dtype, self.head_dim)
 
 
@@ -110,6 +114,10 @@ LONG_PROMPTS = {
         "no Hopper kernel here: parts of rows that cuDNN computes faster by measured rates (all, with "
         "--attention-backend torch), once it has plans for their shapes",
     ),
+    AttentionPath.EXPANDED_PREFILL: LongPromptRule(
+        lambda setup: setup.latent and setup.long_prompts_apart,
+        "latent attention: rows that take fewer operations if their latents are expanded to keys and values",
+    ),
 }
 """Kernels for long prompts; the first that is possible is the engine's."""
 
@@ -129,6 +137,8 @@ def _on_gpu(setup: AttentionSetup) -> bool:
 
 
 STORE, DECODE, PREFILL = "rotary_kv_write", "decode", "prefill"
+LATENT = {STORE: "latent_write", DECODE: "latent_decode", PREFILL: "latent_prefill"}
+"""What these are where keys and values are made from latents."""
 
 PATHS = {
     AttentionPath.CPU: PathRule(
@@ -158,6 +168,12 @@ PATHS = {
         lambda rows: rows.long_rows,
         LONG_PROMPTS[AttentionPath.CUDNN_PREFILL].why,
         (STORE, "cudnn"),
+    ),
+    AttentionPath.EXPANDED_PREFILL: PathRule(
+        lambda setup: long_prompts_of(setup) is AttentionPath.EXPANDED_PREFILL,
+        lambda rows: rows.long_rows,
+        LONG_PROMPTS[AttentionPath.EXPANDED_PREFILL].why,
+        (STORE, "expanded"),
     ),
     AttentionPath.DECODE_PREFILL: PathRule(
         _on_gpu,
@@ -201,11 +217,18 @@ class AttentionChooser:
         """The path of a step with these rows."""
         return next(path for path, applies in self._possible if applies(rows))
 
+    def kernels(self, path: AttentionPath) -> list[str]:
+        """By what each layer stores keys and values, and attends, on this path."""
+        latent = self.setup.latent
+        return [LATENT.get(name, name) if latent else name for name in PATHS[path].kernels]
+
     def why(self, rows: StepRows) -> str:
         """Why :meth:`choose` gives what it gives."""
         path = self.choose(rows)
         if path is not AttentionPath.DECODE or not rows.whole:
             return PATHS[path].why
+        if self.setup.latent:
+            return "decodes alone, over latents"
         if rows.decodes > MOST_ROWS:
             return f"decodes alone, more than {MOST_ROWS} rows: two kernels are as fast or faster"
         return f"decodes alone, but one kernel takes at most {MOST_GROUPED} query heads per KV head, of multiples of 16"

@@ -10,7 +10,7 @@ import torch
 
 from pagebus.kernels.attention import hopper_prefill
 from pagebus.kernels.attention.cudnn_prefill import LongRow, cudnn_attention, takes_all
-from pagebus.kernels.attention.decode import decode_attention, decode_config, num_multiprocessors
+from pagebus.kernels.attention.decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
 from pagebus.kernels.attention.decode_plan import DecodePlan, plan_decodes
 from pagebus.kernels.attention.prefill import PrefillPlan, plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import (
@@ -61,6 +61,29 @@ class AttentionShape:
     capability: int = 90
     """Of the GPU: 90 for sm_90."""
 
+    @property
+    def programs_per_query(self) -> int:
+        """Programs of prompts among which the heads are divided."""
+        return self.q_heads
+
+    def decodes(self, processors: int) -> DecodeConfig:
+        """The launch shape of decodes."""
+        return decode_config(
+            self.kv_heads, self.head_dim, self.element_size, processors, float8=self.float8,
+            group=self.q_heads // self.kv_heads, small_memory=Target(self.capability, processors).small_memory,
+        )  # fmt: skip
+
+    def prompts(self, longest: int, context: int) -> PrefillConfig:
+        """The launch shape of prompts, the ``longest`` with so many new tokens, and up to ``context`` in all."""
+        return prefill_config(
+            longest, context, self.head_dim, self.element_size, float8=self.float8, capability=self.capability
+        )
+
+    def alone(self) -> PrefillConfig:
+        """The launch shape for all rows of any pass in which a token's result depends on no other."""
+        fixed = fixed_config(self.head_dim, self.element_size, float8=self.float8, capability=self.capability)
+        return packed_config(fixed, self.q_heads // self.kv_heads)
+
 
 @dataclass(frozen=True, slots=True)
 class Spans:
@@ -92,8 +115,7 @@ def capability_of(device: torch.device) -> int:
 def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> PrefillConfig:
     """The launch shape for prompts of a pass whose lengths are unknown at launch; ``invariant``: for all rows of any
     pass, decodes included, so that a token's result does not depend on what it is computed with."""
-    config = fixed_config(shape.head_dim, shape.element_size, float8=shape.float8, capability=shape.capability)
-    return packed_config(config, shape.q_heads // shape.kv_heads) if invariant else config
+    return shape.alone() if invariant else shape.prompts(0, 0)
 
 
 def cut_prompts(
@@ -103,11 +125,9 @@ def cut_prompts(
     """Cut the rows from first_row on, except the parts in ``long_rows``, into at most ``most_spans`` spans for
     ``device``; see `query_spans`."""
     ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in long_rows])
-    config = prefill_config(
-        int((ranges[:, 2] - ranges[:, 1]).max(initial=0)), int(context_lens[first_row:].max(initial=0)),
-        shape.head_dim, shape.element_size, float8=shape.float8, capability=shape.capability,
-    )  # fmt: skip
-    shares = num_shares(config, shape.q_heads, num_multiprocessors(device))
+    longest, context = (ranges[:, 2] - ranges[:, 1]).max(initial=0), context_lens[first_row:].max(initial=0)
+    config = shape.prompts(int(longest), int(context))
+    shares = num_shares(config, shape.programs_per_query, num_multiprocessors(device))
     return query_spans(query_start, context_lens, ranges, config, shares, most_spans)
 
 
@@ -141,16 +161,13 @@ def plan_attention(
     processors = num_multiprocessors(slots.device)
     prefills = None
     if spans is not None:
-        pieces = most_pieces(num_shares(spans.config, shape.q_heads, processors))
+        pieces = most_pieces(num_shares(spans.config, shape.programs_per_query, processors))
         prefills = plan_prefills(
             spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces
         )  # fmt: skip
     if not len(slots):
         return AttentionPlan({}, prefills)
-    config = decode_config(
-        shape.kv_heads, shape.head_dim, shape.element_size, processors, float8=shape.float8,
-        group=shape.q_heads // shape.kv_heads, small_memory=Target(shape.capability, processors).small_memory,
-    )  # fmt: skip
+    config = shape.decodes(processors)
     decodes = {
         window: plan_decodes(
             slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,13 +122,17 @@ def make_reference(folder: Path, config: ReferenceConfig) -> Path:
 
 def load_reference(folder: Path) -> Any:
     """The folder's model in transformers, float32, ready for inference."""
+    folder = folder / "reference" if (folder / "reference").is_dir() else folder
+    return _auto_class().from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def _auto_class() -> Any:
+    """That of text models, with one that transformers has, but knows as a tower alone."""
     import transformers
 
-    folder = folder / "reference" if (folder / "reference").is_dir() else folder
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(folder), dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+    auto = transformers.AutoModelForCausalLM
+    auto.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
+    return auto
 
 
 def reference_generate(
@@ -161,9 +166,9 @@ def make_golden(folder: Path, model_type: str, fields: Mapping[str, Any], *, see
         from tests.actors.executor.models.internlm2 import make_internlm2
 
         return make_internlm2(folder, fields, seed=seed, std=std)
-    config = transformers.AutoConfig.for_model(model_type, **{**DEFAULTS, **fields})
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy({**DEFAULTS, **fields}))
     config.dtype = torch.float32
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = _auto_class().from_config(config)
     redraw(model, seed, std)
     model.save_pretrained(str(folder))
     return folder

@@ -111,18 +111,17 @@ ROOMS: dict[str, str] = {
     "actors.executor": (
         "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.sampling "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model.grammars "
-        "actors.model actors.telemetry actors.settings kernels.attention kernels.linear kernels.moe kernels.common "
-        "bus bus.messages"
+        "actors.model actors.telemetry actors.settings kernels.linear kernels.moe kernels.common bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.step actors.executor.graphs actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model "
-        "actors.settings kernels.attention kernels.linear kernels.moe kernels.common bus.messages"
+        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
     ),
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
-        "actors.settings kernels.attention kernels.linear kernels.moe bus.messages"
+        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe bus.messages"
     ),
     "actors.executor.graphs": (
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
@@ -132,21 +131,21 @@ ROOMS: dict[str, str] = {
         "actors.model.grammars kernels.sampling bus.messages"
     ),
     "actors.executor.models": (
-        "actors.executor.pooling actors.executor.layers actors.executor.device actors.model kernels.attention "
-        "kernels.common bus.messages"
+        "actors.executor.pooling actors.executor.layers actors.executor.device actors.model actors.settings "
+        "kernels.attention kernels.common bus.messages"
     ),
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
-        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.common kernels.moe "
-        "kernels.layers"
+        "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.latent kernels.common "
+        "kernels.moe kernels.layers"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
     ),
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
-        "actors.model actors.settings kernels.attention kernels.linear kernels.moe kernels.sampling kernels.batch "
-        "kernels.layers kernels.common"
+        "actors.model actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.sampling "
+        "kernels.batch kernels.layers kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
     "actors.model.grammars": "actors.model bus.messages",
@@ -157,6 +156,7 @@ ROOMS: dict[str, str] = {
     "actors": "",
     "kernels": "",
     "kernels.attention": "kernels.layers kernels.common",
+    "kernels.latent": "kernels.attention kernels.layers kernels.common",
     "kernels.linear": "kernels.layers kernels.common",
     "kernels.moe": "kernels.linear kernels.common",
     "kernels.sampling": "kernels.common",

@@ -49,7 +49,9 @@ def test_every_kernel_is_compiled() -> None:
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
         "_route_kernel", "_sort_kernel", "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel",
         "_combine_kernel", "_add_shared_kernel",
-        "_add_normed_kernel", "_cap_logits_kernel",
+        "_add_normed_kernel", "_cap_logits_kernel", "_latent_decode_kernel", "_merge_latents_kernel",
+        "_latent_prefill_kernel", "_latent_write_kernel", "_head_product_kernel", "_gather_latents_kernel",
+        "_expanded_kernel",
     } <= set(names)  # fmt: skip
 
 

@@ -30,13 +30,12 @@ class Costs:
     @classmethod
     def of(cls, config: ModelConfig, info: Mapping[str, Any]) -> Costs:
         """``info`` is the executor's: its number format, and what a block of its cache takes."""
-        width = config.num_heads * config.head_dim
         return cls(
             layer_weights=num_layer_weights(config),
             head_weights=config.hidden_size * config.vocab_size,
             weight_bytes=DTYPE_BYTES[str(info["dtype"])],
             kv_bytes_per_token=float(info["block_bytes"]) / float(info["block_size"]),
-            flops_per_pair=4 * width * config.num_layers,
+            flops_per_pair=sum(layer.mixer.flops_per_pair() for layer in config.spec.layers),
             tied=config.tie_word_embeddings,
         )
 

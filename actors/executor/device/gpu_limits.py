@@ -40,6 +40,11 @@ def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | N
     if config is None or config.head_dim <= LARGEST_HEAD or not target.small_memory:
         return
     dtype = config.dtype if settings.dtype == "auto" else settings.dtype
+    if config.latent is not None and dtype != "float32":
+        raise SettingsError(
+            f"the model's latents of {config.head_dim} numbers: {name} has too little shared memory for tiles of them "
+            "in 16 bits; use a GPU with more (A100, H100, H200)"
+        )
     if settings.kv_cache_dtype == "auto" and dtype != "float32":
         raise SettingsError(
             f"the model's heads of {config.head_dim}: {name} has too little shared memory for tiles of more than "

@@ -150,6 +150,40 @@ class RotaryAttention(Protocol):
     ) -> Tensor: ...  # fmt: skip
 
 
+class LatentWrite(Protocol):
+    """:func:`pagebus.kernels.latent.write.latent_write`"""
+
+    def __call__(
+        self, q: Tensor, latents: Tensor, positions: Tensor, cos_sin: Tensor, cache: Tensor, slot_mapping: Tensor, *,
+        norm: Tensor, eps: float,
+    ) -> None: ...  # fmt: skip
+
+
+class HeadProduct(Protocol):
+    """:func:`pagebus.kernels.latent.head_product.head_product`"""
+
+    def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor: ...
+
+
+class LatentAttention(Protocol):
+    """:func:`pagebus.kernels.latent.attention.latent_attention`"""
+
+    def __call__(
+        self, q: Tensor, q_rope: Tensor, cache: Tensor, *, slots: Tensor, query_start: Tensor, context_lens: Tensor,
+        block_tables: Tensor, scale: float, num_decodes: int, plan: AttentionPlan, decode_lens: Tensor | None = None,
+        long_rows: Sequence[LongRow] = (),
+    ) -> Tensor: ...  # fmt: skip
+
+
+class ExpandedAttention(Protocol):
+    """:func:`pagebus.kernels.latent.expanded.expanded_attention`"""
+
+    def __call__(
+        self, q: Tensor, cache: Tensor, expansion: Tensor, out: Tensor, *, slots: Tensor, block_tables: Tensor,
+        scale: float, rows: Sequence[LongRow],
+    ) -> None: ...  # fmt: skip
+
+
 class ScatterWords(Protocol):
     """:func:`pagebus.kernels.batch.scatter_words.scatter_words`"""
 

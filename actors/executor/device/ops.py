@@ -9,6 +9,9 @@ import torch
 from pagebus.actors.executor.device import operations
 from pagebus.kernels.attention import paged_attention, rotary_attention
 from pagebus.kernels.batch import copy_blocks, inputs, scatter_words
+from pagebus.kernels.latent import attention as latent
+from pagebus.kernels.latent import expanded, head_product, write
+from pagebus.kernels.latent import reference as latent_reference
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, rotary_kv_write
 from pagebus.kernels.linear import linear
 from pagebus.kernels.moe import experts, routing, shared
@@ -35,6 +38,10 @@ class Ops:
     plan_attention: operations.PlanAttention
     paged_attention: operations.PagedAttention
     rotary_attention: operations.RotaryAttention
+    latent_write: operations.LatentWrite
+    head_product: operations.HeadProduct
+    latent_attention: operations.LatentAttention
+    expanded_attention: operations.ExpandedAttention
     scatter_words: operations.ScatterWords
     prepare_inputs: operations.PrepareInputs
     store_sampled: operations.StoreSampled
@@ -71,6 +78,10 @@ class Ops:
             plan_attention=paged_attention.plan_attention,
             paged_attention=paged_attention.paged_attention,
             rotary_attention=rotary_attention.rotary_attention,
+            latent_write=write.latent_write,
+            head_product=head_product.head_product,
+            latent_attention=latent.latent_attention,
+            expanded_attention=expanded.expanded_attention,
             scatter_words=scatter_words.scatter_words,
             prepare_inputs=inputs.prepare_inputs,
             store_sampled=inputs.store_sampled,
@@ -103,6 +114,10 @@ class Ops:
             plan_attention=paged_attention.plan_attention_reference,
             paged_attention=paged_attention.paged_attention_reference,
             rotary_attention=rotary_attention.rotary_attention_reference,
+            latent_write=latent_reference.latent_write_reference,
+            head_product=latent_reference.head_product_reference,
+            latent_attention=latent_reference.latent_attention_reference,
+            expanded_attention=latent_reference.expanded_attention_reference,
             scatter_words=scatter_words.scatter_words_reference,
             prepare_inputs=inputs.prepare_inputs_reference,
             store_sampled=inputs.store_sampled_reference,
@@ -128,4 +143,6 @@ class Ops:
             cut_prompts=paged_attention.cut_prompts_invariant,
             plan_attention=paged_attention.plan_attention_invariant,
             paged_attention=paged_attention.paged_attention_invariant,
+            head_product=head_product.head_product_invariant,
+            latent_attention=latent.latent_attention_invariant,
         )

@@ -15,6 +15,7 @@ from pagebus.actors.executor.layers.rotary import head_order, query_factors
 from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.paged_attention import AttentionShape, capability_of
+from pagebus.kernels.latent.shape import LatentShape
 from pagebus.kernels.layers.norm import HalfNorm
 
 
@@ -22,6 +23,9 @@ def attention_shape(
     config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device | None = None
 ) -> AttentionShape:
     """Of a model that computes in ``dtype`` on ``device``."""
+    if config.latent is not None:
+        mixer = config.latent
+        return LatentShape(mixer.heads, 1, mixer.kv_rank, dtype.itemsize, rope_dim=mixer.rope_dim)
     return AttentionShape(
         config.num_heads, config.num_kv_heads, config.head_dim, dtype.itemsize, frozenset(config.layer_windows),
         float8=cache_dtype.itemsize == 1,

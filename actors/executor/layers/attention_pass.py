@@ -38,6 +38,8 @@ class Heads:
     eps: float = 0.0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None
+    expansion: torch.Tensor | None = None
+    """Of latent attention: what makes a head's own part of the key, and its value, of a latent [H, N + V, K]."""
 
 
 class AttentionPass(Protocol):

@@ -8,13 +8,14 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention import Attention
 from pagebus.actors.executor.layers.attention_batch import Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
+from pagebus.actors.executor.layers.latent.attention import LatentAttention
 from pagebus.actors.executor.layers.mlp import GatedMLP, PlainMLP
 from pagebus.actors.executor.layers.moe import MixtureOfExperts
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.config import ModelConfig, ModelError
-from pagebus.actors.model.spec import Feed, Moe, NormPlaces
+from pagebus.actors.model.spec import Feed, Mla, Moe, NormPlaces
 
 NORMS: dict[NormPlaces, tuple[str | None, str | None, str | None, str | None]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -42,7 +43,8 @@ class DecoderLayer:
 
         before, behind, before_feed, behind_feed = NORMS[spec.norms]
         self.attention_norm, self._attention_after = norm(before), norm(behind)
-        self.attention = Attention(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
+        made = LatentAttention if isinstance(spec.mixer, Mla) else Attention
+        self.attention = made(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
         self.mlp_norm, self._mlp_after = norm(before_feed), norm(behind_feed)
         self.mlp = _feed_forward(spec.feed, config, parameters, f"{prefix}.mlp", ops)
 

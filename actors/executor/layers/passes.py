@@ -9,8 +9,10 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import AttentionPass, FusedDecodePass, PagedPass
 from pagebus.actors.executor.layers.cpu_attention import CpuPass, Scratch
+from pagebus.actors.executor.layers.latent.passes import LatentPass
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath
 from pagebus.kernels.attention.paged_attention import AttentionShape
+from pagebus.kernels.latent.shape import LatentShape
 
 
 class AttentionPasses:
@@ -18,8 +20,12 @@ class AttentionPasses:
 
     def __init__(self, ops: Ops, shape: AttentionShape, chooser: AttentionChooser) -> None:
         self.chooser = chooser
+        self._classes: dict[AttentionPath, Callable[[AttentionBatch], AttentionPass]]
+        if isinstance(shape, LatentShape):
+            self._classes = dict.fromkeys(AttentionPath, partial(LatentPass, ops, shape))
+            return
         paged = partial(PagedPass, ops, shape)
-        self._classes: dict[AttentionPath, Callable[[AttentionBatch], AttentionPass]] = {
+        self._classes = {
             **dict.fromkeys(AttentionPath, paged),
             AttentionPath.FUSED_DECODE: partial(FusedDecodePass, ops, shape),
             AttentionPath.CPU: partial(CpuPass, ops, Scratch()),

@@ -23,12 +23,13 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, blocks_needed, is_float8, kv_block_bytes
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
-from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend
+from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend, latent_sizes
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
+from pagebus.kernels.latent import expanded_plan
 from pagebus.kernels.linear.dispatch import read_user_tables
 
 LAUNCH_FLOPS = 15_000_000_000_000
@@ -236,6 +237,9 @@ def _prefill_scratch_bytes(limits: BatchLimits, runner: Runner) -> int:
     past = limits.max_model_len - most
     if past <= 0:
         return 0
+    sizes = latent_sizes(runner)
+    if sizes is not None:
+        return expanded_plan.scratch_bytes(most, limits.max_model_len, sizes)
     heads, size = (config.num_heads, config.num_kv_heads, config.head_dim), runner.model.parameters.dtype.itemsize
     by_library = cudnn_prefill.scratch_bytes(most, past, *heads, size)
     return max(by_library, hopper_prefill.scratch_bytes(most, limits.max_model_len, *heads, size))

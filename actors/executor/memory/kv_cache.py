@@ -27,6 +27,11 @@ def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> 
     return block_size * config.spec.kv_numbers() * dtype.itemsize
 
 
+def kv_parts(config: ModelConfig) -> int:
+    """Tensors of a layer in a block."""
+    return config.spec.layers[0].mixer.kv_parts
+
+
 def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
     """Blocks with which ``max_num_seqs`` sequences of ``max_model_len`` tokens all fit; more only serve prefix hits."""
     return max_num_seqs * -(-max_model_len // block_size)
@@ -36,12 +41,14 @@ def allocate_kv_cache(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Zeros [num_blocks, layers, 2, block_size, kv_heads, head_dim]; [:, layer, 0] are a layer's keys, 1 its values. In
-    int8 [num_blocks, bytes], with scales of 1 behind the numbers: kernels take their logarithms. See `layer_pages`.
+    int8 [num_blocks, bytes], with scales of 1 behind the numbers: kernels take their logarithms. Of latents there is 1
+    part in place of 2. See `layer_pages`.
 
     Zeros, because what is masked is still multiplied, and garbage may be NaN. On a CPU the pages are only taken from
     the system when they are first written.
     """
-    shape: tuple[int, ...] = (num_blocks, config.num_layers, 2, block_size, config.num_kv_heads, config.head_dim)
+    per_layer = kv_parts(config), block_size, config.num_kv_heads, config.head_dim
+    shape: tuple[int, ...] = (num_blocks, config.num_layers, *per_layer)
     if config.in_one_step:
         return torch.zeros(num_blocks, UNUSED_NUMBERS, dtype=dtype, device=device)
     if dtype == torch.int8:
@@ -59,7 +66,10 @@ def layer_pages(
     kv_cache: torch.Tensor, layer: int, config: ModelConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """A layer's keys and values [num_blocks, block_size, Hkv, D] in the cache; in int8 with their scales [2,
-    num_blocks, block_size, Hkv]."""
+    num_blocks, block_size, Hkv]. Of latents, values are the first numbers of keys."""
+    if config.latent is not None:
+        entries = kv_cache[:, layer, 0]
+        return entries, entries[..., : config.latent.kv_rank], None
     if kv_cache.dtype != torch.int8:
         return kv_cache[:, layer, 0], kv_cache[:, layer, 1], None
     numbers, scales = int8.split_blocks(kv_cache, config.num_layers, config.num_kv_heads, config.head_dim)

@@ -14,6 +14,7 @@ from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.models.oracle import OracleModel
 from pagebus.actors.model.config import ModelConfig, default_positions
 from pagebus.actors.model.oracle import ORACLE
+from pagebus.actors.settings import SettingsError
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
 from pagebus.kernels.common.target import target_of
 
@@ -36,11 +37,12 @@ def build_model(
     """
     num_positions = max_model_len or default_positions(config)
     cache_dtype = cache_dtype or dtype
+    check_cache(config, dtype, cache_dtype)
     setup = AttentionSetup(
         target_of(device), dtype, cache_dtype, config.num_heads, config.num_kv_heads, config.head_dim,
         frozenset(config.layer_windows), backend, deterministic,
         softcap=any(layer.mixer.softcap for layer in config.spec.layers),
-        sinks=any(layer.mixer.sinks for layer in config.spec.layers),
+        sinks=any(layer.mixer.sinks for layer in config.spec.layers), latent=config.latent is not None,
     )  # fmt: skip
     chooser, parameters = AttentionChooser(setup), Parameters(device, dtype)
     if config.spec.encoder is not None:
@@ -48,3 +50,13 @@ def build_model(
     passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype, device), chooser)
     model = OracleModel if config.architecture == ORACLE else Decoder
     return model(config, parameters, ops, passes, num_positions)
+
+
+def check_cache(config: ModelConfig, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    """Raises SettingsError for a format in which no kernel reads latents."""
+    if config.latent is not None and cache_dtype != dtype:
+        raise SettingsError(
+            f"--kv-cache-dtype {str(cache_dtype).removeprefix('torch.')}: {config.architecture} caches latents, which "
+            "are kept in the model's own format and take less memory than one-byte keys and values would; use "
+            "--kv-cache-dtype auto"
+        )

@@ -52,8 +52,9 @@ class Decoder(Network):
         super().__init__(config, passes.chooser, parameters, num_positions)
         self._begin = passes.begin
         spec, device = config.spec, parameters.device
+        width = spec.layers[0].mixer.rotary_dim
         tables = {
-            place: rotary_table(None if place is None else spec.rope[place], config.head_dim, num_positions, device)
+            place: rotary_table(None if place is None else spec.rope[place], width, num_positions, device)
             for place in {layer.mixer.rope: None for layer in spec.layers}
         }
         self.embedding = Embedding(parameters, "model.embed_tokens", spec.vocab, spec.hidden, ops, spec.embed_scale)

@@ -28,6 +28,7 @@ from pagebus.kernels.attention.cudnn_prefill import (
     problems,
 )
 from pagebus.kernels.attention.hopper_prefill import HeadShape
+from pagebus.kernels.latent.expanded_plan import Sizes, rows_to_expand
 
 PLAN_S = 0.06
 """Time of a plan: 35 to 65 ms were measured on an H200."""
@@ -44,6 +45,7 @@ class PrefillBackend:
         own = runner.model.chooser.long_prompts is AttentionPath.HOPPER_PREFILL
         self._own = own and not config.in_one_step  # an encoder has an attention of its own
         self._heads = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, config.layer_windows)
+        self._sizes = latent_sizes(runner)
         self._batches = _batches(runner)
         self._used = len(self._batches) > 0
         self._planned: set[Problem] = set()
@@ -57,12 +59,15 @@ class PrefillBackend:
     def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
         """The parts of prompts that another backend than the default attends.
 
-        With our kernel for long prompts: the rows that it takes. Otherwise: the parts that the library computes faster.
+        Of latents: the rows that are expanded. With our kernel for long prompts: those that it takes. Otherwise: the
+        parts that the library computes faster.
         These fill the smallest pieces. If the step's rows, or ``decodes`` beside them, would wait longer for missing
         plans than the parts save, they fill the smallest pieces that have plans.
 
         The time lost in that way adds up; once it exceeds the cost of the plans, they are made.
         """
+        if self._sizes is not None:
+            return rows_to_expand(rows, self._sizes)
         if self._own:
             return hopper_prefill.faster_rows(rows, self._heads)
         if not self._used:
@@ -114,6 +119,16 @@ class PrefillBackend:
         slots = torch.zeros(len(rows), dtype=torch.int32, device=cache.device)
         tables, out = self._runner.state.block_tables, torch.empty_like(q)
         cudnn_attention(q, k_cache, v_cache, out, slots, tables, config.head_dim**-0.5, rows, scales, (keys, values))
+
+
+def latent_sizes(runner: Runner) -> Sizes | None:
+    """What rows to expand are chosen by; None: the engine expands none."""
+    model = runner.model
+    mixer = model.config.latent
+    if mixer is None or model.chooser.long_prompts is not AttentionPath.EXPANDED_PREFILL:
+        return None
+    size = model.parameters.dtype.itemsize
+    return Sizes(mixer.heads, mixer.nope_dim, mixer.rope_dim, mixer.v_head_dim, mixer.kv_rank, size)
 
 
 def _batches(runner: Runner) -> list[Batch]:

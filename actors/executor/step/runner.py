@@ -97,7 +97,8 @@ class Runner:
             limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
             largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens),
         )  # fmt: skip
-        shares = num_shares(self._config, self._shape.q_heads, num_multiprocessors(device)) if decodes_apart else 0
+        programs = self._shape.programs_per_query
+        shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
             device, limits.max_num_seqs, tail_ints, depth + 2,

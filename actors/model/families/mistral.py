@@ -22,7 +22,7 @@ def parse(fields: Fields) -> ModelSpec:
         window = fields.integer("sliding_window", WINDOW)
     mixer = Gqa(
         fields.integer("num_attention_heads"), fields.kv_heads(), head_dim, head_dim**-0.5, window,
-        position_scale=_query_scale(fields),
+        position_scale=query_scale(fields),
     )  # fmt: skip
     feed = Dense(fields.integer("intermediate_size"), fields.word("hidden_act", "silu", ACTIVATIONS))
     return ModelSpec(
@@ -42,7 +42,7 @@ def parse_mixtral(fields: Fields) -> ModelSpec:
     return replace(spec, layers=tuple(replace(layer, feed=moe) for layer in spec.layers))
 
 
-def _query_scale(fields: Fields) -> QueryScale | None:
+def query_scale(fields: Fields) -> QueryScale | None:
     """Ministral 3's growth of queries beyond the positions of its first training."""
     said = Fields(rope_fields(fields))
     if not said.get("llama_4_scaling_beta"):

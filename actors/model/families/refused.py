@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-LATENT = "multi-head latent attention"
 SPARSE = "sparse attention"
 EXPERTS = "a mixture of experts"
 STATE = "layers with a recurrent state"
 NEEDS = (
     (r"Deepseek(V32|V4)|GlmMoeDsa|Glm5", SPARSE),
-    (r"Deepseek(V2|V3)|Glm4MoeLite|KimiK2|KimiK25|Mistral4|MiniCPM3|LongcatFlash", LATENT),
+    (r"KimiK25|DeepseekVL", "a text tower of a family that is served"),
+    (r"LongcatFlash", "two attentions in each layer, and experts that do nothing"),
     (r"Qwen3Next|Qwen3_5|NemotronH|Mamba|Jamba|Bamba|Zamba|FalconH1|KimiLinear|GraniteMoeHybrid|Lfm", STATE),
     (r"MiniMax", STATE),
     (r"Gemma4|Gemma3n", "two sizes of heads in one model, and embeddings of each layer"),

@@ -21,6 +21,7 @@ from pagebus.actors.model.families import (
     starcoder,
 )
 from pagebus.actors.model.families.experts import glm_moe, gpt_oss, granite_moe, llama4, qwen_moe
+from pagebus.actors.model.families.latent import deepseek, glm_flash, minicpm3, mistral4
 from pagebus.actors.model.families.refused import why_refused
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.oracle import FAMILY as ORACLE_FAMILY
@@ -33,9 +34,12 @@ FAMILIES: tuple[Family, ...] = (
     cohere.COHERE, cohere.COHERE2, starcoder.FAMILY, internlm.INTERNLM2, internlm.INTERNLM3, qwen_moe.QWEN2_MOE,
     qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
     gpt_oss.FAMILY,
+    deepseek.DEEPSEEK2, deepseek.DEEPSEEK3, glm_flash.FAMILY, mistral4.MISTRAL4, minicpm3.MINICPM3,
 )  # fmt: skip
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
 BY_ARCHITECTURE = {name: family for family in (*FAMILIES, *ENCODERS, ORACLE_FAMILY) for name in family.architectures}
+TOWERS = {"ministral3": mistral.MINISTRAL3, "mistral4": mistral4.MISTRAL4}
+"""By the text model's type, where the architecture is Mistral 3's with images."""
 OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
 """Fields of a checkpoint with images that its text model's object may leave to the outer one."""
 
@@ -49,7 +53,7 @@ def family_of(raw: Mapping[str, Any]) -> Family:
         family = BY_ARCHITECTURE[known]
         text = raw.get("text_config")
         inner = text.get("model_type") if isinstance(text, dict) else None
-        return mistral.MINISTRAL3 if family is mistral.MISTRAL and inner == "ministral3" else family
+        return TOWERS.get(str(inner), family) if family is mistral.MISTRAL else family
     if not name:
         raise ModelError(f"config.json names no architecture, which is not supported (supported: {_known()})")
     why = why_refused(str(name))

@@ -57,7 +57,8 @@ CHUNKS = SMALL | {
 }  # fmt: skip
 MODELS = {
     "moe": MOE, "small": SMALL, "gemma": GEMMA, "starcoder": STARCODER, "chunks": CHUNKS,
-} | {name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b")}  # fmt: skip
+    **{name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b", "deepseek-v2-lite")},
+}  # fmt: skip
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -123,9 +124,12 @@ LAUNCHED = {
     "rotary_kv_write": "_rotary_kv_write", "decode": "_decode_kernel", "prefill": "_prefill_kernel",
     "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
     "hopper_gemm": "_specialized_kernel", "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
+    "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
+    "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""
-LAST_LAYER = {"rotary_kv_write", "decode"}
+ATTENDS = set(LAUNCHED) - {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped"}
+LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
 """What prompts need besides in the last layer, where the last tokens attend as decodes."""
 
 
@@ -144,6 +148,8 @@ LAST_LAYER = {"rotary_kv_write", "decode"}
         ("moe", "sm_80", {"deterministic": True}),
         ("gptoss20b", "sm_90", {}),
         ("gptoss20b", "sm_80", {"deterministic": True}),
+        ("deepseek-v2-lite", "sm_90", {}),
+        ("deepseek-v2-lite", "sm_80", {"deterministic": True}),
     ],
 )
 def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -164,7 +170,7 @@ def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], 
         assert found >= (products | attention) & set(LAUNCHED), step
         if step["prompt_tokens"]:
             attention |= LAST_LAYER
-        assert found & {"rotary_kv_write", "decode", "prefill", "hopper"} <= attention, step
+        assert found & ATTENDS <= attention, step
 
 
 def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

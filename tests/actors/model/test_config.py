@@ -164,7 +164,7 @@ def test_generation_config_decides_ends_and_defaults() -> None:
     ("fields", "message"),
     [
         ({"architectures": ["BloomForCausalLM"]}, "'BloomForCausalLM' is not supported: it needs .*Qwen3ForCausalLM"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "it needs multi-head latent attention"),
+        ({"architectures": ["DeepseekV32ForCausalLM"]}, "it needs sparse attention"),
         ({"architectures": ["NeverHeardOf"]}, "'NeverHeardOf' is not supported .*Qwen3ForCausalLM"),
         ({"architectures": None}, "names no architecture"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),

@@ -120,7 +120,8 @@ def test_positions_by_kind_of_rope() -> None:
 @pytest.mark.parametrize(
     ("architecture", "needs"),
     [
-        ("DeepseekV3ForCausalLM", "multi-head latent attention"),
+        ("LongcatFlashForCausalLM", "two attentions in each layer"),
+        ("KimiK25ForConditionalGeneration", "a text tower"),
         ("DeepseekV32ForCausalLM", "sparse attention"),
         ("Qwen3NextForCausalLM", "recurrent state"),
         ("Qwen3_5ForConditionalGeneration", "recurrent state"),

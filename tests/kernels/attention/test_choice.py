@@ -22,6 +22,7 @@ from pagebus.kernels.common.target import Target
 H200, L40S = Target(90, 132), Target(89, 142)
 BF16 = torch.bfloat16
 LLAMA = AttentionSetup(H200, BF16, BF16, 32, 8, 128)
+LATENTS = replace(LLAMA, kv_heads=1, head_dim=576, latent=True)
 SETUPS = [
     replace(LLAMA, target=target, dtype=dtype, cache_dtype=dtype, windows=windows, backend=backend, deterministic=fixed)
     for target, dtype, windows, backend, fixed in itertools.product(
@@ -29,6 +30,7 @@ SETUPS = [
         (False, True),
     )
 ]  # fmt: skip
+SETUPS += [replace(LATENTS, target=target, deterministic=fixed) for target in (None, H200) for fixed in (False, True)]
 ROWS = [
     StepRows(decodes, prompts, prompts and long_rows, whole and not prompts)
     for decodes, (prompts, long_rows, whole) in itertools.product(
@@ -120,3 +122,15 @@ def test_heads_that_are_not_fused() -> None:
         assert chooser.choose(StepRows(1, False)) is AttentionPath.DECODE
         assert "query heads" in chooser.why(StepRows(1, False))
     assert "more than 64" in AttentionChooser(LLAMA).why(StepRows(65, False))
+
+
+def test_latents_have_paths_of_their_own() -> None:
+    """Long rows are expanded whatever the backend is; nothing is fused, and kernels have the names of those over
+    latents."""
+    for backend in ("auto", "triton", "torch"):
+        chooser = AttentionChooser(replace(LATENTS, backend=backend))
+        assert chooser.choose(StepRows(0, True, long_rows=True)) is AttentionPath.EXPANDED_PREFILL
+        assert chooser.choose(StepRows(4, False)) is AttentionPath.DECODE
+        assert chooser.kernels(AttentionPath.DECODE) == ["latent_write", "latent_decode"]
+        assert "over latents" in chooser.why(StepRows(4, False))
+    assert AttentionChooser(LLAMA).kernels(AttentionPath.DECODE) == ["rotary_kv_write", "decode"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pagebus.actors.bench.driver.shapes import SHAPES
 from pagebus.actors.executor.loading import kernel_cache
 from pagebus.actors.executor.loading.compile_command import parse_target
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild
@@ -98,6 +99,21 @@ def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str
     found = json.loads(done.stdout)
     assert {"_pair_down_kernel", "_grouped_kernel"} <= set(found["recorded"])
     assert ("_add_shared_kernel" in found["recorded"]) == (fields is MOE)
+    assert found["unforeseen"] == []
+
+
+def test_latents_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
+    """Decodes, short prompts, and long ones that are expanded, in one piece and in several."""
+    raw = SHAPES["deepseek-v2-lite"] | {"num_hidden_layers": 3, "n_routed_experts": 8, "vocab_size": 1000}
+    (folder / "config.json").write_text(json.dumps(raw))
+    settings = json.dumps({"max_model_len": 4096, "max_num_batched_tokens": 2048})
+
+    done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    wanted = {"_latent_decode_kernel", "_latent_prefill_kernel", "_latent_write_kernel", "_head_product_kernel"}
+    assert wanted | {"_expanded_kernel", "_gather_latents_kernel"} <= set(found["recorded"])
     assert found["unforeseen"] == []
 
 

@@ -66,8 +66,7 @@ class KernelChooser:
 
     def _dense_products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
         config, setup = self._config, self.attention.setup
-        mixer = config.spec.layers[0].mixer
-        heads, gated = mixer.attended, is_gated(config.spec)
+        (rows, heads), gated = attention_sizes(config), is_gated(config.spec)
         names, form = (PRODUCTS, "gated") if gated else (PLAIN_PRODUCTS, "plain")
         if setup.deterministic and setup.target is not None:
             forms = dict(zip(names, ("plain", "plain", form, "plain", "wide"), strict=True))
@@ -78,7 +77,6 @@ class KernelChooser:
         residual = partial(choose_residual_product, num_tokens, size, adds=adds, norms=norms)
         out = residual(heads, *given, biased=config.attention_out_bias)
         down = residual(config.intermediate_size, *given, biased=config.mlp_bias)
-        rows = mixer.projected
         half_normed = down.form == "residual"
         qkv = choose_product("plain", num_tokens, rows, size, *given, half_normed=half_normed)
         rows, half_normed = (1 + gated) * config.intermediate_size, out.form == "residual"
@@ -89,22 +87,22 @@ class KernelChooser:
     def _expert_products(self, moe: Moe, num_tokens: int, num_sampled: int) -> dict[str, Choice]:
         """Nothing here leaves half of a norm to the next product: the norm before experts is read by several."""
         config, setup = self._config, self.attention.setup
-        size, mixer = config.hidden_size, config.spec.layers[0].mixer
+        size, (projected, attended) = config.hidden_size, attention_sizes(config)
 
         def product(form: str, rows: int, inputs: int, tokens: int = num_tokens) -> LinearChoice:
             if setup.deterministic and setup.target is not None:
                 return choose_invariant_product(form, tokens, setup.dtype)
             return choose_product(form, tokens, rows, inputs, setup.dtype, setup.target)
 
-        out = product("plain", size, mixer.attended)
+        out = product("plain", size, attended)
         if not (setup.deterministic and setup.target is not None):
             biased, adds = config.attention_out_bias, added_at_once(config.spec)[0]
             out = choose_residual_product(
-                num_tokens, size, mixer.attended, setup.dtype, setup.target, biased=biased, adds=adds, norms=False
+                num_tokens, size, attended, setup.dtype, setup.target, biased=biased, adds=adds, norms=False
             )
         router = product("wide", moe.experts + moe.shared_gate, size)
         head = product("wide", config.vocab_size, size, num_sampled)
-        found = (product("plain", mixer.projected, size), out, router, self._experts(moe, num_tokens), head)
+        found = (product("plain", projected, size), out, router, self._experts(moe, num_tokens), head)
         products: dict[str, Choice] = dict(zip(EXPERT_PRODUCTS, found, strict=True))
         if moe.shared is None:
             return products
@@ -156,6 +154,14 @@ class KernelChooser:
                     runs.append((kernel, runs[-1][2] + 1 if runs else 1, tokens))
             lines[name] = ", ".join(f"{kernel}{_span(first, last)}" for kernel, first, last in runs)
         return lines
+
+
+def attention_sizes(config: ModelConfig) -> tuple[int, int]:
+    """What the product before attention gives for each token, and what the product behind it takes."""
+    if config.latent is not None:
+        return config.latent.projected, config.latent.attended
+    heads = config.num_heads * config.head_dim
+    return heads + 2 * config.num_kv_heads * config.head_dim, heads
 
 
 def added_at_once(spec: ModelSpec) -> tuple[bool, bool]:

@@ -11,6 +11,8 @@ from pagebus.kernels.quantized.words import pack_words
 
 PACKED_AT_ONCE = 1 << 22
 """Numbers that are packed at once, in 4 bytes each: few beside a module's own."""
+LARGEST_SCALE = 1e30
+"""Beyond it weights may become infinite; no model comes near."""
 NOT_A_NUMBER = 0x7F
 """Of float8_e4m3fn, without its sign."""
 
@@ -33,14 +35,18 @@ def store(target: Layout, codes: Codes, scheme: Scheme) -> None:
 def _check(codes: Codes) -> None:
     scale = codes.scale
     exponents = scale.dtype == torch.uint8
-    wrong = bool((scale == 255).any() if exponents else not scale.float().isfinite().all())
-    if wrong or (codes.whole is not None and not bool(codes.whole.isfinite().all())):
-        raise FormatError("has scales that are no finite numbers")
+    wrong = bool((scale == 255).any()) if exponents else _absurd(scale)
+    if wrong or (codes.whole is not None and _absurd(codes.whole)):
+        raise FormatError(f"has scales that are no finite numbers, or above {LARGEST_SCALE:.0e}")
     floats = codes.values.dtype == torch.float8_e4m3fn
     if floats and bool(((codes.values.view(torch.uint8) & NOT_A_NUMBER) == NOT_A_NUMBER).any()):
         raise FormatError("has weights that are no numbers")
-    if codes.zero is not None and not bool(codes.zero.float().isfinite().all()):
+    if codes.zero is not None and _absurd(codes.zero):
         raise FormatError("has zero points that are no finite numbers")
+
+
+def _absurd(numbers: torch.Tensor) -> bool:
+    return not bool((numbers.float().abs() <= LARGEST_SCALE).all())
 
 
 def _in_order(target: Layout, groups: torch.Tensor, scheme: Scheme) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pagebus.actors.commands.jobs.command import add_jobs
 from pagebus.actors.commands.models_command import add_models
 from pagebus.actors.commands.terminal.command import add_terminal
 from pagebus.actors.executor.explain_command import add_explain
+from pagebus.actors.executor.inspect_command import add_inspect
 from pagebus.actors.executor.loading.compile_command import add_compile
 from pagebus.actors.executor.preload import preload_alone
 from pagebus.actors.executor.tune_command import add_tune
@@ -73,7 +74,7 @@ def _add_healthcheck(commands: Commands) -> None:
 COMMANDS = {
     "serve": _add_serve, "actor": _add_actor, "healthcheck": _add_healthcheck, "simulate": add_simulator,
     "record": add_simulator, "compile-kernels": add_compile, "explain": add_explain, "tune": add_tune,
-    "models": add_models,
+    "models": add_models, "inspect": add_inspect,
     "dead-letters": add_dead_letters, "bench": add_bench, "job": add_jobs, "run-batch": add_jobs,
     "chat": add_terminal, "complete": add_terminal, "top": add_terminal,
 }  # fmt: skip

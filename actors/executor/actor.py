@@ -25,6 +25,7 @@ from pagebus.actors.executor.preload import import_torch, open_gpu, preload
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.spec import expert_layers
 from pagebus.actors.runtime.actor import RETRY_S, Actor, describe
 from pagebus.actors.settings import Settings
@@ -160,6 +161,8 @@ class ExecutorActor(Actor):
         if estimated := self._engine.estimated_kernels:
             advice = f"pagebus tune {self.settings.model} measures them"
             self.log.info("launch shapes by the cost model", advice=advice, **estimated)
+        if self._engine.unmatched_entries:
+            self.log.warning("quantization_config lists what is not there", entries=self._engine.unmatched_entries)
         await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:
@@ -169,7 +172,7 @@ class ExecutorActor(Actor):
         if target is not None:
             in_thread(open_gpu)
             in_thread(self._ready_triton, target)
-        config = ModelConfig.load(path, self.settings.classifier_from_token)
+        config = with_quantization(self.settings, ModelConfig.load(path, self.settings.classifier_from_token))
         check_gpu(self.settings, config, target)
         return path, config, target
 

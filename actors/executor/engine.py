@@ -28,6 +28,7 @@ from pagebus.actors.executor.device.device import new_stream, prepare_thread, re
 from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress, load
+from pagebus.actors.executor.loading.weights import unmatched_entries
 from pagebus.actors.executor.memory.budget import memory_in_use
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.step.completion import Completion, Launched, Queued, give_scores
@@ -151,6 +152,11 @@ class Engine:
         """Tokens so far by layer with experts, and by expert [L, E]; None without any. What the last second has brought
         may be missing. One thread, not one of the engine's."""
         return None if self._experts is None else self._experts.totals()
+
+    @property
+    def unmatched_entries(self) -> list[str]:
+        """Entries of the checkpoint's quantization that mean no weight, once the engine is ready."""
+        return unmatched_entries(self._loaded.runner.model)
 
     def memory_in_use(self) -> tuple[int, int] | None:
         """Bytes of device memory in use, and in total; None on a CPU. Any thread, once the engine is ready."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.compile_command import add_target_details, target_in
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
@@ -52,9 +53,10 @@ def run_explain(arguments: argparse.Namespace) -> int:
         SettingsError: a target that is not understood or cannot do what the settings ask.
     """
     settings = load_settings(arguments)
-    target = _target(settings, arguments)
+    target = target_of_arguments(settings, arguments)
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
+        config = with_quantization(settings, config)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2
@@ -82,7 +84,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _target(settings: Settings, arguments: argparse.Namespace) -> Target | None:
+def target_of_arguments(settings: Settings, arguments: argparse.Namespace) -> Target | None:
+    """The GPU that ``--target`` names, else the one here; None: a CPU."""
     if settings.device == "cpu" or arguments.target == "cpu":
         return None
     return target_in(arguments, arguments.target) if arguments.target else first_target()

@@ -23,6 +23,8 @@ from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
 from pagebus.actors.model.pooling.modules import Modules, read_modules
 from pagebus.actors.model.pooling.pooler import Pooler
+from pagebus.actors.model.quantization.parsing import parse_quantization
+from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.spec import Mla, ModelSpec
 from pagebus.actors.settings import Settings
 
@@ -32,6 +34,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SHIPPED_MODEL = Path(shipped_model.__file__).parent
 
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Where ModelOpt, AutoGPTQ and AWQ kept what config.json has today."""
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
 
@@ -63,6 +67,8 @@ class ModelConfig:
     dtype: str
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float]
+    quantization: Quantization | None = None
+    """Of the weights in the files; None: they are not quantized."""
     matryoshka_dimensions: tuple[int, ...] = ()
     """Numbers of embeddings that the model was trained to be cut to; empty: it does not say."""
     pooler: Pooler | None = None
@@ -95,9 +101,10 @@ class ModelConfig:
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
         """
+        side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
         between = tokens_between(path, raw, classifier_from_token)
-        return parse_config(raw, generation, read_modules(path), between)
+        return parse_config(raw, generation, read_modules(path), between, side)
 
 
 def max_positions(config: ModelConfig) -> int:
@@ -221,13 +228,13 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def parse_config(
     raw: Mapping[str, Any], generation: Mapping[str, Any], modules: Modules | None = None,
-    between: tuple[int, int] | None = None,
+    between: tuple[int, int] | None = None, quantization: Mapping[str, Any] | None = None,
 ) -> ModelConfig:  # fmt: skip
-    """The two files' objects as a :class:`ModelConfig`, with the defaults that transformers has. ``modules`` and
-    ``between``: as in :func:`~pagebus.actors.model.pooling.heads.pooler_of`. Raises ModelError."""
+    """The files' objects as a :class:`ModelConfig`, with the defaults that transformers has. ``modules`` and
+    ``between``: as in :func:`~pagebus.actors.model.pooling.heads.pooler_of`. ``quantization``: of one of
+    `QUANTIZATION_FILES`. Raises ModelError."""
     family = family_of(raw)
     fields = Fields(text_fields(raw, family))
-    _check_alone(fields)
     spec, names, pooler = pooled_spec(family, fields, _architecture(raw), modules, between)
     mixer, feed = spec.layers[0].mixer, spec.layers[0].feed
     if len({(layer.mixer.heads, layer.mixer.kv_heads, layer.mixer.head_dim) for layer in spec.layers}) > 1:
@@ -251,6 +258,7 @@ def parse_config(
         dtype=_dtype(fields.raw),
         eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab, family.end_tokens),
         default_sampling=_default_sampling(generation),
+        quantization=parse_quantization(fields.get("quantization_config"), quantization or {}),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
         pooler=pooler,
         reasoning_parser=family.reasoning,
@@ -274,15 +282,6 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     """The first that the file names."""
     names = raw["architectures"]
     return str(names[0] if isinstance(names, list) else names)
-
-
-def _check_alone(fields: Fields) -> None:
-    """Nothing else in the file changes what the architecture computes. ``auto_map`` names code that comes with the
-    model: it is never run, and not needed for an architecture that is known."""
-    if fields.get("quantization_config"):
-        method = fields.get("quantization_config")
-        method = method.get("quant_method", "unnamed") if isinstance(method, dict) else method
-        raise ModelError(f"config.json: quantization_config ({method}) is not supported")
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:

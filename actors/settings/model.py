@@ -26,6 +26,14 @@ class ModelSettings:
         help="source of sampling defaults: the model's generation_config.json (auto) or none (vllm)",
         choices=("auto", "vllm"),
     )
+    quantization: str | None = setting(
+        None,
+        help="format of the weights (default: the checkpoint's); fp8, int8 and int4 are made of 16 bits at load",
+        choices=(
+            *("fp8", "int8", "int4", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"),
+            *("torchao", "fbgemm_fp8", "gptq_marlin", "awq_marlin", "modelopt_fp4"),
+        ),
+    )
     load_format: str = setting(
         "auto", help="dummy: random weights, to measure without a download", choices=("auto", "safetensors", "dummy")
     )

@@ -19,6 +19,7 @@ import torch
 
 from pagebus.actors.executor.engine import Engine
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import NewSequence, StepPlan, StepResult
 from tests.helpers.sampling_fields import gathered
@@ -189,7 +190,7 @@ class Driver:
         self.phases: list[tuple[str, float]] = []
         self.engine = Engine(
             self.settings,
-            ModelConfig.load(path),
+            with_quantization(self.settings, ModelConfig.load(path)),
             on_result=self.results.put,
             on_progress=lambda phase, share: self.phases.append((phase, share)),
             on_error=self.results.put,

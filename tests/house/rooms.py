@@ -116,8 +116,13 @@ ROOMS: dict[str, str] = {
     "actors.executor.loading": (
         "actors.executor.step actors.executor.graphs actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model "
-        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
+        "actors.executor.loading.formats actors.executor.loading.weight_copy actors.settings kernels.attention "
+        "kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
     ),
+    "actors.executor.loading.formats": (
+        "actors.executor.loading.weight_copy actors.executor.layers actors.model kernels.quantized"
+    ),
+    "actors.executor.loading.weight_copy": "actors.executor.device",
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
@@ -137,14 +142,14 @@ ROOMS: dict[str, str] = {
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.latent kernels.common "
-        "kernels.moe kernels.layers"
+        "kernels.moe kernels.layers kernels.quantized"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
     ),
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
-        "actors.model actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.sampling "
+        "actors.model actors.settings kernels.attention kernels.latent kernels.moe kernels.quantized kernels.sampling "
         "kernels.batch kernels.layers kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
@@ -158,6 +163,7 @@ ROOMS: dict[str, str] = {
     "kernels.attention": "kernels.layers kernels.common",
     "kernels.latent": "kernels.attention kernels.layers kernels.common",
     "kernels.linear": "kernels.layers kernels.common",
+    "kernels.quantized": "kernels.linear kernels.moe kernels.layers",
     "kernels.moe": "kernels.linear kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",

@@ -12,7 +12,8 @@ from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionSh
 from pagebus.kernels.attention.prefill_plan import Ints, QuerySpans
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.moe.routing import Routing
-from pagebus.kernels.moe.weights import ExpertWeights
+from pagebus.kernels.quantized.experts import Experts
+from pagebus.kernels.quantized.layouts import Weight
 
 Tensor = torch.Tensor
 
@@ -65,26 +66,26 @@ class RotaryKvWrite(Protocol):
 
 
 class Product(Protocol):
-    """:func:`pagebus.kernels.linear.linear.linear`"""
+    """:func:`pagebus.kernels.quantized.products.linear`"""
 
     def __call__(
-        self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Tensor: ...
 
 
 class GatedProduct(Protocol):
-    """:func:`pagebus.kernels.linear.linear.gated_linear`"""
+    """:func:`pagebus.kernels.quantized.products.gated_linear`"""
 
     def __call__(
-        self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None = None, *, act: str = "silu"
+        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None = None, *, act: str = "silu"
     ) -> Tensor: ...
 
 
 class ResidualProduct(Protocol):
-    """:func:`pagebus.kernels.linear.linear.partial_linear`"""
+    """:func:`pagebus.kernels.quantized.products.partial_linear`"""
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None
     ) -> Tensor | HalfNorm | None: ...
 
 
@@ -99,9 +100,9 @@ class Route(Protocol):
 
 
 class MoeExperts(Protocol):
-    """:func:`pagebus.kernels.moe.experts.moe_experts`"""
+    """:func:`pagebus.kernels.quantized.experts.moe_experts`"""
 
-    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor, layer: ExpertWeights) -> Tensor: ...
+    def __call__(self, x: Tensor, weights: Tensor, experts: Tensor, layer: Experts) -> Tensor: ...
 
 
 class AddShared(Protocol):

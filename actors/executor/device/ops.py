@@ -13,8 +13,8 @@ from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, rotary_kv_write
-from pagebus.kernels.linear import linear
-from pagebus.kernels.moe import experts, routing, shared
+from pagebus.kernels.moe import routing, shared
+from pagebus.kernels.quantized import experts, products
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
 
 
@@ -68,9 +68,9 @@ class Ops:
             add_normed=branch_norm.add_normed,
             cap_logits=logits.cap_logits,
             rotary_kv_write=rotary_kv_write.rotary_kv_write,
-            linear=linear.linear,
-            gated_linear=linear.gated_linear,
-            partial_linear=linear.partial_linear,
+            linear=products.linear,
+            gated_linear=products.gated_linear,
+            partial_linear=products.partial_linear,
             route=routing.route,
             moe_experts=experts.moe_experts,
             add_shared=shared.add_shared,
@@ -104,9 +104,9 @@ class Ops:
             add_normed=branch_norm.add_normed_reference,
             cap_logits=logits.cap_logits_reference,
             rotary_kv_write=rotary_kv_write.rotary_kv_write_reference,
-            linear=linear.linear_reference,
-            gated_linear=linear.gated_linear_reference,
-            partial_linear=linear.partial_linear_reference,
+            linear=products.linear_reference,
+            gated_linear=products.gated_linear_reference,
+            partial_linear=products.partial_linear_reference,
             route=routing.route_reference,
             moe_experts=experts.moe_experts_reference,
             add_shared=shared.add_shared_reference,
@@ -136,9 +136,9 @@ class Ops:
         return replace(
             cls.triton(),
             rotary_kv_write=rotary_kv_write.rotary_kv_write_invariant,
-            linear=linear.linear_invariant,
-            gated_linear=linear.gated_linear_invariant,
-            partial_linear=linear.partial_linear_invariant,
+            linear=products.linear_invariant,
+            gated_linear=products.gated_linear_invariant,
+            partial_linear=products.partial_linear_invariant,
             moe_experts=experts.moe_experts_invariant,
             cut_prompts=paged_attention.cut_prompts_invariant,
             plan_attention=paged_attention.plan_attention_invariant,

@@ -48,11 +48,12 @@ class Attention:
         self.sizes = spec.heads, spec.kv_heads, spec.kv_heads
         query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         sizes = {"q_proj": query, "k_proj": key, "v_proj": key} if fused is None else {fused: query + 2 * key}
-        self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=spec.bias)
+        order = None if spec.rope is None else head_order(config.spec.rope[spec.rope], spec.head_dim)
+        by_rows = order is not None or config.names.qkv_by_head
+        self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=spec.bias, by_rows=by_rows)
         self.out = ResidualLinear(parameters, prefix, {"o_proj": hidden}, query, ops, bias=spec.out_bias)
         if config.names.qkv_by_head:
             parameters.after_load(self._sort_by_part)
-        order = None if spec.rope is None else head_order(config.spec.rope[spec.rope], spec.head_dim)
         self._order = None if order is None else torch.tensor(order, device=parameters.device)
         if self._order is not None:
             parameters.after_load(self._reorder)
@@ -118,17 +119,19 @@ class Attention:
     def _sort_by_part(self) -> None:
         """Of files with each key head between its queries and its values: all queries first, then all keys."""
         heads, kv_heads, _ = self.sizes
-        for part in (self.qkv.weight, *(() if self.qkv.bias is None else (self.qkv.bias,))):
-            together = part.view(kv_heads, heads // kv_heads + 2, self.heads.head_dim, *part.shape[1:])
-            parts = together[:, :-2], together[:, -2:-1], together[:, -1:]
-            part.copy_(torch.cat([each.reshape(-1, *part.shape[1:]) for each in parts]))
+        rows = (heads + 2 * kv_heads) * self.heads.head_dim
+        together = torch.arange(rows, device=self.kv_scales.device).view(kv_heads, heads // kv_heads + 2, -1)
+        parts = together[:, :-2], together[:, -2:-1], together[:, -1:]
+        self.qkv.reorder(torch.cat([each.flatten() for each in parts]))
 
     def _reorder(self) -> None:
         """Put the rows of queries and keys, their biases and norms, into the order of our kernels."""
+        assert self._order is not None
         rows, dim = (self.sizes[0] + self.sizes[1]) * self.heads.head_dim, self.heads.head_dim
-        found = [self.qkv.weight[:rows], *(() if self.qkv.bias is None else (self.qkv.bias[:rows],))]
+        places = torch.arange(rows, device=self._order.device).view(-1, dim)
+        self.qkv.reorder(places[:, self._order].flatten())
         norms = (self.heads.q_norm, self.heads.k_norm, self._q_width_norm, self._k_width_norm)
-        for part in (*found, *(norm for norm in norms if norm is not None)):
+        for part in (norm for norm in norms if norm is not None):
             by_head = part.view(-1, dim, *part.shape[1:])
             by_head.copy_(by_head[:, self._order])
 

@@ -10,24 +10,36 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.quantized.layouts import Weight
 
 
 class Linear:
-    """x [T, in] -> [T, out]. ``outputs`` maps the projections that are fused to their widths, in order."""
+    """x [T, in] -> [T, out]. ``outputs`` maps the projections that are fused to their widths, in order. ``by_rows``:
+    the rows of the weight will be reordered."""
 
     __slots__ = ("_ops", "bias", "weight")
 
     def __init__(
-        self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *, bias: bool
-    ) -> None:
+        self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *, bias: bool,
+        by_rows: bool = False,
+    ) -> None:  # fmt: skip
         self._ops = ops
-        weights = {f"{prefix}.{name}.weight": size for name, size in outputs.items()}
-        self.weight = parameters.matrix(weights, num_inputs)
+        modules = {f"{prefix}.{name}": size for name, size in outputs.items()}
+        self.weight: Weight = parameters.weight(modules, num_inputs, by_rows=by_rows)
         biases = {f"{prefix}.{name}.bias": size for name, size in outputs.items()}
         self.bias = parameters.bias(biases) if bias else None
 
     def __call__(self, x: torch.Tensor | HalfNorm) -> torch.Tensor:
         return self._ops.linear(x, self.weight, self.bias)
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        """Put these rows of weight and bias in place of the first ones."""
+        for tensor in (self.weight, self.bias):
+            if isinstance(tensor, torch.Tensor):
+                tensor[: len(rows)] = tensor.index_select(0, rows)
+        if not isinstance(self.weight, torch.Tensor):
+            others = torch.arange(len(rows), self.weight.shape[-2], device=rows.device)
+            self.weight.reorder(torch.cat((rows, others)))
 
 
 class ResidualLinear(Linear):
@@ -39,7 +51,7 @@ class ResidualLinear(Linear):
         self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *, bias: bool
     ) -> None:
         super().__init__(parameters, prefix, outputs, num_inputs, ops, bias=bias)
-        self._counters = torch.zeros(len(self.weight), dtype=torch.int32, device=parameters.device)
+        self._counters = torch.zeros(self.weight.shape[0], dtype=torch.int32, device=parameters.device)
 
     def into(self, residual: torch.Tensor, x: torch.Tensor, before: Norm | None) -> torch.Tensor | HalfNorm | None:
         """The product of x for ``residual`` [T, out]; ``before`` which norm, if that may be half done here.

@@ -10,6 +10,7 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.linear import GatedLinear, Linear
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters, Views
+from pagebus.actors.executor.layers.quantized.experts import quantized_experts
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.stacked_experts import as_stored, put_in_order
 from pagebus.actors.model.config import ModelError
@@ -59,7 +60,8 @@ class MixtureOfExperts:
         name = f"{prefix}.gate.e_score_correction_bias"
         self._choice_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.choice_bias else None
         self._counts = parameters.count(spec.experts)
-        self._experts = _expert_weights(spec, hidden, parameters, prefix, names)
+        quantized = quantized_experts(spec, hidden, parameters, prefix, STACKED, SPELLINGS)
+        self._experts = quantized or _expert_weights(spec, hidden, parameters, prefix, names)
         part, name = spec.shared, f"{prefix}.shared_expert"
         self._shared = None if part is None else SharedExpert(part, hidden, parameters, name, ops, names.gate_up)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
 
+from pagebus.actors.executor.layers.quantized.weights import QuantizedPart, empty_layout
+from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.quantization.quantization import Quantization
+from pagebus.actors.model.quantization.scheme import Scheme
 from pagebus.actors.model.spec import NormSpec
+from pagebus.kernels.quantized.layouts import Layout, Weight, num_bytes
 
 Views: TypeAlias = dict[str, torch.Tensor]
 """Parts of tensors by the names that they have in a checkpoint."""
@@ -18,11 +23,20 @@ class Parameters:
 
     Several tensors of a checkpoint may become one here (query, key and value projections): ``views`` maps each
     checkpoint name to the part of the allocated tensor that it fills. ``tensors`` holds every allocated tensor once.
+    Weights that ``quantization`` says are quantized have layouts instead, whose ``parts`` modules of the checkpoint
+    fill: each entry is a list of ways in which checkpoints name the same parts.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None,
+        names: NameMap | None = None,
+    ) -> None:  # fmt: skip
         self.device = device
         self.dtype = dtype
+        self.quantization, self.names = quantization, names or NameMap()
+        self.layouts: list[Layout] = []
+        self.parts: list[list[list[QuantizedPart]]] = []
+        self.modules: list[str] = []
         self.views: Views = {}
         self.tensors: list[torch.Tensor] = []
         self.counts: list[torch.Tensor] = []
@@ -33,6 +47,61 @@ class Parameters:
     def matrix(self, parts: Mapping[str, int], columns: int) -> torch.Tensor:
         """[sum of rows, columns]; ``parts`` maps checkpoint names to their rows, in order."""
         return self._allocate(parts, (columns,))
+
+    def weight(self, modules: Mapping[str, int], columns: int, *, by_rows: bool = False) -> Weight:
+        """[sum of rows, columns] of a product, quantized or not; ``modules`` maps those of the checkpoint to their
+        rows, in order. ``by_rows``: its rows will be reordered.
+
+        Raises:
+            ModelError: the modules are quantized in different ways.
+        """
+        scheme = self.scheme(tuple(modules))
+        if scheme is None:
+            return self.matrix({f"{name}.weight": rows for name, rows in modules.items()}, columns)
+        layout = empty_layout(scheme, tuple(modules.values()), columns, self.device, by_rows=by_rows)
+        self.layouts.append(layout)
+        start = 0
+        for name, rows in modules.items():
+            self.parts.append([[QuantizedPart(name, scheme, layout.part(None, start, start + rows))]])
+            start += rows
+        return layout
+
+    def expert_weight(self, shape: tuple[int, int, int], stacked: str, ways: Sequence[Sequence[str]]) -> Layout | None:
+        """[E, N, columns] of experts, if they are quantized: one module has them all, or each expert has those of one
+        of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly.
+
+        Raises:
+            ModelError: experts are quantized in different ways.
+        """
+        experts, rows, columns = shape
+        named = [[[name.format(expert) for name in names] for expert in range(experts)] for names in ways]
+        scheme = self.scheme([stacked, *(name for way in named for names in way for name in names)])
+        if scheme is None:
+            return None
+        size = len(ways[0])
+        layout = empty_layout(scheme, (rows // size,) * size, columns, self.device, experts=experts)
+        self.layouts.append(layout)
+        self.parts.append([[QuantizedPart(stacked, scheme, layout)]])
+        step = rows // size
+        self.parts[-1] += [
+            [
+                QuantizedPart(name, scheme, layout.part(expert, place * step, (place + 1) * step))
+                for expert, names in enumerate(way)
+                for place, name in enumerate(names)
+            ]
+            for way in named
+        ]
+        return layout
+
+    def chosen_parts(self, stored: Callable[[QuantizedPart], bool]) -> Iterator[QuantizedPart]:
+        """Of each entry of ``parts`` the first way of which something is ``stored``; of none, its last."""
+        for ways in self.parts:
+            yield from next((way for way in ways if any(stored(part) for part in way)), ways[-1])
+
+    def scheme(self, modules: Sequence[str]) -> Scheme | None:
+        """Of ``modules`` that are one product; None: they are not quantized. Raises ModelError if they differ."""
+        self.modules += modules
+        return None if self.quantization is None else self.quantization.agreed(modules, self.names)
 
     def bias(self, parts: Mapping[str, int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """[sum of rows], in the model's own format or this."""
@@ -86,7 +155,7 @@ class Parameters:
 
     def num_bytes(self) -> int:
         """Memory that all tensors take."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors) + sum(map(num_bytes, self.layouts))
 
     def _allocate(
         self, parts: Mapping[str, int], rest: tuple[int, ...], dtype: torch.dtype | None = None

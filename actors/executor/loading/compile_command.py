@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
@@ -56,6 +57,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
+        config = with_quantization(settings, config)
         for target in targets:
             check_gpu(settings, config, target)
             _compile(settings, config, target, jobs)

@@ -117,7 +117,7 @@ class _CopyThread:
         if copied is not None:
             copied.synchronize()
         buffer = self._buffers[index][: piece.num_bytes]
-        _read(piece.file, buffer.numpy().data, piece.offset)
+        read_into(piece.file, buffer.numpy().data, piece.offset)
         with torch.inference_mode(), self._on_stream():
             values = buffer.view(piece.dtype)
             if values.dtype != piece.target.dtype:
@@ -136,7 +136,8 @@ class _CopyThread:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
 
-def _read(file: int, into: memoryview, offset: int) -> None:
+def read_into(file: int, into: memoryview, offset: int) -> None:
+    """Fill ``into`` from ``offset`` on. Raises OSError."""
     done = 0
     while done < len(into):
         count = os.preadv(file, [into[done:]], offset + done)

@@ -15,6 +15,10 @@ from typing import Any
 
 import torch
 
+from pagebus.actors.executor.layers.parameters import Views
+from pagebus.actors.executor.loading.formats.finding import Module, find_modules
+from pagebus.actors.executor.loading.formats.modules import read_modules
+from pagebus.actors.executor.loading.formats.noise import fill_layout
 from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, copy_weights
 from pagebus.actors.executor.models import Model
 from pagebus.actors.model.config import ModelError, read_json
@@ -30,6 +34,8 @@ DUMMY_RANGE = 1e-3
 """As vLLM's dummy weights, so that both are measured with the same: the numbers that a GPU multiplies decide how much
 power it draws, and so its clock (docs/performance.md)."""
 NAMES_SHOWN = 3
+TIED_HEAD = "lm_head."
+"""Where the head is the embedding, what files have of it is not read, in whatever format."""
 
 UNUSED_SUFFIXES = (
     *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
@@ -54,10 +60,49 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
         stored = our_names(read_headers(weight_files(path)), model.config.names)
         stored |= module_tensors(path, model.config.pooler)
         model.parameters.find(stored)
-        check_tensors(model, stored)
-        _copy_all(model, stored, progress)
+        modules = _quantized_modules(model, stored)
+        views = _copied(model, modules)
+        check_tensors(model, stored, views)
+        _copy_all(model, stored, views, modules, progress)
     model.parameters.finish()
     progress(1.0)
+
+
+def check_files(model: Model, path: Path) -> None:
+    """Whether the files in ``path`` have what the model wants, by their headers. Raises ModelError."""
+    stored = our_names(read_headers(weight_files(path)), model.config.names)
+    model.parameters.find(stored)
+    check_tensors(model, stored, _copied(model, _quantized_modules(model, stored)))
+
+
+def unmatched_entries(model: Model) -> list[str]:
+    """Entries of the checkpoint's lists of what is not quantized, or is otherwise, that mean no weight of the model."""
+    config = model.config
+    if config.quantization is None:
+        return []
+    views = [name.removesuffix(".weight") for name in model.parameters.views]
+    return config.quantization.unmatched([*model.parameters.modules, *views], config.names)
+
+
+def _quantized_modules(model: Model, stored: dict[str, StoredTensor]) -> list[Module]:
+    """What is quantized; its tensors, and those of dense weights that files have quantized, are taken out of
+    ``stored``."""
+    quantization, parameters, names = model.config.quantization, model.parameters, model.config.names
+    if quantization is None:
+        return []
+    if model.config.tie_word_embeddings:
+        for name in [name for name in stored if name.startswith(TIED_HEAD)]:
+            del stored[name]
+    found = find_modules(parameters, stored, quantization, names)
+    for name in found.used:
+        del stored[name]
+    return found.modules
+
+
+def _copied(model: Model, modules: list[Module]) -> Views:
+    """The model's dense tensors but those that come from a quantized module."""
+    dequantized = {f"{module.name}.weight" for module in modules if module.view is not None}
+    return {name: view for name, view in model.parameters.views.items() if name not in dequantized}
 
 
 def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, StoredTensor]:
@@ -87,6 +132,8 @@ def fill_with_noise(model: Model, seed: int) -> None:
     generator = _make_generator(model.parameters.device).manual_seed(seed)
     for tensor in model.parameters.tensors:
         tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+    for layout in model.parameters.layouts:
+        fill_layout(layout, DUMMY_RANGE, generator)
 
 
 def _make_generator(device: torch.device) -> torch.Generator:
@@ -149,9 +196,8 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_tensors(model: Model, stored: dict[str, StoredTensor]) -> None:
-    """The files hold exactly the model's tensors, with its shapes. Raises ModelError with the names."""
-    views = model.parameters.views
+def check_tensors(model: Model, stored: dict[str, StoredTensor], views: Views) -> None:
+    """The files hold exactly these ``views`` of the model, with their shapes. Raises ModelError with the names."""
     missing = [name for name in views if name not in stored]
     if missing:
         raise ModelError(f"the weights lack {_some(missing)}, which config.json asks for")
@@ -175,10 +221,11 @@ def _some(names: list[str]) -> str:
     return f"tensor {', '.join(names[:NAMES_SHOWN])}{more}"
 
 
-def _copy_all(model: Model, stored: dict[str, StoredTensor], progress: Progress) -> None:
-    """Copy every tensor of the model out of its file, in the order in which they lie there."""
-    views = model.parameters.views
-    total, done = sum(stored[name].num_bytes for name in views), 0
+def _copy_all(
+    model: Model, stored: dict[str, StoredTensor], views: Views, modules: list[Module], progress: Progress
+) -> None:
+    """Copy every tensor of the model out of its file, in the order in which they lie there; then what is quantized."""
+    total, done = sum(stored[name].num_bytes for name in views) + sum(each.num_bytes for each in modules), 0
 
     def count(num_bytes: int) -> None:
         nonlocal done
@@ -188,5 +235,6 @@ def _copy_all(model: Model, stored: dict[str, StoredTensor], progress: Progress)
     in_order = sorted(views, key=lambda name: (stored[name].file, stored[name].offset))
     try:
         copy_weights([(stored[name], views[name]) for name in in_order], count)
+        read_modules(modules, model.parameters.device, count)
     except OSError as error:
         raise ModelError(f"the weights cannot be read: {error}") from error

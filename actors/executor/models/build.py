@@ -44,7 +44,7 @@ def build_model(
         softcap=any(layer.mixer.softcap for layer in config.spec.layers),
         sinks=any(layer.mixer.sinks for layer in config.spec.layers), latent=config.latent is not None,
     )  # fmt: skip
-    chooser, parameters = AttentionChooser(setup), Parameters(device, dtype)
+    chooser, parameters = AttentionChooser(setup), Parameters(device, dtype, config.quantization, config.names)
     if config.spec.encoder is not None:
         return Encoder(config, parameters, ops, chooser, num_positions)
     passes = AttentionPasses(ops, attention_shape(config, dtype, cache_dtype, device), chooser)

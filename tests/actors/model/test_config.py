@@ -167,7 +167,7 @@ def test_generation_config_decides_ends_and_defaults() -> None:
         ({"architectures": ["DeepseekV32ForCausalLM"]}, "it needs sparse attention"),
         ({"architectures": ["NeverHeardOf"]}, "'NeverHeardOf' is not supported .*Qwen3ForCausalLM"),
         ({"architectures": None}, "names no architecture"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quantization_config: quant_method 'quip' is not"),
         ({"rope_scaling": {"type": "spiral", "factor": 4.0}}, "rope type 'spiral' is not supported"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "config.json has no factor"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope short_factor must list 8 numbers above 0"),

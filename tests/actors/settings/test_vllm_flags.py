@@ -173,7 +173,7 @@ def test_what_nobody_knows(line: str, told: str, capsys: pytest.CaptureFixture[s
 def test_arguments_of_programs() -> None:
     """The same for `LLM`, where None and False ask for nothing."""
     assert is_foreign("trust_remote_code", True)
-    assert is_foreign("quantization", None)
+    assert is_foreign("quantization_config", None)
     assert is_foreign("enable_lora", False)
     assert is_foreign("tensor_parallel_size", 1)
     assert not is_foreign("dtype", "half")

@@ -32,7 +32,8 @@ class LatentAttention:
         queries, hidden = spec.heads * spec.query_dim, config.hidden_size
         first = {"q_a_proj": spec.q_rank} if spec.q_rank else {"q_proj": queries}
         sizes = first | {"kv_a_proj_with_mqa": spec.head_dim}
-        self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=spec.bias and spec.q_rank > 0)
+        biased = spec.bias and spec.q_rank > 0
+        self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=biased, by_rows=True)
         self._latent_bias = None
         if spec.bias and not spec.q_rank:  # of the part alone that makes latents
             self._latent_bias = parameters.bias({f"{prefix}.kv_a_proj_with_mqa.bias": spec.head_dim})
@@ -40,7 +41,9 @@ class LatentAttention:
         self._queries: Linear | None = None
         if spec.q_rank:
             self._query_norm = parameters.norm(f"{prefix}.q_a_layernorm.weight", spec.q_rank, norm)
-            self._queries = Linear(parameters, prefix, {"q_b_proj": queries}, spec.q_rank, ops, bias=False)
+            self._queries = Linear(
+                parameters, prefix, {"q_b_proj": queries}, spec.q_rank, ops, bias=False, by_rows=True
+            )
         self._norm = parameters.norm(f"{prefix}.kv_a_layernorm.weight", spec.kv_rank, norm)
         rows = {f"{prefix}.kv_b_proj.weight": spec.heads * spec.expanded_dim}
         expansion = parameters.matrix(rows, spec.kv_rank).view(spec.heads, spec.expanded_dim, spec.kv_rank)
@@ -84,12 +87,17 @@ class LatentAttention:
         places = torch.tensor(order, device=parameters.device)
 
         def reorder() -> None:
-            queries = self._queries.weight if self._queries is not None else self.qkv.weight[: -spec.head_dim]
-            turned = queries.view(spec.heads, spec.query_dim, -1)[:, spec.nope_dim :]
-            turned.copy_(turned[:, places])
-            biases = self.qkv.bias if self._latent_bias is None else self._latent_bias
-            for part in (self.qkv.weight, *(() if biases is None else (biases,))):
-                part[-spec.rope_dim :] = part[-spec.rope_dim :][places]
+            rows = torch.arange(self.qkv.weight.shape[0], device=places.device)
+            rows[-spec.rope_dim :] = rows[-spec.rope_dim :][places]
+            queries = torch.arange(spec.heads * spec.query_dim, device=places.device).view(spec.heads, -1)
+            queries[:, spec.nope_dim :] = queries[:, spec.nope_dim :][:, places]
+            if self._queries is not None:
+                self._queries.reorder(queries.flatten())
+            else:
+                rows[: -spec.head_dim] = queries.flatten()
+            self.qkv.reorder(rows)
+            if self._latent_bias is not None:
+                self._latent_bias[-spec.rope_dim :] = self._latent_bias[-spec.rope_dim :][places]
 
         parameters.after_load(reorder)
 

@@ -1,0 +1,1 @@
+"""Quantized weights of layers: which layouts they become, and what fills them."""

@@ -1,0 +1,1 @@
+"""Formats of quantized checkpoints: what tensors each has, and what becomes of them in our layouts."""

@@ -1,0 +1,115 @@
+"""Formats of 8 bits a number: FP8, INT8, MXFP8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pagebus.actors.executor.loading.formats.reading import (
+    E4M3,
+    E8M0,
+    FLOATS,
+    Codes,
+    Expected,
+    FormatError,
+    Reader,
+    Tensors,
+    groups_of,
+    unused,
+)
+from pagebus.actors.model.quantization.scheme import Scheme
+from pagebus.kernels.quantized.values import exponents
+
+STATIC = unused("input_scale", "input_zero_point", "input_scale_ub", "activation_scale", "k_scale", "v_scale")
+
+
+def _scale_shapes(scheme: Scheme, rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
+    height, width = scheme.block
+    if height > 1:
+        return ((-(-rows // height), -(-columns // width)),)
+    if width:
+        return ((rows, groups_of(scheme, columns)),)
+    return ((), (1,), (1, 1)) if not height else ((rows, 1), (rows,), (1,), ())
+
+
+def _fp8(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    """Blocks have ``weight_scale_inv``, which multiplies like the others."""
+    name = "weight_scale_inv" if scheme.block[0] > 1 else "weight_scale"
+    scale = Expected((*FLOATS, "F8_E8M0"), _scale_shapes(scheme, rows, columns))
+    return {"weight": Expected(E4M3, ((rows, columns),)), name: scale, **STATIC}
+
+
+def _read_fp8(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    scale = tensors["weight_scale_inv" if scheme.block[0] > 1 else "weight_scale"]
+    return Codes(tensors["weight"], _matrix(scale.float()))
+
+
+def _plain(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    shapes = _scale_shapes(scheme, rows, columns)
+    formats = E4M3 if scheme.numbers == "e4m3" else ("I8",)
+    zero = Expected(("I8", "I32", *FLOATS), shapes, needed=scheme.zeros, read=scheme.zeros)
+    return {
+        "weight": Expected(formats, ((rows, columns),)),
+        "weight_scale": Expected(FLOATS, shapes),
+        "weight_zero_point": zero,
+        **STATIC,
+        **unused("weight_shape"),
+    }
+
+
+def _read_plain(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    zero = _matrix(tensors["weight_zero_point"].float()) if scheme.zeros else None
+    return Codes(tensors["weight"], _matrix(tensors["weight_scale"].float()), zero)
+
+
+def _mxfp8(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    scale = Expected(E8M0, ((rows, groups_of(scheme, columns)),))
+    return {"weight": Expected(E4M3, ((rows, columns),)), "weight_scale": scale, **STATIC}
+
+
+def _read_mxfp8(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    return Codes(tensors["weight"], exponents(tensors["weight_scale"].view(torch.uint8)))
+
+
+def _bnb_int8(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    return {
+        "weight": Expected(("I8",), ((rows, columns),)),
+        "SCB": Expected(FLOATS, ((rows,), (rows, 1))),
+        **unused("weight_format"),
+    }
+
+
+def _read_bnb_int8(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    """The largest of each row, which 127 stands for. Outliers of activations are not treated apart."""
+    return Codes(tensors["weight"], tensors["SCB"].float().view(-1, 1) / 127)
+
+
+def _torchao(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    formats = E4M3 if scheme.numbers == "e4m3" else ("I8",)
+    return {
+        "_weight_qdata": Expected(formats, ((rows, columns),)),
+        "_weight_scale": Expected(FLOATS, _scale_shapes(scheme, rows, columns)),
+        "_weight_zero_point": Expected(("I8", *FLOATS), needed=False),
+    }
+
+
+def _read_torchao(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    zero = tensors.get("_weight_zero_point")
+    if zero is not None and bool(zero.float().any()):
+        raise FormatError("has zero points, which are not read in this format")
+    return Codes(tensors["_weight_qdata"], _matrix(tensors["_weight_scale"].float()))
+
+
+def _matrix(scale: torch.Tensor) -> torch.Tensor:
+    """One number, or one of each row, as a matrix."""
+    return scale if scale.dim() == 2 else scale.reshape(-1, 1)
+
+
+READERS = {
+    "fp8": Reader(_fp8, _read_fp8),
+    "ct_plain": Reader(_plain, _read_plain),
+    "ct_mxfp8": Reader(_mxfp8, _read_mxfp8),
+    "bnb_int8": Reader(_bnb_int8, _read_bnb_int8),
+    "torchao": Reader(_torchao, _read_torchao),
+}

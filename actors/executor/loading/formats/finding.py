@@ -1,0 +1,136 @@
+"""Finds the tensors of quantized modules among those of the files, and checks their headers before any is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.quantized.weights import QuantizedPart
+from pagebus.actors.executor.loading.formats import eight_bits, four_bit_floats, online, packed
+from pagebus.actors.executor.loading.formats.reading import FLOATS, Expected, Reader
+from pagebus.actors.executor.loading.weight_copy import StoredTensor
+from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.quantization.quantization import Quantization, all_names
+from pagebus.actors.model.quantization.scheme import Scheme
+
+READERS: Mapping[str, Reader] = eight_bits.READERS | packed.READERS | four_bit_floats.READERS | online.READERS
+"""By the packing of a scheme."""
+DTYPES = {
+    "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32, "I8": torch.int8,
+    "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn, "F8_E8M0": torch.uint8,
+}  # fmt: skip
+"""Of what is read here; exponents are read as bytes."""
+Stored = Mapping[str, StoredTensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    """One to be read: its tensors by the names that its reader has for them, for ``part``; or, where the model computes
+    with a dense weight, for ``view``."""
+
+    name: str
+    scheme: Scheme
+    tensors: Mapping[str, StoredTensor]
+    shape: tuple[int, ...]
+    part: QuantizedPart | None
+    view: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file."""
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``modules`` in the order of the files; ``used`` names all tensors that are theirs."""
+
+    modules: list[Module]
+    used: frozenset[str]
+
+
+def find_modules(parameters: Parameters, stored: Stored, quantization: Quantization, names: NameMap) -> Found:
+    """What the files have for the quantized parts, and for dense parts that they have quantized.
+
+    Raises:
+        ModelError: a tensor is missing or not what its scheme promises; the text names both.
+    """
+    modules, used = [], set[str]()
+    for part in parameters.chosen_parts(lambda part: _any(part.module, part.scheme, part.weight.shape, stored)):
+        tensors, taken = _tensors(part.module, part.scheme, part.weight.shape, stored)
+        modules.append(Module(part.module, part.scheme, tensors, part.weight.shape, part))
+        used |= taken
+    for name, view in parameters.views.items():
+        module = name.removesuffix(".weight")
+        if name in stored or module == name or view.dim() != 2:
+            continue
+        scheme = quantization.scheme(all_names(module, names)) or quantization.default
+        if scheme is not None and _any(module, scheme, tuple(view.shape), stored):
+            tensors, taken = _tensors(module, scheme, tuple(view.shape), stored)
+            modules.append(Module(module, scheme, tensors, tuple(view.shape), None, view))
+            used |= taken
+    first = {id(each): min((t.file, t.offset) for t in each.tensors.values()) for each in modules}
+    return Found(sorted(modules, key=lambda each: first[id(each)]), frozenset(used))
+
+
+def _expected(scheme: Scheme, shape: tuple[int, ...]) -> Mapping[str, Expected]:
+    return READERS[scheme.packing].expected(scheme, shape[-2], shape[-1])
+
+
+def _full_name(module: str, suffix: str, shape: tuple[int, ...]) -> str:
+    """Of a tensor; those of all experts at once have no ``.weight``."""
+    if len(shape) == 2:
+        return f"{module}.{suffix}"
+    return module + (suffix.removeprefix("weight") if suffix.startswith("weight") else f"_{suffix}")
+
+
+def _any(module: str, scheme: Scheme, shape: tuple[int, ...], stored: Stored) -> bool:
+    """Whether the files have a tensor of the module."""
+    return any(_full_name(module, suffix, shape) in stored for suffix in _expected(scheme, shape))
+
+
+def _tensors(
+    module: str, scheme: Scheme, shape: tuple[int, ...], stored: Stored
+) -> tuple[dict[str, StoredTensor], set[str]]:
+    """A module's tensors, and the names of all that are its own."""
+    found, taken = {}, set()
+    for suffix, expected in _expected(scheme, shape).items():
+        name = _full_name(module, suffix, shape)
+        tensor = stored.get(name)
+        if tensor is None:
+            if expected.needed:
+                raise ModelError(_missing(name, module, scheme, stored))
+            continue
+        taken.add(name)
+        if expected.read:
+            _check(name, tensor, expected, scheme, shape[:-2])
+            found[suffix] = tensor
+    return found, taken
+
+
+def _missing(name: str, module: str, scheme: Scheme, stored: Stored) -> str:
+    dense = stored.get(f"{module}.weight")
+    if dense is not None and dense.format in FLOATS:
+        return (
+            f"tensor {module}.weight is not quantized ({dense.format}), "
+            f"but is by the checkpoint's configuration ({scheme})"
+        )
+    return f"the weights lack tensor {name}, which a quantized weight has ({scheme})"
+
+
+def _check(name: str, tensor: StoredTensor, expected: Expected, scheme: Scheme, lead: tuple[int, ...]) -> None:
+    where = f"tensor {name} in {tensor.file.name}"
+    if tensor.format not in expected.formats:
+        known = ", ".join(expected.formats)
+        raise ModelError(f"{where} has format {tensor.format}, not {known}, which {scheme} has")
+    shapes = [(*lead, *shape) for shape in expected.shapes]
+    if shapes and tensor.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise ModelError(f"{where} has shape {list(tensor.shape)}, not {wanted}, which {scheme} asks for")
+    if tensor.num_bytes != prod(tensor.shape) * DTYPES[tensor.format].itemsize:
+        raise ModelError(f"{where} has {tensor.num_bytes} bytes, not those of {list(tensor.shape)} {tensor.format}")

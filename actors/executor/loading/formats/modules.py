@@ -1,0 +1,68 @@
+"""Reads quantized modules one by one, each straight into its part of the model: in memory are the model and the tensors
+of one module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from pagebus.actors.executor.layers.quantized.weights import empty_layout
+from pagebus.actors.executor.loading.formats.finding import DTYPES, READERS, Module
+from pagebus.actors.executor.loading.formats.reading import FormatError
+from pagebus.actors.executor.loading.formats.storing import store
+from pagebus.actors.executor.loading.weight_copy import StoredTensor, read_into
+from pagebus.actors.model.config import ModelError
+from pagebus.kernels.quantized.layouts import Layout
+
+
+def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Callable[[int], None]) -> None:
+    """Fill all; what is unpacked is computed on the ``device``.
+
+    Raises:
+        ModelError: numbers that the format does not allow; the text names the module and its scheme.
+        OSError: a file cannot be read, or ends too early.
+    """
+    files: dict[Path, int] = {}
+    try:
+        for module in modules:
+            tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
+            try:
+                _fill(module, tensors, device)
+            except FormatError as error:
+                raise ModelError(f"{module.name} {error} ({module.scheme})") from error
+            on_bytes(module.num_bytes)
+    finally:
+        for file in files.values():
+            os.close(file)
+
+
+def _fill(module: Module, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    if module.part is not None:
+        _read_layout(module, tensors, module.part.weight)
+        return
+    assert module.view is not None
+    layout = empty_layout(module.scheme, module.shape[:1], module.shape[1], device)
+    _read_layout(module, tensors, layout)
+    module.view.copy_(layout.dense(module.view.dtype))
+
+
+def _read_layout(module: Module, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
+    reader, scheme = READERS[module.scheme.packing], module.scheme
+    rows, columns = module.shape[-2:]
+    if len(module.shape) == 2:
+        store(layout, reader.read(tensors, scheme, rows, columns), scheme)
+        return
+    for expert in range(module.shape[0]):
+        own = {name: tensor[expert] for name, tensor in tensors.items()}
+        store(layout.part(expert, 0, rows), reader.read(own, scheme, rows, columns), scheme)
+
+
+def _read(tensor: StoredTensor, files: dict[Path, int]) -> torch.Tensor:
+    if tensor.file not in files:
+        files[tensor.file] = os.open(tensor.file, os.O_RDONLY)
+    data = torch.empty(tensor.num_bytes, dtype=torch.uint8)
+    read_into(files[tensor.file], data.numpy().data, tensor.offset)
+    return data.view(DTYPES[tensor.format]).view(tensor.shape)

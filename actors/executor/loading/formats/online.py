@@ -1,0 +1,46 @@
+"""Weights of 16 or 32 bits that are quantized while they are loaded, each rounded to what is nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from pagebus.actors.executor.loading.formats.reading import FLOATS, Codes, Expected, FormatError, Reader, Tensors
+from pagebus.actors.model.quantization.scheme import Scheme
+
+LARGEST = {"e4m3": 448.0, "int8": 127.0}
+"""What the largest of a row becomes."""
+
+
+def _expected(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    return {"weight": Expected(FLOATS, ((rows, columns),))}
+
+
+def _read(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    weight = tensors["weight"].float()
+    if not bool(weight.isfinite().all()):
+        raise FormatError("has weights that are no finite numbers")
+    if scheme.numbers == "uint4":
+        return _in_groups(weight, scheme.block[1] or columns)
+    largest = LARGEST[scheme.numbers]
+    scale = weight.abs().amax(1, keepdim=True) / largest
+    scale = torch.where(scale > 0, scale, 1.0)
+    values = (weight / scale).clamp(-largest, largest)
+    return Codes(values.to(torch.float8_e4m3fn) if scheme.numbers == "e4m3" else values.round().to(torch.int8), scale)
+
+
+def _in_groups(weight: torch.Tensor, group: int) -> Codes:
+    """Codes 0 to 15 from the least to the largest of each group; zero is always one of them."""
+    rows, columns = weight.shape
+    groups = F.pad(weight, (0, -columns % group)).view(rows, -1, group)
+    low, high = groups.amin(-1).clamp(max=0.0), groups.amax(-1).clamp(min=0.0)
+    scale = (high - low) / 15
+    scale = torch.where(scale > 0, scale, 1.0)
+    zero = (-low / scale).round().clamp(0, 15)
+    codes = ((groups / scale.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8)
+    return Codes(codes.flatten(1)[:, :columns], scale, zero.to(torch.uint8))
+
+
+READERS = {"online": Reader(_expected, _read)}

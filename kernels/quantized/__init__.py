@@ -1,0 +1,1 @@
+"""Quantized weights: the three layouts that every format becomes at load, and their products."""

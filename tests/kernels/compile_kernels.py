@@ -59,7 +59,7 @@ from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
-from tests.kernels.attention.launches import long_prompts
+from tests.kernels.attention.launches import long_prompts, meta
 from tests.kernels.moe.launches import mixtures
 
 TYPES = {
@@ -140,10 +140,6 @@ def report(
         "waits": ptx.count("griddepcontrol.wait"),
         "instructions": ptx.count(";"),
     }
-
-
-def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, ...]:

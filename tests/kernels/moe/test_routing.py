@@ -153,7 +153,7 @@ def test_choices_are_counted(call: Callable[..., tuple[torch.Tensor, torch.Tenso
     logits = torch.randn(40, 16, device=device)
     padding = torch.arange(40, device=device) % 5 - 1
     counts = torch.arange(16, dtype=torch.int32, device=device)
-    _, experts = call(logits, Routing(4), None, padding, counts)
+    _, experts = call(logits, Routing(4), None, padding, counts=counts)
     chosen = experts[experts >= 0].long()
     assert len(chosen) == 4 * 32
     assert torch.equal(counts.cpu(), torch.arange(16) + torch.bincount(chosen.cpu(), minlength=16))

@@ -32,9 +32,11 @@ class PairConfig:
     prefetch: bool = False
 
     def pieces(self, num_inputs: int) -> int:
-        """How many pieces of a row are asked for at once, each a multiple of 16 bytes: one by each thread."""
+        """How many pieces of a row are asked for at once, each a multiple of 16 bytes: one by each thread. A row
+        that is none is asked for as a whole."""
         most = max(1, 32 * self.warps // self.rows)
-        return next(count for count in (128, 64, 32, 16, 8, 4, 2, 1) if count <= most and num_inputs % (8 * count) == 0)
+        counts = (128, 64, 32, 16, 8, 4, 2)
+        return next((count for count in counts if count <= most and num_inputs % (8 * count) == 0), 1)
 
 
 @triton.jit

@@ -161,6 +161,11 @@ class OracleEngine:
         self.num_host_blocks = machine.num_host_blocks
         self.graphs_progress = None
         self.kernels: dict[str, str] = {}
+        self.estimated_kernels: dict[str, str] = {}
+        self.unmatched_entries: list[str] = []
+
+    def expert_tokens(self) -> None:
+        """It has no experts."""
 
     def start(self) -> Future[EngineInfo]:
         """Loading takes a while."""

@@ -22,17 +22,19 @@ from pagebus.actors.executor.layers.rotary import rotary_table
 from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.pooling.head import NoHead, PooledHead
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.spec import Moe
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
     """The tokens of a pass and how they attend: all of them, and in the last layer perhaps those alone whose places are
-    in ``last`` [N]."""
+    in ``last`` [N]; ``last_padding``: as :attr:`Tokens.padding`, of those that the last layer goes on with."""
 
     tokens: Tokens
     attention: AttentionPass
     ending: AttentionPass
     last: torch.Tensor | None
+    last_padding: torch.Tensor | None
 
 
 class Decoder(Network):
@@ -62,6 +64,7 @@ class Decoder(Network):
             DecoderLayer(config, index, parameters, f"model.layers.{index}", ops, tables[layer.mixer.rope])
             for index, layer in enumerate(spec.layers)
         ]
+        self._ends_with_experts = isinstance(spec.layers[-1].feed, Moe)
         self.norm = Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
         self.head = _head_of(config, parameters, self.embedding, ops)
         if config.pooler is not None and config.pooler.has_head:
@@ -110,7 +113,10 @@ class Decoder(Network):
         ending = attention if last is None else self._begin(batch.of_last_tokens(last))
         slots = batch.slot_mapping
         tokens = Tokens(input_ids, positions, None if attention.stores else slots, kv_cache, padding=slots)
-        return ForwardPass(tokens, attention, ending, None if last is None else last.index)
+        if last is None:
+            return ForwardPass(tokens, attention, ending, None, slots)
+        padding = last.context_lens.long() - 1 if self._ends_with_experts else None
+        return ForwardPass(tokens, attention, ending, last.index, padding)
 
     def finish(self, stream: ResidualStream, qkv: torch.Tensor, step: ForwardPass) -> torch.Tensor:
         """From the attention of the last layer to the last norm: hidden states as of :meth:`forward`."""
@@ -120,7 +126,7 @@ class Decoder(Network):
             qkv = qkv.index_select(0, step.last)
         layer.attend(stream, qkv, step.tokens.kv_cache, step.ending)
         del qkv  # the MLP may have its memory
-        layer.feed_forward(stream, None, step.tokens.padding if step.last is None else None)
+        layer.feed_forward(stream, None, step.last_padding)
         hidden = stream.normed(self.norm)
         assert isinstance(hidden, torch.Tensor)
         return hidden

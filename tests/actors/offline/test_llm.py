@@ -245,8 +245,8 @@ def test_settings_that_make_no_sense() -> None:
         LLM(port=80)
     with pytest.raises(TypeError, match="enable_chunked_prefill: prompts are always read in chunks"):
         LLM(enable_chunked_prefill=False)
-    with pytest.raises(TypeError, match="quantization: quantized weights are not supported"):
-        LLM(quantization="fp8", trust_remote_code=True)
+    with pytest.raises(TypeError, match="weights stay on the GPU"):
+        LLM(cpu_offload_gb=4, trust_remote_code=True)
 
 
 PROGRAM = """

@@ -244,7 +244,6 @@ def paged_attention(
     _check_tensors(q, k_cache, v_cache, query_start, context_lens, block_tables)
     check_scales(k_cache, kv_scales)
     check_sinks(sinks, q_heads)
-    assert context_lens.shape == (num_rows,)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     for_hopper = len(long_rows) > 0 and long_rows[0].for_hopper
@@ -252,10 +251,8 @@ def paged_attention(
     assert not long_rows or for_hopper or (sliding_window == 0 and softcap == 0 and sinks is None)
     if long_rows and not for_hopper and out is None and takes_all(long_rows, num_tokens):
         return cudnn_attention(q, k_cache, v_cache, None, slots, block_tables, scale, long_rows, kv_scales, projected)
-    if out is None:
-        out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device)
-    assert out.shape == q.shape
-    assert out.stride(2) == 1
+    out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
+    _check_result(out, q)
     if plan is None:
         shape = AttentionShape(
             q_heads, k_cache.shape[2], head_dim, q.element_size(), frozenset({sliding_window}),
@@ -303,6 +300,11 @@ def _check_tensors(
     assert v_cache.stride(3) == 1
     assert block_tables.stride(1) == 1
     assert query_start.shape == (len(context_lens) + 1,)
+
+
+def _check_result(out: torch.Tensor, q: torch.Tensor) -> None:
+    assert out.shape == q.shape
+    assert out.stride(2) == 1
 
 
 def _own_plan(

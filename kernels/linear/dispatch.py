@@ -188,6 +188,8 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
         return _library("before it is divided, it may be too large for float16")
     if not _is_aligned(product.inputs):
         return _library("rows of the weights begin at odd addresses")
+    if not _is_aligned(product.rows):
+        return _library("rows of the result begin at odd addresses")
     for table, source in ((user_table(target), Source.USER), (load_table(table_path(target)), Source.MEASURED)):
         if product in table and tokens in table[product]:
             config = table[product][tokens]

@@ -121,6 +121,8 @@ class Side:
 
     async def delete(self, bus: Bus, actor: str, stream: str) -> None:
         await bus.delete(self.key(stream))
+        if stream in self.positions:  # ids of a new stream begin with the time, perhaps in the same millisecond
+            self.positions[stream] = START
 
     async def acquire(self, bus: Bus, actor: str, kind: str, lease: str) -> int:
         epoch = await bus.acquire_lease(kind, lease, {"by": actor}, ttl_s=1000)

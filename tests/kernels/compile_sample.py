@@ -1,9 +1,9 @@
 """Compiles some launches for a GPU that need not be here: ``python -m tests.kernels.compile_sample --arch 86``.
 
 Prints the lines of ``compile_kernels.py``. Left out is what no engine launches on such a GPU: Hopper's kernels, and
-what `pagebus.actors.executor.device.gpu_limits` refuses. Products are left to ``linear/compile_shapes.py``. The oldest
-and the newest GPU compile one launch of every kernel, those between only the kernels whose tiles need most. Which
-launch is taken differs from GPU to GPU, so that together they cover more than one.
+what `pagebus.actors.executor.device.gpu_limits` refuses. Products are left to ``linear/compile_shapes.py``, and the
+attention of other GPUs to ``test_compile.py``. Which launch of a kernel is taken differs from GPU to GPU, so that
+together they cover more than one.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import argparse
 import json
 
 import tests.kernels.compile_kernels as compiler
-from pagebus.actors.executor.device.gpu_limits import LEAST_OF_E4M3, SMALL_SHARED_MEMORY
+from pagebus.actors.executor.device.gpu_limits import LEAST_OF_E4M3
+from pagebus.kernels.common.target import Target
 
 ELSEWHERE = ("_specialized_kernel", "_attention_kernel", "_tiles_kernel", "_vector_kernel")
 LARGE = ("_decode_kernel", "_prefill_kernel", "_grouped_kernel", "_pair_gate_up_kernel", "_pair_down_kernel")
 E4M3 = "fp8e4nv"
-ARCHITECTURES = (80, 86, 89, 100, 120)
+ARCHITECTURES = (80, 120)
 
 
 def is_launched(case: str, kernel: str, arch: int) -> bool:
     """Whether an engine may launch this on such a GPU."""
-    if kernel in ELSEWHERE or (kernel not in LARGE and arch not in (ARCHITECTURES[0], ARCHITECTURES[-1])):
-        return False
-    if E4M3 in case and arch < LEAST_OF_E4M3:
+    if kernel in ELSEWHERE or (E4M3 in case and arch < LEAST_OF_E4M3):
         return False
     whole_cache = "cache bf16" in case or "cache fp32" in case
-    return not (arch in SMALL_SHARED_MEMORY and "d256" in case and whole_cache)
+    refused = case.startswith(("latents", "expanded")) or ("d256" in case and whole_cache)
+    return not (Target(arch, 100).small_memory and refused)
 
 
 def main() -> None:

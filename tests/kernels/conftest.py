@@ -12,10 +12,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     os.environ["TRITON_INTERPRET"] = "1"
-    # Triton decides while functions are decorated. What was imported before by other tests is imported anew; those
-    # keep their own modules, of which they only use the references.
+    # Triton decides while functions are decorated. What was imported before by other tests is imported anew, tests of
+    # kernels included; the others keep their own modules, of which they only use the references.
     for name in list(sys.modules):
-        if name.startswith(("triton", "pagebus.kernels")) and not name.startswith("triton._C"):
+        anew = name.startswith(("triton", "pagebus.kernels", "tests.kernels.")) and name != __name__
+        if anew and not name.startswith("triton._C"):
             del sys.modules[name]
 
 

@@ -72,6 +72,7 @@ def test_kernels_compile(arch: int, part: int) -> None:
         crowded_head = variant["case"].startswith("raw") and ("d96" in variant["case"] or "64/4" in variant["case"])
         # Numbers that only a block's begin and end need, kept in memory during its loops.
         kept = 64 if " d256 long" in variant["case"] else 16 if "long" in variant["case"] else 0
+        kept = 128 if variant["case"].startswith("expanded") and "256" in variant["case"] else kept
         assert variant["spilled"] <= (32 if crowded else 16 if crowded_head else kept), variant
         if variant["kernel"] == "_decode_kernel":
             assert variant["mma"] + variant["wgmma"] > 0, variant
@@ -122,7 +123,8 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert variant["waits"] == 1, variant
         if variant["kernel"] == "_merge_blocks_kernel":
             assert variant["waits"] == 1, variant
-            assert variant["registers"] <= 72, variant  # many small programs, idle as a rule
+            # Many small programs, idle as a rule; results of latents are four times as wide.
+            assert variant["registers"] <= (168 if variant["case"].startswith("latents") else 72), variant
 
 
 @needs_triton

@@ -165,6 +165,17 @@ async def test_lm_eval(reference):
                 zip(told["text_offset"], told["tokens"], strict=True)] == told["tokens"]  # fmt: skip
 
 
+def near(values: list[Any]) -> list[Any]:
+    """Of log probabilities three places: in other batches the rest may differ."""
+    if not isinstance(values, list):
+        return values
+    return [
+        {text: round(each, 3) for text, each in value.items()} if isinstance(value, dict)
+        else round(value, 3) if isinstance(value, float) else value
+        for value in values
+    ]  # fmt: skip
+
+
 async def test_streams_tell_what_whole_answers_tell():
     """The same tokens, values and offsets, with echo, several choices, stop strings; chats too."""
     options = {"max_tokens": 12, "temperature": 0.8, "seed": 5, "n": 3, "logprobs": 2, "stop": ["e ", "zz"]}
@@ -176,7 +187,8 @@ async def test_streams_tell_what_whole_answers_tell():
                 parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
                 assert "".join(part["text"] for part in parts) == choice["text"]
                 for name, values in choice["logprobs"].items():
-                    assert [value for part in parts for value in part["logprobs"][name]] == values
+                    streamed = [value for part in parts for value in part["logprobs"][name]]
+                    assert near(streamed) == near(values), name
                 assert parts[-1]["finish_reason"] == choice["finish_reason"]
         chat = {"messages": [{"role": "user", "content": "What is a dog?"}], "max_tokens": 9, "temperature": 0,
                 "logprobs": True, "top_logprobs": 2, "return_token_ids": True}  # fmt: skip

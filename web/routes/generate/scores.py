@@ -49,7 +49,7 @@ POOLED = record(
 _PLANETS = ["Jupiter is a planet.", {"text": "A planet is no star."}]
 SCORE_EXAMPLES: dict[str, dict[str, Any]] = {
     "one and several": {"text_1": "What is Jupiter?", "text_2": ["A planet.", "A dog."]},
-    "queries": {"queries": ["What is Jupiter?"], "documents": _PLANETS, "truncate_prompt_tokens": 128},
+    "queries": {"queries": ["What is Jupiter?"], "documents": _PLANETS, "truncate_prompt_tokens": 64},
     "pairs": {"data_1": ["a", "b"], "data_2": ["c", "d"], "use_activation": False},
     "items": {"queries": "a", "items": {"content": [{"type": "text", "text": "b"}]}},
 }

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import pagebus.kernels.latent.expanded_plan
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, kv_block_bytes, layer_pages
@@ -114,7 +113,7 @@ def test_long_prompts_are_expanded(
     runner, told = driver.engine._loaded.runner, []
     mixer = runner.model.config.latent
     sizes = Sizes(mixer.heads, mixer.nope_dim, mixer.rope_dim, mixer.v_head_dim, mixer.kv_rank, 4)
-    monkeypatch.setattr(pagebus.kernels.latent.expanded_plan, "LEAST_QUERIES", 8)
+    monkeypatch.setitem(rows_to_expand.__globals__, "LEAST_QUERIES", 8)
 
     def select(rows: Any, decodes: bool) -> Any:
         told.append((rows_to_expand(rows, sizes), rows, decodes))

@@ -247,8 +247,7 @@ def paged_attention(
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
     assert decode_lens is None or plan is not None
     for_hopper = len(long_rows) > 0 and long_rows[0].for_hopper
-    assert not long_rows or not invariant
-    assert not long_rows or for_hopper or (sliding_window == 0 and softcap == 0 and sinks is None)
+    assert not long_rows or (not invariant and (for_hopper or (not sliding_window and not softcap and sinks is None)))
     if long_rows and not for_hopper and out is None and takes_all(long_rows, num_tokens):
         return cudnn_attention(q, k_cache, v_cache, None, slots, block_tables, scale, long_rows, kv_scales, projected)
     out = torch.empty((num_tokens, q_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out

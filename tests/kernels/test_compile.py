@@ -128,9 +128,10 @@ def test_kernels_compile(arch: int, part: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("arch", [80, 86, 89, 100, 120])
+@pytest.mark.parametrize("arch", [80, 89, 120])
 def test_attention_fits_other_gpus(arch: int) -> None:
-    """Heads of 256 too, into 99 KiB of shared memory where there is no more; results stay in registers."""
+    """Heads of 256 too, into 99 KiB of shared memory where there is no more; results stay in registers. 86 has the
+    limits of 89, and 100 those of 90."""
     variants = compiled(arch, "--heads")
     assert {"_decode_kernel", "_prefill_kernel"} <= {variant["kernel"] for variant in variants}
     for variant in variants:

@@ -94,7 +94,7 @@ class Leader:
             metrics=self._metrics, log=self.log,
         )  # fmt: skip
         self._outputs = OutputRouter(
-            names, outbox, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=work,
+            names, outbox, core=core, detokenizers=self._detokenizers, checkpoints=self._checkpoints, work=work,
             dead_letters=self._dead_letters, metrics=self._metrics, log=self.log,
             logs_requests=settings.enable_log_requests,
         )  # fmt: skip

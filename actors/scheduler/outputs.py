@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pagebus.actors.scheduler.core.announcements import times_of
+from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import (
     Note,
     Output,
@@ -41,6 +42,7 @@ class OutputRouter:
         names: Names,
         outbox: Outbox,
         *,
+        core: Core,
         detokenizers: Detokenizers,
         checkpoints: Checkpoints,
         work: WorkStream,
@@ -51,6 +53,7 @@ class OutputRouter:
     ) -> None:
         self._names = names
         self._outbox = outbox
+        self._core = core
         self._detokenizers = detokenizers
         self._checkpoints = checkpoints
         self._work = work
@@ -83,8 +86,9 @@ class OutputRouter:
                     if request.traced and not request.away:
                         for address in request.readers.addresses:
                             self._outbox.publish(self._names.replies(address), times_of(request))
-                self._dead_letters.over(request_id)
-                self._work.over(request_id)
+                if not self._core.knows(request_id):  # else asked for anew in this turn: its newer entry stands
+                    self._dead_letters.over(request_id)
+                    self._work.over(request_id)
             case RequestGivenUp(request_id, reason):
                 self._dead_letters.given_up(request_id, reason)
             case Preempted(request_id=request_id, parked=parked):

@@ -86,16 +86,17 @@ class DeadLetters:
         self._bury(entry, reason)
 
     def given_up(self, request_id: str, reason: str) -> None:
-        """Store the entry of a request that the core has given up and answered."""
+        """Store the entry of a request that the core has given up and answered. Its end, which follows, settles it,
+        unless the request has been asked for anew."""
         entry = self._work.requests[request_id]
         self._log.error("dead letter", id=str(entry.id), request_id=request_id, reason=reason)
-        self._bury(entry, reason)
+        self._bury(entry, reason, settles=False)
 
-    def _bury(self, entry: Entry, reason: str) -> None:
+    def _bury(self, entry: Entry, reason: str, *, settles: bool = True) -> None:
         self._metrics.dead.inc()
-        self._spawn(self._keep(entry, reason), "dead letter")
+        self._spawn(self._keep(entry, reason, settles), "dead letter")
 
-    async def _keep(self, entry: Entry, reason: str) -> None:
+    async def _keep(self, entry: Entry, reason: str, settles: bool) -> None:
         await self._bus_retry.until_taken(lambda: self._bus.dead_letter(STAGE, entry, reason), "dead letters")
-        if entry.stream in self._work.streams:
+        if settles and entry.stream in self._work.streams:
             self._work.settled(entry)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
 import pytest
 from msgspec import structs
 
+from pagebus.actors.scheduler.events import RequestGivenUp, RequestOver
 from pagebus.bus.contract import START, BusRefused
 from pagebus.bus.messages import (
     AbortRequest,
@@ -106,6 +108,50 @@ async def test_an_abort_overtakes_over_the_bus() -> None:
         await deployment.send(ask("a", max_tokens=5), ask("b", max_tokens=2))
         await until(lambda: len(deployment.tokens()) == 2)
         assert deployment.scheduler.core.is_idle or deployment.scheduler.core.requests.keys() <= {"b"}
+
+
+@pytest.mark.parametrize("end", ["left", "refused"])
+async def test_a_request_asked_for_anew_keeps_its_entry_when_the_attempt_before_is_over_in_that_turn(end: str) -> None:
+    """Its own end comes later: until then a successor finds it."""
+    async with Deployment().running() as deployment:
+        again = structs.replace(ask("r", max_tokens=8), attempt="2")
+        first = structs.replace(again, attempt="1")
+        if end == "left":
+            await deployment.send(AbortRequest(request_id="r", attempt="1", may_return=True))
+            await until_empty(deployment.bus, NAMES.control)
+        else:
+            first = structs.replace(first, prompt_token_ids=np.array([2**30], np.int32))
+        await deployment.send(first, again, AbortRequest(request_id="another"))
+        await until_empty(deployment.bus, NAMES.control)
+        work = deployment.scheduler._leader.work
+        await until(lambda: not work.has_settled)
+        left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
+        assert [entry.message.attempt for entry in left] == ["2"]  # type: ignore[union-attr]
+        assert deployment.scheduler.core.attempt_of("r") == "2"
+        await deployment.lose_scheduler()
+        await deployment.start_scheduler()
+        await deployment.add_executor()
+        await until(lambda: len(deployment.tokens()) == 8)
+        await deployment.send(RequestsDone(request_ids=("r",), attempts=("2",)))
+        await until_empty(deployment.bus, NAMES.tokenized)
+
+
+async def test_a_request_asked_for_anew_keeps_its_entry_when_the_attempt_before_is_given_up_in_that_turn() -> None:
+    """It costs a dead letter, but is no reason to forget the newer attempt."""
+    async with Deployment().running() as deployment:
+        await deployment.send(structs.replace(ask("r", max_tokens=8), attempt="2"))
+        leader = deployment.scheduler._leader
+        await until(lambda: deployment.scheduler.core.attempt_of("r") == "2")
+        leader._outputs.route(RequestGivenUp("r", "executors end computing it"))
+        leader._outputs.route(RequestOver("r"))
+        dead_letters = NAMES.dead_letters("scheduler")
+        await until(lambda: dead_letters in deployment.server.streams)
+        await deployment.send(AbortRequest(request_id="another"))
+        await until_empty(deployment.bus, NAMES.control)
+        await until(lambda: not leader.work.has_settled)
+        assert await deployment.lengths(dead_letters, NAMES.tokenized) == [1, 1]
+        await deployment.send(AbortRequest(request_id="r", attempt="2"))
+        await until_empty(deployment.bus, NAMES.tokenized)
 
 
 async def test_an_entry_that_is_handed_out_twice_stays_until_its_request_is_over() -> None:

@@ -129,10 +129,10 @@ def test_ranked_begins_with_the_best() -> None:
 
 
 def test_the_library_keeps_what_was_not_fitted_unless_it_is_clearly_slower() -> None:
-    """On GPUs that nobody has measured, an estimate has to win by more."""
+    """On GPUs that nobody has measured, an estimate has to win by more; on others one token has a kernel of its own."""
     for target in KNOWN:
         for rows, inputs in ((6144, 4096), (37888, 3584), (2560, 9728)):
-            for bucket in BUCKETS:
+            for bucket in BUCKETS[1:] if machine_of(target).measured else BUCKETS:
                 choice: LinearChoice = choose_product("plain", bucket, rows, inputs, torch.bfloat16, target)
                 if choice.config is not None and choice.estimate is not None and choice.source == "cost model":
                     share = choice.estimate.us / choice.estimate.library

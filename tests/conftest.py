@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import hypothesis
 import pytest
 import structlog
+import torch
 
 from tests.helpers import patience
 
@@ -22,6 +23,8 @@ hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "sear
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton decides while functions are decorated: before any is imported
 for variable in [name for name in os.environ if name.startswith("PAGEBUS_") and not name.startswith("PAGEBUS_TEST_")]:
     del os.environ[variable]
 
@@ -35,10 +38,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "no_task_left")
-    if not any("gpu" in item.keywords for item in items):
-        return
-    import torch
-
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="no CUDA device")
         for item in items:

@@ -18,8 +18,7 @@ CLASSIFIER = "ForSequenceClassification"
 BASE = "Model"
 CAUSAL = "ForCausalLM"
 TWO_WAYS = "from_2_way_softmax"
-SCORE = (("classifier.dense", "tanh"), ("classifier.out_proj", "none"))
-BERT = (("pooler.dense", "tanh"), ("classifier", "none"))
+SCORE, BERT = ("classifier.dense", "classifier.out_proj"), ("pooler.dense", "classifier")
 
 
 def causal_name(architecture: str) -> str:
@@ -78,8 +77,8 @@ def _plain(name: str, width: int) -> Product:
 
 def _encoder_head(architecture: str, hidden: int, labels: int) -> tuple[Product, ...]:
     """Two products of the first token's state, a tanh behind the first."""
-    (first, act), (second, _) = BERT if architecture.startswith("Bert") else SCORE
-    return Product(f"model.{first}", hidden, act=act), Product(f"model.{second}", labels)  # type: ignore[arg-type]
+    first, second = BERT if architecture.startswith("Bert") else SCORE
+    return Product(f"model.{first}", hidden, act="tanh"), Product(f"model.{second}", labels)
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.pooling.pooler import Pooling, Product
+from pagebus.actors.model.pooling.pooler import Between, Pooling, Product
 
 MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -17,7 +17,7 @@ MODES: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-ACTIVATIONS = {"Tanh": "tanh", "Identity": "none"}
+ACTIVATIONS: dict[str, Between] = {"Tanh": "tanh", "Identity": "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def _product(config: Mapping[str, Any], path: str) -> Product:
         raise ModelError(f"{path}: activation {act!r} is not supported (only {', '.join(ACTIVATIONS)})")
     if type(width) is not int or width < 1:
         raise ModelError(f"{path}: out_features is {width!r}, not a whole number of at least 1")
-    return Product(f"{path}.linear", width, bool(config.get("bias", True)), ACTIVATIONS[act], path)  # type: ignore[arg-type]
+    return Product(f"{path}.linear", width, bool(config.get("bias", True)), ACTIVATIONS[act], path)
 
 
 def _most_tokens(folder: Path) -> int | None:

@@ -11,6 +11,10 @@ Activation: TypeAlias = Literal["sigmoid", "softmax", "none"]
 """What makes probabilities of a classifier's numbers."""
 
 
+Between: TypeAlias = Literal["none", "tanh"]
+"""What is done to the result of a product."""
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
     """A product of the pooled state, and ``act`` of it. ``name``: the tensors are ``name.weight`` and ``name.bias``;
@@ -19,7 +23,7 @@ class Product:
     name: str
     width: int
     bias: bool = True
-    act: Literal["none", "tanh"] = "none"
+    act: Between = "none"
     file: str = ""
 
 

@@ -100,7 +100,7 @@ def test_granite_by_both_spellings(theirs: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("architecture", "fields", "message"),
     [
-        ("Glm4MoeForCausalLM", GLM | {"first_k_dense_replace": None}, "first_k_dense_replace is None"),
+        ("Glm4MoeForCausalLM", GLM | {"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
         ("Llama4ForCausalLM", SCOUT | {"moe_layers": "all"}, "moe_layers must be a list"),
         ("Llama4ForCausalLM", SCOUT | {"layer_types": ["sliding_attention"] * 8}, "'sliding_attention' is not"),
         ("Llama4ForCausalLM", SCOUT | {"num_experts_per_tok": 17}, "more than there are experts"),

@@ -130,3 +130,20 @@ def test_products_for_the_residual() -> None:
     assert choose_residual_product(many, *half, biased=True).form == "plain"
     assert choose_residual_product(many, 4096, 4096, torch.float32, H200).form == "plain"
     assert choose_residual_product(many, 4096, 4096, torch.bfloat16, None).form == "plain"
+
+
+@pytest.mark.parametrize(("rows", "inputs"), [(84, 336), (336, 84), (6145, 4096)])
+@pytest.mark.parametrize("form", ["plain", "gated", "partial", "residual"])
+def test_rows_at_odd_addresses_are_left_to_the_library(form: str, rows: int, inputs: int) -> None:
+    """Of weights or of results: our kernels move 16 bytes at a time."""
+    for tokens in (1, 8, 64, 256):
+        choice = choose_product(form, tokens, rows, inputs, torch.bfloat16, Target(90, 132))
+        assert choice.config is None
+        assert choice.source == Source.RULE
+
+
+def test_one_token_has_a_kernel_of_its_own_where_it_was_measured() -> None:
+    """Whatever the library is estimated to take."""
+    for rows, inputs in ((8192, 3840), (3840, 15360), (5120, 5120)):
+        choice = choose_product("plain", 1, rows, inputs, torch.bfloat16, Target(90, 132))
+        assert isinstance(choice.config, VectorConfig)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pagebus.kernels.common.machines import architecture_of
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.moe.choice import Grouped, Shape, choose, choose_invariant
+from pagebus.kernels.moe.pairs import PairConfig
 
 shapes = st.builds(
     Shape, st.sampled_from([1, 8, 60, 128, 512]), st.sampled_from([1, 2, 4, 8]),
@@ -43,3 +44,11 @@ def test_every_gpu_has_both_kinds(capability: int) -> None:
     shape, target = Shape(128, 8, 2048, 768), Target(capability, 100)
     kinds = [type(choose(count, shape, torch.bfloat16, target)).__name__ for count in (1, 4096)]
     assert kinds == ["Unsorted", "Grouped"]
+
+
+@pytest.mark.parametrize(("inputs", "pieces"), [(2048, 64), (1536, 64), (96, 4), (72, 1), (36, 1)])
+def test_rows_are_called_into_the_cache_in_whole_pieces(inputs: int, pieces: int) -> None:
+    """Of 16 bytes or more each; a row that cannot be cut so is asked for as a whole."""
+    config = PairConfig(rows=2, depth=512, warps=4)
+    assert config.pieces(inputs) == pieces
+    assert pieces == 1 or inputs % (8 * pieces) == 0

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.experts import checked
+from pagebus.actors.model.families.experts.feeds import dense_first, sigmoids
 from pagebus.actors.model.family import Family, NameMap
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope
-from pagebus.actors.model.spec import Dense, Gqa, HeadSpec, LayerSpec, ModelSpec, Moe, NormSpec
-
-ACTIVATIONS = {"silu": "silu"}
+from pagebus.actors.model.spec import Gqa, HeadSpec, LayerSpec, ModelSpec, NormSpec
 
 
 def parse(fields: Fields) -> ModelSpec:
     """Dense layers first, ``first_k_dense_replace`` of them, then layers with experts."""
-    head_dim, count = fields.head_dim(), fields.integer("num_hidden_layers")
+    head_dim = fields.head_dim()
     mixer = Gqa(
         fields.integer("num_attention_heads"), fields.kv_heads(), head_dim, head_dim**-0.5,
         bias=fields.flag("attention_bias"), qk_norm="head" if fields.flag("use_qk_norm") else "none",
     )  # fmt: skip
-    act, first = fields.word("hidden_act", "silu", ACTIVATIONS), fields.get("first_k_dense_replace", 1)
-    if type(first) is not int or first < 0:
-        raise ModelError(f"config.json: first_k_dense_replace is {first!r}, not a number of layers")
-    dense, sparse = LayerSpec(mixer, Dense(fields.integer("intermediate_size"), act)), LayerSpec(mixer, _moe(fields))
+    feeds = dense_first(fields, sigmoids(fields), 1)
     return ModelSpec(
         vocab=fields.integer("vocab_size"),
         hidden=fields.integer("hidden_size"),
-        layers=tuple(dense if index < first else sparse for index in range(count)),
+        layers=tuple(LayerSpec(mixer, feed) for feed in feeds),
         norm=NormSpec(eps=fields.number("rms_norm_eps", 1e-5)),
         head=HeadSpec(tied=fields.flag("tie_word_embeddings")),
         rope=(parse_rope(fields, head_dim, partial=0.5),),
     )
-
-
-def _moe(fields: Fields) -> Moe:
-    width = fields.integer("moe_intermediate_size")
-    return checked(
-        Moe(
-            fields.integer("n_routed_experts"), fields.integer("num_experts_per_tok"), width, score="sigmoid",
-            renormalise=bool(fields.get("norm_topk_prob", True)), factor=fields.number("routed_scaling_factor", 1.0),
-            groups=fields.integer("n_group", 1), keep_groups=fields.integer("topk_group", 1), group_score="top2",
-            choice_bias=True, shared=Dense(width * fields.integer("n_shared_experts", 1)),
-        )
-    )  # fmt: skip
 
 
 SMALL = {
@@ -57,6 +39,7 @@ FAMILY = Family(
     model_type="glm4_moe",
     parse=parse,
     names=NameMap(renamed=(("mlp.shared_experts.", "mlp.shared_expert."),)),
+    defaults={"n_shared_experts": 1},
     golden={
         "glm4-moe": {**SMALL, "use_qk_norm": True, "attention_bias": True},
         "glm4-moe-odd": {**GROUPS, **ODD, "n_shared_experts": 2},

@@ -52,7 +52,7 @@ def parse(fields: Fields) -> ModelSpec:
 STRETCHED = {**YARN, "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 SMALL = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40, "rope_parameters": STRETCHED}
 FAMILY = Family(
-    name="gpt-oss (20b and 120b, as bfloat16)",
+    name="gpt-oss (20b, 120b)",
     architectures=("GptOssForCausalLM",),
     model_type="gpt_oss",
     parse=parse,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.families.latent.feeds import dense_first, groups, mixture
+from pagebus.actors.model.families.experts.feeds import dense_first, groups, mixture, only, sigmoids
 from pagebus.actors.model.families.latent.golden import GROUPS, ODD, QUERIES, SMALL, YARN
-from pagebus.actors.model.families.latent.parts import NAMES, decoder, layout_of, only
+from pagebus.actors.model.families.latent.parts import NAMES, decoder, layout_of
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.fields import Fields
-from pagebus.actors.model.spec import ModelSpec, Moe
+from pagebus.actors.model.spec import ModelSpec
 
 METHODS = {"greedy": False, "group_limited_greedy": True}
 
@@ -24,18 +24,8 @@ def parse2(fields: Fields) -> ModelSpec:
 
 
 def parse3(fields: Fields) -> ModelSpec:
-    """Sigmoids with a bias for the choice; groups are judged by the sum of their best two."""
-    return decoder(fields, dense_first(fields, sigmoids(fields), 3), layout_of(fields))
-
-
-def sigmoids(fields: Fields) -> Moe:
     """V3's choice of experts."""
-    only(fields, "scoring_func", "sigmoid")
-    only(fields, "topk_method", "noaux_tc")
-    renormalise = bool(fields.get("norm_topk_prob", True))
-    return mixture(
-        fields, score="sigmoid", renormalise=renormalise, choice_bias=True, group_score="top2", **groups(fields)
-    )
+    return decoder(fields, dense_first(fields, sigmoids(fields), 3), layout_of(fields))
 
 
 DEEPSEEK2 = Family(

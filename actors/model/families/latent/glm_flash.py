@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.families.latent.deepseek import sigmoids
-from pagebus.actors.model.families.latent.feeds import dense, dense_first
+from pagebus.actors.model.families.experts.feeds import dense, dense_first, sigmoids
 from pagebus.actors.model.families.latent.golden import GROUPS, ODD, QUERIES, SMALL
 from pagebus.actors.model.families.latent.parts import NAMES, decoder, layout_of
 from pagebus.actors.model.family import Family

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pagebus.actors.model.families.latent.feeds import dense
+from pagebus.actors.model.families.experts.feeds import dense
 from pagebus.actors.model.families.latent.golden import ODD, SMALL
 from pagebus.actors.model.families.latent.parts import decoder
 from pagebus.actors.model.family import Family

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.families.latent.feeds import dense_first, groups, mixture
+from pagebus.actors.model.families.experts.feeds import dense_first, groups, mixture, only
 from pagebus.actors.model.families.latent.golden import GROUPS, ODD, QUERIES, SMALL, YARN
-from pagebus.actors.model.families.latent.parts import NAMES, decoder, layout_of, only
+from pagebus.actors.model.families.latent.parts import NAMES, decoder, layout_of
 from pagebus.actors.model.families.mistral import query_scale
 from pagebus.actors.model.family import IMAGES, TOWERS, Family
 from pagebus.actors.model.fields import Fields

@@ -53,11 +53,6 @@ def layout_of(fields: Fields) -> RopeLayout:
     return "pairs" if fields.get("rope_interleave", True) else "half"
 
 
-def only(fields: Fields, key: str, value: str) -> None:
-    """Raises ModelError if the field says anything else than ``value``."""
-    fields.word(key, value, {value: value})
-
-
 def _stretch(fields: Fields) -> float:
     """By what queries and keys grow where positions are stretched."""
     said = Fields(rope_fields(fields))

@@ -1,4 +1,5 @@
-"""The feed-forward parts of families with latent attention: dense layers first, then mixtures of experts."""
+"""Feed-forward parts in the words of DeepSeek, which GLM and Mistral 4 took over: dense layers first, then mixtures of
+experts."""
 
 from __future__ import annotations
 
@@ -29,6 +30,21 @@ def mixture(fields: Fields, **routing: Any) -> Moe:
         factor=fields.number("routed_scaling_factor", 1.0), **routing,
     )  # fmt: skip
     return checked(moe)
+
+
+def sigmoids(fields: Fields) -> Moe:
+    """V3's choice of experts: sigmoids with a bias for the choice; groups are judged by the sum of their best two."""
+    only(fields, "scoring_func", "sigmoid")
+    only(fields, "topk_method", "noaux_tc")
+    renormalise = bool(fields.get("norm_topk_prob", True))
+    return mixture(
+        fields, score="sigmoid", renormalise=renormalise, choice_bias=True, group_score="top2", **groups(fields)
+    )
+
+
+def only(fields: Fields, key: str, value: str) -> None:
+    """Raises ModelError if the field says anything else than ``value``."""
+    fields.word(key, value, {value: value})
 
 
 def groups(fields: Fields) -> dict[str, int]:

@@ -165,7 +165,8 @@ class Bus(ABC):
     async def read_group(
         self, group: str, consumer: str, streams: Sequence[str], *, count: int = 128, block_ms: int = 1000
     ) -> list[Entry]:
-        """Entries for this consumer: on its first call the ones it left pending, then new ones.
+        """Entries for this consumer: on its first call the ones it left pending, then new ones. What it has let go of
+        comes again should it be pending for it again.
 
         Waits at most ``block_ms`` for the first entry (0 returns at once). Re-creates a group that was lost.
         """
@@ -195,6 +196,11 @@ class Bus(ABC):
     @abstractmethod
     async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
         """Which consumer has each of these entries pending; those that are pending nowhere are left out."""
+
+    @abstractmethod
+    def let_go(self, stream: str, group: str, ids: Iterable[EntryId]) -> None:
+        """Note that nobody here works any more on entries that another consumer has taken over. A server that comes
+        back with less than it had may give them back."""
 
     # -- log streams --------------------------------------------------------------------------------------------------
     @abstractmethod

@@ -215,6 +215,10 @@ class MemoryBus(Bus):
         pending = {} if members is None else members.pending
         return {each: pending[each.epoch, each.index].consumer for each in ids if (each.epoch, each.index) in pending}
 
+    def let_go(self, stream: str, group: str, ids: Iterable[EntryId]) -> None:
+        self._held.get((stream, group), set()).difference_update((each.epoch, each.index) for each in ids)
+        self._recovered = {key for key in self._recovered if key[:2] != (stream, group)}
+
     def _existing_group(self, stream: str, group: str) -> tuple[MemoryStream | None, Group | None]:
         found = self.server.streams.get(stream)
         return found, found.groups.get(group) if found is not None else None

@@ -203,6 +203,9 @@ class RedisBus(Bus):
     async def holders(self, stream: str, group: str, ids: Sequence[EntryId]) -> dict[EntryId, str]:
         return await self._groups.holders(stream, group, ids)
 
+    def let_go(self, stream: str, group: str, ids: Iterable[EntryId]) -> None:
+        self._groups.let_go(stream, group, ids)
+
     # -- log streams --------------------------------------------------------------------------------------------------
     async def append(self, entries: Sequence[LogEntry]) -> None:
         if not entries:

@@ -276,6 +276,11 @@ class RedisGroups:
         found = [() if is_no_group(reply) else checked(reply, f"holders in {stream}") for reply in replies]
         return {each: rows[0][1].decode() for each, rows in zip(ids, found, strict=True) if rows}
 
+    def let_go(self, stream: str, group: str, ids: Iterable[EntryId]) -> None:
+        """Hand them out again should they be this consumer's again."""
+        self._held.get((stream, group), set()).difference_update(ids)
+        self._recovered = {reader: at_s for reader, at_s in self._recovered.items() if reader[:2] != (stream, group)}
+
 
 def _touched(entry: Entry) -> str:
     """A key that never exists. Completing the entry touches it, so that watchers of the key notice."""

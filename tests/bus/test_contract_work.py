@@ -141,6 +141,20 @@ async def test_claim_takes_over_everything_and_removes_the_consumer(open_bus: Op
     assert await alive.length("s") == 0
 
 
+async def test_what_was_let_go_and_is_given_back_comes_again(open_bus: OpenBus) -> None:
+    """As by a server that comes back with less than it had. What is held does not come."""
+    first, second, server = open_bus(), open_bus(), open_bus()
+    await publish(first, "s", 1, 2)
+    entries = await read_new(first, "s", "first")
+    await second.claim("s", GROUP, "second", "first")
+    await server.claim("s", GROUP, "first", "second")
+    assert await read_new(first, "s", "first") == []
+    first.let_go("s", GROUP, [entries[0].id])
+    (again,) = await read_new(first, "s", "first")
+    assert (again.id, request_ids([again])) == (entries[0].id, ["r1"])
+    assert await read_new(first, "s", "first") == []
+
+
 async def test_claim_without_stream_or_from_oneself(bus: Bus) -> None:
     """Claiming on a stream that does not exist finds nothing; claiming from oneself is a mistake."""
     assert await bus.claim("none", GROUP, "a", "b") == []

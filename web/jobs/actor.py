@@ -120,9 +120,10 @@ class JobsActor(Actor):
                 await self._bus_retry.pause(error)
 
     def bus_restarted(self) -> None:
-        """Retry the requests under way, some of which may be lost."""
+        """Retry the requests under way, some of which may be lost. So may what this actor had taken over."""
         if self._parts is not None:
             self._parts.inbox.mailbox.doubt(lost=True)
+            self._holding.lapsed(self.settings.lease_ttl_s)
 
     def lease_lapsed(self) -> None:
         if self._parts is not None:
@@ -156,7 +157,7 @@ class JobsActor(Actor):
         live = {lease.name for lease in leases if lease.kind == self.kind} | {self.name}
         for dead in sorted((await self.bus.consumers(self.names.jobs, JOBS_GROUP)).keys() - live):
             if claimed := await self.bus.claim(self.names.jobs, JOBS_GROUP, self.name, dead):
-                self.log.warning("took over jobs of an actor that is gone", actor=dead, count=len(claimed))
+                self.log.warning("took over jobs of an actor that is gone", gone=dead, count=len(claimed))
                 await self._begin(claimed)
         self._next_look_s = now_s + self.settings.lease_ttl_s
 

@@ -74,7 +74,8 @@ class Holding:
     # -- what others have ---------------------------------------------------------------------------------------------
 
     def lapsed(self, ttl_s: float) -> None:
-        """Note that the lease had expired: for its duration from now on, others may take over entries."""
+        """Note that the lease had expired, or that the server may have come back with earlier owners: others may
+        take entries over for ``ttl_s`` from now on."""
         self._lapsed = True
         self._doubtful_until_s = asyncio.get_running_loop().time() + ttl_s
 
@@ -90,8 +91,10 @@ class Holding:
             return
         found = await self._bus.holders(self._stream, JOBS_GROUP, [entry_id for entry_id, _ in self._running.values()])
         self._lapsed = False
+        taken = {entry_id for entry_id, holder in found.items() if holder != self._consumer}
         for task, (entry_id, _) in list(self._running.items()):
-            if found.get(entry_id, self._consumer) != self._consumer:
+            if entry_id in taken:
                 self._log.warning("let go of what another actor has taken over", entry=str(entry_id))
-                self._entries.discard(entry_id)
                 task.cancel()
+        self._entries -= taken
+        self._bus.let_go(self._stream, JOBS_GROUP, taken)

@@ -333,6 +333,29 @@ async def test_a_job_that_another_actor_took_over_is_let_go(world: World) -> Non
     assert (await world.bus.consumers(world.names.jobs, JOBS_GROUP))["other"] == 1
 
 
+async def test_a_job_that_was_let_go_and_is_given_back_is_begun_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server comes back with what it had before the other actor took it over, which this one had been told."""
+    world.backend.answers = False
+    first = await world.begin()
+    await world.push(Job(request=line("a")))
+    await world.backend.requested(1)
+    await world.bus.acquire_lease("jobs", "other", {}, ttl_s=60)
+    await world.bus.claim(world.names.jobs, JOBS_GROUP, "other", "jobs-0")
+    holders = first.bus.holders
+
+    async def told(*asked: Any) -> Any:
+        found = await holders(*asked)
+        await world.bus.claim(world.names.jobs, JOBS_GROUP, "jobs-0", "other")
+        world.backend.answers = True
+        return found
+
+    monkeypatch.setattr(first.bus, "holders", told)
+    first._holding.lapsed(first.settings.lease_ttl_s)
+    assert (await world.results(1))["a"]["response"]["status_code"] == 200
+
+
 async def test_a_job_that_comes_back_goes_on(world: World) -> None:
     """Another actor had taken it over, while this one's lease had expired, and is gone: it is not begun once more."""
     world.backend.answers = False

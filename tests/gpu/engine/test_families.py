@@ -67,9 +67,10 @@ def test_greedy_tokens_equal_transformers(family: Family, name: str, tmp_path: P
 def test_bfloat16_logits_are_near_float32(
     family: Family, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a prompt's last token and of decodes behind it, over weights as narrow as models begin with."""
+    """Of a prompt's last token and of decodes behind it, over weights as narrow as models begin with: 2%, or as near as
+    transformers in bfloat16 where that is farther (2.6% with gemma3-wide)."""
     folder = golden(tmp_path, family, name, std=0.02)
-    rng, reference = random.Random(name), load_reference(folder)
+    rng, reference, rounded = random.Random(name), load_reference(folder), load_reference(folder).bfloat16()
     for weight in reference.parameters():
         weight.data = weight.data.bfloat16().float()
     driver = Driver(folder, **SETTINGS | {"dtype": "bfloat16", "enforce_eager": True})
@@ -86,8 +87,14 @@ def test_bfloat16_logits_are_near_float32(
     sequence = scheduler.add([rng.randrange(300) for _ in range(100)], 8)
     driver.drive(scheduler, depth=1)
     driver.close()
+    tokens = torch.tensor([sequence.prompt + sequence.output[:-1]])
     with torch.inference_mode():
-        exact = reference(torch.tensor([sequence.prompt + sequence.output[:-1]])).logits[0, 99:]
+        exact, theirs = (model(tokens).logits[0, 99:].float() for model in (reference, rounded))
     assert len(seen) == len(exact) == 8
-    for row, wanted in zip(seen, exact, strict=True):
-        assert (row - wanted).norm() / wanted.norm() < 2e-2
+    farthest = max(map(distance, theirs, exact))
+    assert max(map(distance, seen, exact)) < max(2e-2, 1.25 * farthest)
+
+
+def distance(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """As a share of the exact vector's length."""
+    return float((got - exact).norm() / exact.norm())

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import product as combinations
+from multiprocessing import get_context
 
 import torch
 
@@ -30,7 +33,14 @@ from tests.helpers.quantized.random_layouts import w4_words, w8_blocks, w8_rows
 
 COPY_BYTES_PER_US, ROTATED_BYTES = 4.30e6, 200_000_000
 CUDA, E4M3, INT8 = torch.device("cuda"), torch.float8_e4m3fn, torch.int8
-SHAPES = ("plain:6144x4096", "partial:4096x4096", "gated:28672x4096", "partial:4096x14336")
+SHAPES = (
+    "plain:6144x4096", "partial:4096x4096", "residual:4096x4096", "gated:28672x4096", "partial:4096x14336",
+    "residual:4096x14336",
+)  # fmt: skip
+FEW = ((32, 2, 4), (64, 2, 4), (64, 4, 4), (128, 4, 4), (32, 2, 6), (64, 2, 6))
+MANY = ((64, 4, 3), (32, 2, 3), (128, 8, 3))
+"""Rows, warps and stages that are tried, for up to 32 tokens and for more."""
+COMPILERS = 14
 
 
 def _rounded(rows: int, columns: int, dtype: torch.dtype) -> W8Rows:
@@ -51,10 +61,12 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
 class Bench:
     """One product: enough weights for the L2 cache to hold none of them."""
 
-    def __init__(self, product: Product, make: Callable[[int, int], Layout]) -> None:
+    def __init__(
+        self, product: Product, make: Callable[[int, int], Layout], rotated_bytes: int = ROTATED_BYTES
+    ) -> None:
         self.product = product
         one = make(product.rows, product.inputs)
-        count = min(32, max(2, -(-ROTATED_BYTES // num_bytes(one))))
+        count = min(32, max(2, -(-rotated_bytes // num_bytes(one))))
         self.weights = [one, *(make(product.rows, product.inputs) for _ in range(count - 1))]
         self.bytes, self.kind = num_bytes(one), kind_of(one)
         self.x = torch.randn(8192, product.inputs, device=CUDA).bfloat16()
@@ -81,17 +93,38 @@ class Bench:
 
 def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
     """Launch shapes to try."""
-    depth = min(128, kind.width or 128) if "int4" not in kind.name else 128
+    depth = 128 if kind.name.startswith("int4") else min(128, kind.width or 128)
     if tokens == 1 and depth == 128:
-        yield from (
-            VectorConfig(rows, deep, warps) for rows in (2, 4, 8) for deep, warps in ((1024, 4), (2048, 2), (2048, 8))
-        )
-    split = product.form in ("partial", "residual")
-    for rows, warps, stages, splits in combinations((32, 64, 128), (2, 4, 8), (3, 4, 6), (1, 2, 4, 8)):
-        for width in (max(16, tokens),) if tokens <= 64 else (64, 128):
-            config = TileConfig(rows, width, depth, stages, warps, splits)
-            if (split or splits == 1) and config.fits(product.inputs) and rows * width >= 512 * warps // 2:
-                yield config
+        for rows, (deep, warps) in combinations((2, 4), ((1024, 4), (2048, 2))):
+            yield VectorConfig(rows, deep, warps)
+    splits = (1, 2, 4, 8) if product.form in ("partial", "residual") else (1,)
+    for width, (rows, warps, stages), parts in combinations(
+        (max(16, tokens),) if tokens <= 64 else (64, 128), FEW if tokens <= 32 else MANY, splits
+    ):
+        config = TileConfig(rows, width, depth, stages, warps, parts)
+        if config.fits(product.inputs):
+            yield config
+
+
+def compile_one(job: tuple[str, Product, int, Config]) -> None:
+    """In a process of its own: launch once, so that Triton's cache has the kernel. What fails does so again later."""
+    layout, product, tokens, config = job
+    with suppress(Exception):
+        bench = Bench(product, LAYOUTS[layout], 0)
+        bench.call(config, tokens, bench.weights[0])
+        torch.cuda.synchronize()
+
+
+def compile_all(layouts: list[str], products: list[Product], counts: tuple[int, ...]) -> None:
+    """Everything that will be tried, in several processes."""
+    with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
+        for name, product in combinations(layouts, products):
+            kind = kind_of(LAYOUTS[name](256, 256))
+            assert kind is not None
+            jobs = [
+                (name, product, tokens, config) for tokens in counts for config in candidates(product, kind, tokens)
+            ]
+            list(pool.map(compile_one, jobs))
 
 
 def line(bench: Bench, tokens: int, *, try_others: bool) -> Config | None:
@@ -103,7 +136,8 @@ def line(bench: Bench, tokens: int, *, try_others: bool) -> Config | None:
     )  # fmt: skip
     times = {chosen.config: bench.microseconds(chosen.config, tokens)}
     if try_others and tokens <= BUCKETS[-1]:
-        for config in (None, *candidates(product, kind, tokens)):
+        library = () if product.form == "residual" else (None,)  # which does no norm
+        for config in (*library, *candidates(product, kind, tokens)):
             try:
                 times[config] = bench.microseconds(config, tokens)
             except Exception as error:
@@ -129,13 +163,18 @@ def main() -> None:
     torch.manual_seed(0)
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
     assert target is not None
+    counts = tuple(BUCKETS if arguments.write else arguments.tokens)
+    if arguments.try_others:
+        tried = tuple(tokens for tokens in counts if tokens <= BUCKETS[-1])
+        compile_all(arguments.layouts, arguments.products, tried)
     for name, product in combinations(arguments.layouts, arguments.products):
         bench = Bench(product, LAYOUTS[name])
         bench.product = product._replace(layout="" if bench.kind is None else bench.kind.name)
-        counts = BUCKETS if arguments.write else arguments.tokens
-        if product.form == "residual":
-            counts = [tokens for tokens in counts if tokens <= MOST_OF_RESIDUALS]
-        best = {tokens: line(bench, tokens, try_others=arguments.try_others) for tokens in counts}
+        best = {
+            tokens: line(bench, tokens, try_others=arguments.try_others)
+            for tokens in counts
+            if product.form != "residual" or tokens <= MOST_OF_RESIDUALS
+        }
         if arguments.write:
             merge_table(table_path(target), bench.product, dict.fromkeys(BUCKETS) | best)
 

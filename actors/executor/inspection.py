@@ -9,12 +9,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.explain import CPU, AbsentEngine
 from pagebus.actors.executor.loading.weights import check_files, unmatched_entries
 from pagebus.actors.executor.memory.budget import GIB, KvDemand, fixed_kv_bytes
 from pagebus.actors.executor.memory.kv_cache import kv_block_bytes
 from pagebus.actors.model.config import ModelConfig, ModelError
-from pagebus.actors.settings import Settings
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.common.target import Target
 
 NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -108,9 +109,13 @@ class Inspection:
         """What computes the steps."""
         if self._config.quantization is None:
             return self._engine.runner.chooser.summary()
-        if self._target is not None:
-            return {"products": "refused: no kernel for GPUs reads quantized weights yet"}
-        return {"products": "with dequantized weights, on the CPU"}
+        if self._target is None:
+            return {"products": "with dequantized weights, on the CPU"}
+        try:
+            check_gpu(self._settings, self._config, self._target)
+        except SettingsError as error:
+            return {"products": f"refused: {error}"}
+        return self._engine.runner.chooser.summary()
 
 
 def _groups(weights: Iterator[WeightGroup]) -> list[WeightGroup]:

@@ -191,12 +191,19 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
         return _library("rows of the weights begin at odd addresses")
     if not _is_aligned(product.rows):
         return _library("rows of the result begin at odd addresses")
+    found = measured(product, tokens, target)
+    if found is not None:
+        config, source = found
+        return _Decision(config, source, f"{source}: {'the library was' if config is None else 'this was'} fastest")
+    return _modelled(product, tokens, target)
+
+
+def measured(product: Product, tokens: int, target: Target) -> tuple[Config | None, Source] | None:
+    """The launch shape that tables have (None: the library), and which of them; None: it was not measured."""
     for table, source in ((user_table(target), Source.USER), (load_table(table_path(target)), Source.MEASURED)):
         if product in table and tokens in table[product]:
-            config = table[product][tokens]
-            fastest = f"{'the library was' if config is None else 'this was'} fastest"
-            return _Decision(config, source, f"{source}: {fastest}")
-    return _modelled(product, tokens, target)
+            return table[product][tokens], source
+    return None
 
 
 def _is_aligned(size: int) -> bool:
@@ -213,7 +220,7 @@ def _modelled(product: Product, tokens: int, target: Target) -> _Decision:
     model, source = model_of(target), Source.MODEL
     if product.form == "residual" and tokens > MOST_OF_RESIDUALS:
         return _Decision(None, source, f"{source}: not for more than {MOST_OF_RESIDUALS} tokens")
-    estimate = model.best(*product, tokens)
+    estimate = model.best(product.form, product.rows, product.inputs, tokens)
     margin = MARGIN if model.machine.measured else MARGIN_ELSEWHERE
     # For one token the library was slower at 14 of 15 products on a measured GPU, which estimates do not show.
     others = math.inf if tokens == 1 and model.machine.measured else estimate.library

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagebus.kernels.coded.vectors import coded_vector, vector_numbers
+from pagebus.kernels.coded.weights import Coded, coded_arguments, numbers_of, shape_of
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
@@ -58,6 +60,14 @@ def _vector_kernel(
     num_rows,  # N
     size,  # K
     eps,
+    scale_ptr,  # of quantized weights, as `Coded` has them; else None
+    zero_ptr,
+    stride_scale,
+    stride_group,
+    CODE: tl.constexpr,  # 0: weights are as x; others are for one token only
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NATIVE: tl.constexpr,
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
@@ -75,7 +85,10 @@ def _vector_kernel(
     present = (token < num_tokens)[:, None]
     if PDL:
         gdc_launch_dependents()
-    w = tl.load(weights, mask=(column < size)[None, :], other=0.0)
+    if CODE:
+        numbers = vector_numbers(weight_ptr, row, 0, size, CODE, EVEN_K, BLOCK_K)
+    else:
+        w = tl.load(weights, mask=(column < size)[None, :], other=0.0)
     if AHEAD == 2:
         second = tl.load(weights + BLOCK_K, mask=(column + BLOCK_K < size)[None, :], other=0.0)
     if residual_ptr is not None:
@@ -87,30 +100,36 @@ def _vector_kernel(
     if residual_ptr is not None:
         places, mask = tile_places(tile, token, num_tokens, num_rows, BLOCK_N, BLOCK_N)
         residual = tl.load(residual_ptr + places, mask=mask, other=0.0)
-    if BLOCK_M == 1:
-        inputs = x_ptr + column[None, :]
-        acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    if CODE:
+        total = coded_vector(
+            numbers, x_ptr, weight_ptr, scale_ptr, zero_ptr, stride_scale, stride_group, row, size, CODE, HEIGHT, WIDTH,
+            EVEN_K, BLOCK_K, NATIVE,
+        )  # fmt: skip
     else:
-        inputs = x_ptr + token[:, None] * stride_x + column[None, :]
-        acc = tl.zeros((BLOCK_N, BLOCK_M, BLOCK_K), tl.float32)
-    for k in range(0, size, BLOCK_K):
-        later = k + AHEAD * BLOCK_K
-        if EVEN_K:
-            fetched = tl.load(weights + later, mask=later < size, other=0.0)
-            x = tl.load(inputs + k, mask=present, other=0.0)
-        else:
-            fetched = tl.load(weights + later, mask=(column + later < size)[None, :], other=0.0)
-            x = tl.load(inputs + k, mask=present & (column + k < size)[None, :], other=0.0)
         if BLOCK_M == 1:
-            acc += w.to(tl.float32) * x.to(tl.float32)
+            inputs = x_ptr + column[None, :]
+            acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         else:
-            acc += w.to(tl.float32)[:, None, :] * x.to(tl.float32)[None, :, :]
-        if AHEAD == 2:
-            w = second
-            second = fetched
-        else:
-            w = fetched
-    total = tl.sum(acc, axis=1)[:, None] if BLOCK_M == 1 else tl.sum(acc, axis=2)
+            inputs = x_ptr + token[:, None] * stride_x + column[None, :]
+            acc = tl.zeros((BLOCK_N, BLOCK_M, BLOCK_K), tl.float32)
+        for k in range(0, size, BLOCK_K):
+            later = k + AHEAD * BLOCK_K
+            if EVEN_K:
+                fetched = tl.load(weights + later, mask=later < size, other=0.0)
+                x = tl.load(inputs + k, mask=present, other=0.0)
+            else:
+                fetched = tl.load(weights + later, mask=(column + later < size)[None, :], other=0.0)
+                x = tl.load(inputs + k, mask=present & (column + k < size)[None, :], other=0.0)
+            if BLOCK_M == 1:
+                acc += w.to(tl.float32) * x.to(tl.float32)
+            else:
+                acc += w.to(tl.float32)[:, None, :] * x.to(tl.float32)[None, :, :]
+            if AHEAD == 2:
+                w = second
+                second = fetched
+            else:
+                w = fetched
+        total = tl.sum(acc, axis=1)[:, None] if BLOCK_M == 1 else tl.sum(acc, axis=2)
     if squares_ptr is not None:
         total *= inverse_rms(squares, size, eps)[None, :]
     total = add_bias(total, bias_ptr, row)
@@ -128,7 +147,7 @@ def _vector_kernel(
 
 def vector_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     config: VectorConfig,
@@ -138,17 +157,18 @@ def vector_linear(
     after: Addition | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: act(gate) * up, the activation
-    of this number in `GATES`, into out [T, N / 2].
+    of this number in `GATES`, into out [T, N / 2]. Quantized weights are for one token.
 
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
     norm's weight.
     """
-    (num_tokens, size), num_rows = x.shape, weight.shape[0]
+    (num_tokens, size), (num_rows, _) = x.shape, shape_of(weight)
     assert after is None or not gated
+    assert num_tokens == 1 or not isinstance(weight, Coded)
     parts = 1 if before is None else len(before.squares)
     _vector_kernel[(config.tiles(num_rows),)](
         x,
-        weight,
+        numbers_of(weight),
         bias,
         out,
         None if before is None else before.squares,
@@ -158,6 +178,7 @@ def vector_linear(
         num_rows,
         size,
         0.0 if before is None else before.eps,
+        **coded_arguments(weight),
         GATED=gated,
         PARTS=parts,
         BLOCK_PARTS=next_power_of_2(parts),

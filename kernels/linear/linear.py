@@ -4,7 +4,8 @@ The faster kernel and its launch shape were measured for each shape; `pagebus.ke
 results. There are five forms: the product; the product in float32; act(gate) * up; partial sums, which
 `pagebus.kernels.layers.norm.add_rms_norm` adds up; and the product into the residual, which computes half of the
 following norm. The first three compute the other half. Forms ending in ``_invariant`` give a token the same bits
-whatever other tokens are in the pass, at any cost.
+whatever other tokens are in the pass, at any cost. With a given launch shape, weights may be quantized:
+`pagebus.kernels.quantized.products` chooses for these.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.coded.weights import Coded, numbers_of, shape_of
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import Addition, HalfNorm, NextNorm
 from pagebus.kernels.linear.activation import GATES, activation_mul, activation_mul_reference
@@ -44,7 +46,7 @@ def linear_reference(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
-    product = F.linear(_whole(x), weight, bias)
+    product = F.linear(whole_norm(x), weight, bias)
     return product if dtype is None else product.to(dtype)
 
 
@@ -53,10 +55,10 @@ def gated_linear_reference(
 ) -> torch.Tensor:
     """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; ``act`` one of
     `GATES`."""
-    return activation_mul_reference(F.linear(_whole(x), weight, bias), act)
+    return activation_mul_reference(F.linear(whole_norm(x), weight, bias), act)
 
 
-def _whole(x: torch.Tensor | HalfNorm) -> torch.Tensor:
+def whole_norm(x: torch.Tensor | HalfNorm) -> torch.Tensor:
     """Half a norm divided by its root mean square."""
     if not isinstance(x, HalfNorm):
         return x
@@ -92,7 +94,7 @@ def residual_linear_reference(
 
 def _run(
     x: torch.Tensor | HalfNorm,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     config: Config,
@@ -102,24 +104,25 @@ def _run(
 ) -> torch.Tensor:
     values, before = (x.x, x) if isinstance(x, HalfNorm) else (x, None)
     assert values.stride(1) == 1
-    assert weight.is_contiguous()
+    assert numbers_of(weight).is_contiguous()
     assert bias is None or bias.is_contiguous()
     norms = {} if before is None and after is None else {"before": before, "after": after}
     return LAUNCHES[kernel_of(config)](values, weight, bias, out, config, gated=gated, **norms)
 
 
-def _chosen(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor) -> Config | None:
+def _chosen(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor | Coded) -> Config | None:
     """The launch shape of our own kernel; None: the library is faster. That completes no norms."""
     half_normed = isinstance(x, HalfNorm)
     values = x.x if isinstance(x, HalfNorm) else x
     target = target_of(values.device)
+    assert isinstance(weight, torch.Tensor)  # quantized ones have been chosen for
     size = len(weight), weight.shape[1]
     return choose_product(form, len(values), size[0], size[1], values.dtype, target, half_normed=half_normed).config
 
 
 def linear(
     x: torch.Tensor | HalfNorm,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     config: Config | None = None,
@@ -130,16 +133,17 @@ def linear(
     config = config or _chosen("wide" if wide else "plain", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
+        assert isinstance(weight, torch.Tensor)
         if wide and bias is None and target_of(x.device) is not None:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return linear_reference(x, weight, bias, dtype)
-    out = torch.empty((len(values), len(weight)), dtype=dtype or values.dtype, device=values.device)
+    out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or values.dtype, device=values.device)
     return _run(x, weight, bias, out, config)
 
 
 def gated_linear(
     x: torch.Tensor | HalfNorm,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None = None,
     config: Config | None = None,
     act: str = "silu",
@@ -149,15 +153,16 @@ def gated_linear(
     config = config or _chosen("gated", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
+        assert isinstance(weight, torch.Tensor)
         return activation_mul(F.linear(x, weight, bias), act)
     values = x.x if isinstance(x, HalfNorm) else x
-    out = torch.empty((len(values), len(weight) // 2), dtype=values.dtype, device=values.device)
+    out = torch.empty((len(values), shape_of(weight)[0] // 2), dtype=values.dtype, device=values.device)
     return _run(x, weight, bias, out, config, gated=GATES[act])
 
 
 def partial_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm: NextNorm | None = None,
@@ -168,6 +173,7 @@ def partial_linear(
     rounded once, not twice."""
     if config is not None:
         return _partial(x, weight, bias, config)
+    assert isinstance(weight, torch.Tensor)
     chosen = _chosen_for_residual(x, weight, bias, residual, norm)
     if chosen.form == "residual":
         assert residual is not None
@@ -191,19 +197,19 @@ def _chosen_for_residual(
     )  # fmt: skip
 
 
-def _partial(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, config: Config) -> torch.Tensor:
+def _partial(x: torch.Tensor, weight: torch.Tensor | Coded, bias: torch.Tensor | None, config: Config) -> torch.Tensor:
     """The product, or partial sums of it."""
     if isinstance(config, VectorConfig) or config.splits == 1:
         return linear(x, weight, bias, config=config)
     if bias is not None:
         return linear(x, weight, bias, config=replace(config, splits=1))
-    out = torch.empty((config.splits, len(x), len(weight)), dtype=torch.float32, device=x.device)
+    out = torch.empty((config.splits, len(x), shape_of(weight)[0]), dtype=torch.float32, device=x.device)
     return _run(x, weight, None, out, config)
 
 
 def residual_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
     norm: NextNorm,
@@ -214,7 +220,7 @@ def residual_linear(
     assert residual.is_contiguous()
     assert not isinstance(config, SpecializedConfig)
     out = torch.empty_like(residual)
-    squares = torch.empty((config.tiles(len(weight)), len(x)), dtype=torch.float32, device=x.device)
+    squares = torch.empty((config.tiles(shape_of(weight)[0]), len(x)), dtype=torch.float32, device=x.device)
     split_sums, splits = None, config.splits if isinstance(config, TileConfig) else 1
     if splits > 1:
         split_sums = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)

@@ -25,13 +25,17 @@ SPLIT_FORMS = ("partial", "residual")
 
 
 class LinearKernel(StrEnum):
-    """The kernels that multiply."""
+    """The kernels that multiply. The last three are the library's, of quantized weights: of float8 and int8 times
+    activations that are rounded to it, and of what was dequantized before."""
 
     GEMV = "gemv"
     SKINNY_GEMM = "skinny_gemm"
     HOPPER_GEMM = "hopper_gemm"
     CUBLAS = "cublas"
     TORCH = "torch"
+    SCALED_MM = "scaled_mm"
+    INT_MM = "int_mm"
+    DEQUANTIZED = "dequantized"
 
 
 KERNELS: dict[type[Config], LinearKernel] = {
@@ -44,29 +48,31 @@ CONFIGS = {kernel: config for config, kernel in KERNELS.items()}
 
 
 class Product(NamedTuple):
-    """``form``, and the shape of the weights [rows, inputs]."""
+    """``form``, the shape of the weights [rows, inputs], and how they are quantized, if they are (``int4-1x128``)."""
 
     form: str
     rows: int
     inputs: int
+    layout: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Product:
-        """``gated:28672x4096``.
+        """``gated:28672x4096``, or ``gated:28672x4096:fp8``.
 
         Raises:
             ValueError: another form.
         """
         form, _, shape = text.partition(":")
+        shape, _, layout = shape.partition(":")
         rows, _, inputs = shape.partition("x")
         if form not in FORMS:
             raise ValueError(f"{form} is none of {', '.join(FORMS)}")
-        return cls(form, int(rows), int(inputs))
+        return cls(form, int(rows), int(inputs), layout)
 
     @property
     def name(self) -> str:
         """As `parse` reads it."""
-        return f"{self.form}:{self.rows}x{self.inputs}"
+        return f"{self.form}:{self.rows}x{self.inputs}{self.layout and ':'}{self.layout}"
 
 
 def kernel_of(config: Config) -> LinearKernel:
@@ -77,7 +83,9 @@ def kernel_of(config: Config) -> LinearKernel:
 def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
     if isinstance(config, VectorConfig):
-        return bucket <= 2
+        return bucket <= (1 if product.layout else 2)
+    if product.layout and not (isinstance(config, TileConfig) and not config.tma):
+        return False
     if not config.fits(product.inputs) or (config.splits > 1 and product.form not in SPLIT_FORMS):
         return False
     return isinstance(config, TileConfig) or (product.form != "residual" and bucket > 64)

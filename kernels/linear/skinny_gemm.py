@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagebus.kernels.coded.tiles import coded_sum
+from pagebus.kernels.coded.weights import WORDS, Coded, coded_arguments, numbers_of, shape_of
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
@@ -76,6 +78,14 @@ def _tiles_kernel(
     num_rows,  # N
     size,  # K
     eps,
+    scale_ptr,  # of quantized weights, as `Coded` has them; else None
+    zero_ptr,
+    stride_scale,
+    stride_group,
+    CODE: tl.constexpr,  # 0: weights are as x
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    NATIVE: tl.constexpr,
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
@@ -99,7 +109,7 @@ def _tiles_kernel(
     column = tl.arange(0, BLOCK_K)
     part = size // SPLITS
     begin = split * part
-    if not TMA:
+    if not TMA and not CODE:
         first = weight_ptr + row.to(tl.int64)[:, None] * size + begin
         inputs = x_ptr + token.to(tl.int64)[:, None] * stride_x + begin + column[None, :]
     if residual_ptr is not None:
@@ -107,7 +117,10 @@ def _tiles_kernel(
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
-            prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
+            if CODE == WORDS:
+                prefetch_rows(prefetched_ptr, row, tl.cdiv(size, 128) * 16, begin // 8, PREFETCHED, PIECES)
+            else:
+                prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
         gdc_wait()
     if squares_ptr is not None:
         squares = load_squares(squares_ptr, token, num_tokens, PARTS, BLOCK_PARTS)
@@ -119,24 +132,31 @@ def _tiles_kernel(
     acc = tl.zeros((BLOCK_N // 2 if PAIR else BLOCK_N, BLOCK_M), tl.float32)
     up = acc
     present, exists = (token < num_tokens)[:, None], exists[:, None]
-    for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
-        if PAIR:
-            x = x_ptr.load([tl.program_id(0) * BLOCK_M, k])
-            acc = tl.dot(weight_ptr.load([tile * (BLOCK_N // 2), k]), tl.trans(x), acc)
-            up = tl.dot(weight_ptr.load([num_rows // 2 + tile * (BLOCK_N // 2), k]), tl.trans(x), up)
-        else:
-            if TMA:
-                x = x_ptr.load([tl.program_id(0) * BLOCK_M, begin + k])
-                w = weight_ptr.load([tile * BLOCK_N, begin + k])
-            elif EVEN_K:
-                x = tl.load(inputs + k, mask=present, other=0.0)
-                weights = first + column[None, :] + k
-                w = tl.load(weights) if EVEN_N else tl.load(weights, mask=exists, other=0.0)
+    if CODE:
+        acc = coded_sum(
+            acc, x_ptr + token.to(tl.int64)[:, None] * stride_x + begin, present, weight_ptr, scale_ptr, zero_ptr,
+            stride_scale, stride_group, row, exists, begin, part, size, CODE, HEIGHT, WIDTH, EVEN_K, EVEN_N, BLOCK_K,
+            STAGES, PRECISION, NATIVE,
+        )  # fmt: skip
+    else:
+        for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
+            if PAIR:
+                x = x_ptr.load([tl.program_id(0) * BLOCK_M, k])
+                acc = tl.dot(weight_ptr.load([tile * (BLOCK_N // 2), k]), tl.trans(x), acc)
+                up = tl.dot(weight_ptr.load([num_rows // 2 + tile * (BLOCK_N // 2), k]), tl.trans(x), up)
             else:
-                inside = (column + k < part)[None, :]
-                x = tl.load(inputs + k, mask=present & inside, other=0.0)
-                w = tl.load(first + column[None, :] + k, mask=exists & inside, other=0.0)
-            acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+                if TMA:
+                    x = x_ptr.load([tl.program_id(0) * BLOCK_M, begin + k])
+                    w = weight_ptr.load([tile * BLOCK_N, begin + k])
+                elif EVEN_K:
+                    x = tl.load(inputs + k, mask=present, other=0.0)
+                    weights = first + column[None, :] + k
+                    w = tl.load(weights) if EVEN_N else tl.load(weights, mask=exists, other=0.0)
+                else:
+                    inside = (column + k < part)[None, :]
+                    x = tl.load(inputs + k, mask=present & inside, other=0.0)
+                    w = tl.load(first + column[None, :] + k, mask=exists & inside, other=0.0)
+                acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
     if residual_ptr is not None and SPLITS > 1:
         split_sums_ptr += places
         distance = num_tokens.to(tl.int64) * num_rows
@@ -176,18 +196,18 @@ def _tiles_kernel(
 
 
 def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
-    """The inputs of each row, from the beginning of each split, that are prefetched into the L2 cache."""
-    part = weight.shape[1] // config.splits
-    if weight.nbytes > PARTLY_PREFETCHED:
+    """The numbers of each row, from the beginning of each split, that are prefetched into the L2 cache."""
+    part, pieces = weight.shape[1] // config.splits, 128 // weight.itemsize
+    if weight.nbytes > PARTLY_PREFETCHED or weight.shape[1] * weight.itemsize % 16:
         return 0
     if weight.nbytes > WHOLLY_PREFETCHED:
         part = min(part, PREFETCHED_BYTES // (len(weight) * config.splits * weight.itemsize))
-    return part // 64 * 64
+    return part // pieces * pieces
 
 
 def tiles_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Coded,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     config: TileConfig,
@@ -196,33 +216,34 @@ def tiles_linear(
     before: HalfNorm | None = None,
     after: Addition | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: act(gate) * up, the activation
-    of this number in `GATES`, into out [T, N / 2].
+    """x [T, K] times weight [N, K], which may be quantized, plus bias [N], into out [T, N]; ``gated``: act(gate) * up,
+    the activation of this number in `GATES`, into out [T, N / 2].
 
     With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
     norm's weight.
     """
-    (num_tokens, size), num_rows = x.shape, weight.shape[0]
+    (num_tokens, size), (num_rows, _), numbers = x.shape, shape_of(weight), numbers_of(weight)
     assert config.fits(size)
     assert after is None or not gated
     if config.splits > 1 and after is None:
         assert out.shape == (config.splits, num_tokens, num_rows)
         assert bias is None
         assert not gated
-    block, sources = next_power_of_2(config.rows), (x, weight)
+    block, sources = next_power_of_2(config.rows), (x, numbers)
     if config.tma:
         assert block == config.rows
+        assert isinstance(weight, torch.Tensor)
         sources = (
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(weight, [block // 2 if gated else block, config.depth]),
         )
-    prefetched = _prefetched(weight, config) if num_tokens <= PREFETCHED_TOKENS else 0
+    prefetched = _prefetched(numbers, config) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
     _tiles_kernel[grid](
         *sources,
-        weight if prefetched else None,
+        numbers if prefetched else None,
         bias,
         out,
         None if before is None else before.squares,
@@ -232,6 +253,7 @@ def tiles_linear(
         num_rows,
         size,
         0.0 if before is None else before.eps,
+        **coded_arguments(weight),
         GATED=gated,
         PARTS=parts,
         BLOCK_PARTS=next_power_of_2(parts),

@@ -56,7 +56,7 @@ def merge_table(path: Path, product: Product, choices: dict[int, Config | None])
 def _product(entry: dict[str, Any]) -> Product:
     if entry["form"] not in FORMS:
         raise ValueError(f"no form of a product: {entry['form']!r}")
-    return Product(entry["form"], int(entry["rows"]), int(entry["inputs"]))
+    return Product(entry["form"], int(entry["rows"]), int(entry["inputs"]), str(entry.get("layout", "")))
 
 
 def load_user_table(target: Target, folder: Path) -> Table:

@@ -78,7 +78,7 @@ def _line(product: Product, bucket: int, config: Config | None, us: float) -> st
 
 def candidates_for(product: Product, bucket: int, target: Target, count: int) -> list[Config]:
     """The ``count`` launch shapes that the cost model finds best."""
-    return [config for _, config in model_of(target).ranked(*product, bucket, count)]
+    return [config for _, config in model_of(target).ranked(product.form, product.rows, product.inputs, bucket, count)]
 
 
 def tune(

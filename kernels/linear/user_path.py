@@ -16,7 +16,8 @@ from pagebus.kernels.common.target import Target
 
 SOURCES = (
     "linear/gemv.py", "linear/skinny_gemm.py", "linear/hopper_gemm.py", "linear/epilogue.py", "linear/activation.py",
-    "layers/norm.py", "common/pdl.py",
+    "layers/norm.py", "common/pdl.py", "coded/tiles.py", "coded/word_tiles.py", "coded/vectors.py", "coded/unpack.py",
+    "coded/scales.py",
 )  # fmt: skip
 """The sources that decide how long a product takes, with the norm beside it."""
 

@@ -21,10 +21,14 @@ L = TypeVar("L", "W8Rows", "W8Blocks", "W4Words")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class W8Rows:
-    """w = ``values`` [..., N, K] int8 or float8_e4m3fn times ``scale`` [..., N] float32."""
+    """w = ``values`` [..., N, K] int8 or float8_e4m3fn times ``scale`` [..., N] float32.
+
+    ``rounded``: activations of many tokens may be rounded to the same format, as the checkpoint was made for that.
+    """
 
     values: Tensor
     scale: Tensor
+    rounded: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

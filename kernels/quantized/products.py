@@ -1,16 +1,29 @@
 """Products with weights that may be quantized. The references multiply by the dequantized weight.
 
-There are no kernels yet that read the layouts: on a GPU the functions without ``_reference`` take dense weights only,
-and executors refuse quantized models there before they load them.
+`pagebus.kernels.quantized.choice` chooses for quantized weights, `pagebus.kernels.linear.dispatch` for dense ones. Of a
+weight whose columns are in an order of their own, the inputs are put into that order first.
 """
 
 from __future__ import annotations
 
 import torch
 
+from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear import linear as dense_products
-from pagebus.kernels.quantized.layouts import Weight
+from pagebus.kernels.linear.activation import activation_mul
+from pagebus.kernels.linear.dispatch import LinearChoice
+from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.quantized.choice import (
+    choose_quantized,
+    choose_quantized_invariant,
+    choose_quantized_residual,
+)
+from pagebus.kernels.quantized.coding import coded_of, kind_of
+from pagebus.kernels.quantized.layouts import Layout, W8Rows, Weight
+from pagebus.kernels.quantized.library import library_product
+
+Inputs = torch.Tensor | HalfNorm
 
 
 def dense_of(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
@@ -19,17 +32,17 @@ def dense_of(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def linear_reference(
-    x: torch.Tensor | HalfNorm, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
-    return dense_products.linear_reference(x, dense_of(weight, _dtype(x)), bias, dtype)
+    return dense_products.linear_reference(x, dense_of(weight, _values(x).dtype), bias, dtype)
 
 
 def gated_linear_reference(
-    x: torch.Tensor | HalfNorm, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
 ) -> torch.Tensor:
     """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
-    return dense_products.gated_linear_reference(x, dense_of(weight, _dtype(x)), bias, act)
+    return dense_products.gated_linear_reference(x, dense_of(weight, _values(x).dtype), bias, act)
 
 
 def partial_linear_reference(
@@ -43,29 +56,82 @@ def partial_linear_reference(
     return dense_products.partial_linear_reference(x, dense_of(weight, x.dtype), bias, residual, norm)
 
 
-def _dtype(x: torch.Tensor | HalfNorm) -> torch.dtype:
-    return x.x.dtype if isinstance(x, HalfNorm) else x.dtype
+def _values(x: Inputs) -> torch.Tensor:
+    return x.x if isinstance(x, HalfNorm) else x
 
 
-def _dense(weight: Weight) -> torch.Tensor:
-    """What kernels take so far."""
-    if not isinstance(weight, torch.Tensor):
-        raise NotImplementedError(f"no kernel multiplies by {type(weight).__name__}")
-    return weight
+def _in_order(x: Inputs, weight: Layout) -> Inputs:
+    """The inputs as the weight's columns are stored."""
+    if isinstance(weight, W8Rows) or weight.order is None:
+        return x
+    values = _values(x).index_select(1, weight.order)
+    return x._replace(x=values) if isinstance(x, HalfNorm) else values
+
+
+def _choose(form: str, x: Inputs, weight: Layout, *, invariant: bool) -> LinearChoice:
+    values, kind = _values(x), kind_of(weight)
+    target = target_of(values.device)
+    if invariant:
+        return choose_quantized_invariant(form, len(values), kind, values.dtype, target)
+    rows, inputs = weight.shape
+    half_normed = isinstance(x, HalfNorm)
+    return choose_quantized(form, len(values), rows, inputs, kind, values.dtype, target, half_normed=half_normed)
+
+
+def _product(
+    choice: LinearChoice, x: Inputs, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype | None = None, *,
+    invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """As was chosen; x is in the weight's order."""
+    if choice.config is not None:
+        coded = coded_of(weight)
+        assert coded is not None
+        return dense_products.linear(x, coded, bias, dtype, config=choice.config)
+    whole = dense_products.whole_norm(x)
+    if choice.kernel is LinearKernel.TORCH:
+        product = torch.nn.functional.linear(whole, _stored(weight, whole.dtype), bias)
+        return product if dtype is None else product.to(dtype)
+    return library_product(choice.kernel, whole, weight, bias, dtype, invariant=invariant)
+
+
+def _stored(weight: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """Dense, its columns as they are stored."""
+    dense = weight.dense(dtype)
+    return dense if isinstance(weight, W8Rows) or weight.order is None else dense.index_select(1, weight.order)
+
+
+def _linear(
+    x: Inputs, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype | None, *, invariant: bool
+) -> torch.Tensor:
+    x, wide = _in_order(x, weight), dtype == torch.float32 and _values(x).dtype != torch.float32
+    choice = _choose("wide" if wide else "plain", x, weight, invariant=invariant)
+    return _product(choice, x, weight, bias, dtype, invariant=invariant)
+
+
+def _gated(x: Inputs, weight: Layout, bias: torch.Tensor | None, act: str, *, invariant: bool) -> torch.Tensor:
+    x = _in_order(x, weight)
+    choice = _choose("gated", x, weight, invariant=invariant)
+    if choice.config is None:
+        return activation_mul(_product(choice, x, weight, bias, invariant=invariant), act)
+    coded = coded_of(weight)
+    assert coded is not None
+    return dense_products.gated_linear(x, coded, bias, config=choice.config, act=act)
 
 
 def linear(
-    x: torch.Tensor | HalfNorm, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
-    return dense_products.linear(x, _dense(weight), bias, dtype)
+    if isinstance(weight, torch.Tensor):
+        return dense_products.linear(x, weight, bias, dtype)
+    return _linear(x, weight, bias, dtype, invariant=False)
 
 
-def gated_linear(
-    x: torch.Tensor | HalfNorm, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
-) -> torch.Tensor:
+def gated_linear(x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu") -> torch.Tensor:
     """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
-    return dense_products.gated_linear(x, _dense(weight), bias, act=act)
+    if isinstance(weight, torch.Tensor):
+        return dense_products.gated_linear(x, weight, bias, act=act)
+    return _gated(x, weight, bias, act, invariant=False)
 
 
 def partial_linear(
@@ -76,21 +142,39 @@ def partial_linear(
     norm: NextNorm | None = None,
 ) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it, or added to ``residual``."""
-    return dense_products.partial_linear(x, _dense(weight), bias, residual, norm)
+    if isinstance(weight, torch.Tensor):
+        return dense_products.partial_linear(x, weight, bias, residual, norm)
+    inputs, coded = _values(_in_order(x, weight)), coded_of(weight)
+    norms = residual is not None and norm is not None
+    choice = choose_quantized_residual(
+        len(inputs), weight.shape[0], weight.shape[1], kind_of(weight), inputs.dtype, target_of(inputs.device),
+        biased=bias is not None, norms=norms,
+    )  # fmt: skip
+    if choice.config is None or coded is None:
+        return _product(choice, inputs, weight, bias)
+    if choice.form == "residual":
+        assert residual is not None
+        assert norm is not None
+        return dense_products.residual_linear(inputs, coded, bias, residual, norm, choice.config)
+    return dense_products.partial_linear(inputs, coded, bias, config=choice.config)
 
 
 def linear_invariant(
-    x: torch.Tensor | HalfNorm, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """`linear` with results independent of other tokens."""
-    return dense_products.linear_invariant(x, _dense(weight), bias, dtype)
+    if isinstance(weight, torch.Tensor):
+        return dense_products.linear_invariant(x, weight, bias, dtype)
+    return _linear(x, weight, bias, dtype, invariant=True)
 
 
 def gated_linear_invariant(
-    x: torch.Tensor | HalfNorm, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
 ) -> torch.Tensor:
     """`gated_linear` with results independent of other tokens."""
-    return dense_products.gated_linear_invariant(x, _dense(weight), bias, act)
+    if isinstance(weight, torch.Tensor):
+        return dense_products.gated_linear_invariant(x, weight, bias, act)
+    return _gated(x, weight, bias, act, invariant=True)
 
 
 def partial_linear_invariant(
@@ -101,4 +185,6 @@ def partial_linear_invariant(
     norm: NextNorm | None = None,
 ) -> torch.Tensor | HalfNorm | None:
     """`partial_linear` with results independent of other tokens."""
-    return dense_products.partial_linear_invariant(x, _dense(weight), bias, residual, norm)
+    if isinstance(weight, torch.Tensor):
+        return dense_products.partial_linear_invariant(x, weight, bias, residual, norm)
+    return _linear(x, weight, bias, None, invariant=True)

@@ -126,7 +126,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
-        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe bus.messages"
+        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.quantized bus.messages"
     ),
     "actors.executor.graphs": (
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
@@ -137,7 +137,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.models": (
         "actors.executor.pooling actors.executor.layers actors.executor.device actors.model actors.settings "
-        "kernels.attention kernels.common bus.messages"
+        "kernels.attention kernels.quantized kernels.common bus.messages"
     ),
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
@@ -162,9 +162,10 @@ ROOMS: dict[str, str] = {
     "kernels": "",
     "kernels.attention": "kernels.layers kernels.common",
     "kernels.latent": "kernels.attention kernels.layers kernels.common",
-    "kernels.linear": "kernels.layers kernels.common",
-    "kernels.quantized": "kernels.linear kernels.moe kernels.layers",
+    "kernels.linear": "kernels.coded kernels.layers kernels.common",
+    "kernels.quantized": "kernels.linear kernels.moe kernels.coded kernels.layers kernels.common",
     "kernels.moe": "kernels.linear kernels.common",
+    "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
     "kernels.layers": "kernels.common",

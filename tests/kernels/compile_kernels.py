@@ -66,7 +66,7 @@ from tests.kernels.moe.launches import mixtures
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
     torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5",
-    torch.int8: "i8",
+    torch.int8: "i8", torch.uint8: "u8",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 ARRIVAL = "mbarrier.arrive.shared::cta.b64"

@@ -16,6 +16,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.spec import Feed, Mla, Moe, NormPlaces
+from pagebus.kernels.quantized.coding import Kind, kind_of
 
 NORMS: dict[NormPlaces, tuple[str | None, str | None, str | None, str | None]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -47,6 +48,14 @@ class DecoderLayer:
         self.attention = made(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
         self.mlp_norm, self._mlp_after = norm(before_feed), norm(behind_feed)
         self.mlp = _feed_forward(spec.feed, config, parameters, f"{prefix}.mlp", ops)
+
+    @property
+    def kinds(self) -> dict[str, Kind | None]:
+        """How its quantized weights are, by the names of products; None: no kernel reads such a layout. Dense ones are
+        left out."""
+        attention = self.attention
+        weights = {"qkv": attention.qkv.weight, "o": attention.out.weight, **self.mlp.weights}
+        return {name: kind_of(each) for name, each in weights.items() if not isinstance(each, torch.Tensor)}
 
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both

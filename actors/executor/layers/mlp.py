@@ -12,6 +12,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.spec import Dense
 from pagebus.kernels.layers.norm import HalfNorm
+from pagebus.kernels.quantized.layouts import Weight
 
 
 class GatedMLP:
@@ -37,6 +38,11 @@ class GatedMLP:
         experts only."""
         stream.add(self._gate_up(x), self.down, before, after, scale)
 
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """By the names of its products."""
+        return {"gate_up": self._gate_up.weight, "down": self.down.weight}
+
 
 class PlainMLP:
     """down(act(up(x)))."""
@@ -56,3 +62,8 @@ class PlainMLP:
     ) -> None:  # fmt: skip
         """As :meth:`GatedMLP.into`."""
         stream.add(F.gelu(self._up(x), approximate=self._approximate), self.down, before, after, scale)
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """By the names of its products."""
+        return {"up": self._up.weight, "down": self.down.weight}

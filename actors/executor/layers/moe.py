@@ -20,6 +20,7 @@ from pagebus.kernels.layers.norm import HalfNorm
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.routing import Routing, Score
 from pagebus.kernels.moe.weights import ExpertWeights
+from pagebus.kernels.quantized.layouts import Weight
 
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 """Names of the experts' weights in files that have them as one tensor each."""
@@ -94,6 +95,11 @@ class MixtureOfExperts:
         assert isinstance(x, torch.Tensor)
         stream.add_sum(self(x, padding), after, scale)
 
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Of the shared expert, by the names of its products."""
+        return {} if self._shared is None else self._shared.weights
+
 
 class SharedExpert:
     """down(act(gate(x)) * up(x)) of all tokens."""
@@ -110,6 +116,11 @@ class SharedExpert:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] -> [T, H]."""
         return self._down(self._gate_up(x))
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """By the names of its products."""
+        return {"shared_gate_up": self._gate_up.weight, "shared_down": self._down.weight}
 
 
 def routing_of(spec: Moe) -> Routing:

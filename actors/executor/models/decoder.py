@@ -64,6 +64,7 @@ class Decoder(Network):
             DecoderLayer(config, index, parameters, f"model.layers.{index}", ops, tables[layer.mixer.rope])
             for index, layer in enumerate(spec.layers)
         ]
+        self.kinds = self.layers[len(self.layers) // 2].kinds
         self._ends_with_experts = isinstance(spec.layers[-1].feed, Moe)
         self.norm = Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
         self.head = _head_of(config, parameters, self.embedding, ops)
@@ -76,7 +77,7 @@ class Decoder(Network):
         """In this block a pass goes through one layer of each kind, and the last, only: others launch the same kernels,
         and take no memory of their own. For warming up."""
         layers = self.layers
-        few = list({layer.spec: layer for layer in reversed(layers[:-1])}.values())
+        few = list({(layer.spec, *layer.kinds.items()): layer for layer in reversed(layers[:-1])}.values())
         self.layers = [*few, layers[-1]]
         try:
             yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -13,6 +13,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.pooling.head import PooledHead
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.choice import AttentionChooser
+from pagebus.kernels.quantized.coding import Kind
 
 
 class Network(ABC):
@@ -26,6 +27,8 @@ class Network(ABC):
     ) -> None:
         self.config = config
         self.chooser = chooser
+        self.kinds: Mapping[str, Kind | None] = {}
+        """How the quantized weights of a layer in the middle are, by product; None: no kernel reads such a layout."""
         self.parameters = parameters
         self.num_positions = num_positions
 

@@ -87,7 +87,7 @@ class Runner:
         """Whether the last step ran from graphs, whole or piecewise."""
         self.kernels: StepKernels | None = None
         """Kernels of the last step; None if it had no rows."""
-        self.chooser = KernelChooser(model.chooser, model.config)
+        self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype, kv_cache.device)

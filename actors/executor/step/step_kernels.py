@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 from pagebus.actors.model.config import ModelConfig
@@ -19,6 +18,12 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, Product, tokens_class
 from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
+from pagebus.kernels.quantized.choice import (
+    choose_quantized,
+    choose_quantized_invariant,
+    choose_quantized_residual,
+)
+from pagebus.kernels.quantized.coding import Kind
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
 """The matrix products of a model: those of each layer but the first and the last, and the head."""
@@ -42,10 +47,13 @@ class StepKernels:
 
 
 class KernelChooser:
-    """Chooses for all steps of one engine."""
+    """Chooses for all steps of one engine. ``kinds``: how quantized weights are, by product."""
 
-    def __init__(self, attention: AttentionChooser, config: ModelConfig) -> None:
+    def __init__(
+        self, attention: AttentionChooser, config: ModelConfig, kinds: Mapping[str, Kind | None] | None = None
+    ) -> None:
         self.attention = attention
+        self._kinds = kinds or {}
         self._config = config
         self._moe = moe_of(config.spec)
         self._chosen: dict[tuple[AttentionPath, int, int, ExpertsChoice | None], StepKernels] = {}
@@ -65,62 +73,80 @@ class KernelChooser:
         return self._dense_products(num_tokens, num_sampled)
 
     def _dense_products(self, num_tokens: int, num_sampled: int) -> dict[str, LinearChoice]:
-        config, setup = self._config, self.attention.setup
+        config = self._config
         (rows, heads), gated = attention_sizes(config), is_gated(config.spec)
         names, form = (PRODUCTS, "gated") if gated else (PLAIN_PRODUCTS, "plain")
-        if setup.deterministic and setup.target is not None:
-            forms = dict(zip(names, ("plain", "plain", form, "plain", "wide"), strict=True))
-            counts = dict.fromkeys(names, num_tokens) | {"lm_head": num_sampled}
-            return {name: choose_invariant_product(forms[name], counts[name], setup.dtype) for name in names}
-        size, given = config.hidden_size, (setup.dtype, setup.target)
         adds, norms = added_at_once(config.spec)
-        residual = partial(choose_residual_product, num_tokens, size, adds=adds, norms=norms)
-        out = residual(heads, *given, biased=config.attention_out_bias)
-        down = residual(config.intermediate_size, *given, biased=config.mlp_bias)
-        half_normed = down.form == "residual"
-        qkv = choose_product("plain", num_tokens, rows, size, *given, half_normed=half_normed)
-        rows, half_normed = (1 + gated) * config.intermediate_size, out.form == "residual"
-        gate_up = choose_product(form, num_tokens, rows, size, *given, half_normed=half_normed)
-        head = choose_product("wide", num_sampled, config.vocab_size, size, *given)
+        size, width, limits = config.hidden_size, config.intermediate_size, {"adds": adds, "norms": norms}
+        out = self._residual("o", num_tokens, size, heads, biased=config.attention_out_bias, **limits)
+        down = self._residual("down", num_tokens, size, width, biased=config.mlp_bias, **limits)
+        qkv = self._product("qkv", "plain", num_tokens, rows, size, half_normed=down.form == "residual")
+        rows, half_normed = (1 + gated) * width, out.form == "residual"
+        gate_up = self._product(names[2], form, num_tokens, rows, size, half_normed=half_normed)
+        head = self._product("lm_head", "wide", num_sampled, config.vocab_size, size)
         return dict(zip(names, (qkv, out, gate_up, down, head), strict=True))
 
     def _expert_products(self, moe: Moe, num_tokens: int, num_sampled: int) -> dict[str, Choice]:
         """Nothing here leaves half of a norm to the next product: the norm before experts is read by several."""
-        config, setup = self._config, self.attention.setup
-        size, (projected, attended) = config.hidden_size, attention_sizes(config)
-
-        def product(form: str, rows: int, inputs: int, tokens: int = num_tokens) -> LinearChoice:
-            if setup.deterministic and setup.target is not None:
-                return choose_invariant_product(form, tokens, setup.dtype)
-            return choose_product(form, tokens, rows, inputs, setup.dtype, setup.target)
-
-        out = product("plain", size, attended)
-        if not (setup.deterministic and setup.target is not None):
-            biased, adds = config.attention_out_bias, added_at_once(config.spec)[0]
-            out = choose_residual_product(
-                num_tokens, size, attended, setup.dtype, setup.target, biased=biased, adds=adds, norms=False
-            )
-        router = product("wide", moe.experts + moe.shared_gate, size)
-        head = product("wide", config.vocab_size, size, num_sampled)
-        found = (product("plain", projected, size), out, router, self._experts(moe, num_tokens), head)
+        config, size, (projected, attended) = self._config, self._config.hidden_size, attention_sizes(self._config)
+        biased, adds = config.attention_out_bias, added_at_once(config.spec)[0]
+        found = (
+            self._product("qkv", "plain", num_tokens, projected, size),
+            self._residual("o", num_tokens, size, attended, biased=biased, adds=adds, norms=False),
+            self._product("router", "wide", num_tokens, moe.experts + moe.shared_gate, size),
+            self._experts(moe, num_tokens),
+            self._product("lm_head", "wide", num_sampled, config.vocab_size, size),
+        )
         products: dict[str, Choice] = dict(zip(EXPERT_PRODUCTS, found, strict=True))
         if moe.shared is None:
             return products
-        width = moe.shared.width
-        shared = product("gated", 2 * width, size), product("plain", size, width)
-        return products | dict(zip(SHARED_PRODUCTS, shared, strict=True))
+        gate_up, down = SHARED_PRODUCTS
+        return products | {
+            gate_up: self._product(gate_up, "gated", num_tokens, 2 * moe.shared.width, size),
+            down: self._product(down, "plain", num_tokens, size, moe.shared.width),
+        }
+
+    def _product(
+        self, name: str, form: str, num_tokens: int, rows: int, inputs: int, *, half_normed: bool = False
+    ) -> LinearChoice:
+        """Of the product with this ``name``."""
+        setup = self.attention.setup
+        dtype, target = setup.dtype, setup.target
+        fixed = setup.deterministic and target is not None
+        if name not in self._kinds:
+            if fixed:
+                return choose_invariant_product(form, num_tokens, dtype)
+            return choose_product(form, num_tokens, rows, inputs, dtype, target, half_normed=half_normed)
+        kind = self._kinds[name]
+        if fixed:
+            return choose_quantized_invariant(form, num_tokens, kind, dtype, target)
+        return choose_quantized(form, num_tokens, rows, inputs, kind, dtype, target, half_normed=half_normed)
+
+    def _residual(
+        self, name: str, num_tokens: int, rows: int, inputs: int, *, biased: bool, adds: bool, norms: bool
+    ) -> LinearChoice:
+        """Of one that goes into the residual."""
+        setup = self.attention.setup
+        given = num_tokens, rows, inputs
+        if setup.deterministic and setup.target is not None:
+            return self._product(name, "plain", *given)
+        if name not in self._kinds:
+            return choose_residual_product(*given, setup.dtype, setup.target, biased=biased, adds=adds, norms=norms)
+        kind = self._kinds[name]
+        norms = adds and norms
+        return choose_quantized_residual(*given, kind, setup.dtype, setup.target, biased=biased, norms=norms)
 
     def _experts(self, moe: Moe, num_tokens: int) -> ExpertsChoice:
         setup, shape = self.attention.setup, expert_shape(moe, self._config.hidden_size)
         return choose_experts(num_tokens, shape, setup.dtype, setup.target, invariant=setup.deterministic)
 
     def measurable(self) -> list[Product]:
-        """The products of 16-bit weights whose launch shapes may be measured; of those that may do half of a norm, both
-        forms, the one that it is compared with first."""
+        """The products of weights that are not quantized, whose launch shapes may be measured in 16 bits; of those that
+        may do half of a norm, both forms, the one that it is compared with first."""
         found: dict[Product, None] = {}
         for tokens in BUCKETS:
             for choice in self.products(tokens, tokens).values():
-                if not isinstance(choice, LinearChoice) or choice.product is None:
+                if not isinstance(choice, LinearChoice) or choice.product is None or choice.product.layout:
                     continue
                 product = choice.product
                 if product.form in SPLIT_FORMS:

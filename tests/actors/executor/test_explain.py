@@ -51,12 +51,20 @@ MOE: dict[str, Any] = {
     "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
 }  # fmt: skip
 STARCODER = SMALL | {"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh"}
+FP8 = SMALL | {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+AWQ = SMALL | {
+    "quantization_config": {
+        "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+        "modules_to_not_convert": ["self_attn.o_proj"],
+    },
+}  # fmt: skip
 CHUNKS = SMALL | {
     "architectures": ["Llama4ForCausalLM"], "head_dim": 128, "num_hidden_layers": 4, "attention_chunk_size": 512,
     "num_local_experts": 16, "intermediate_size_mlp": 1024,
 }  # fmt: skip
 MODELS = {
     "moe": MOE, "small": SMALL, "gemma": GEMMA, "starcoder": STARCODER, "chunks": CHUNKS,
+    "fp8": FP8, "awq": AWQ,
     **{name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b", "deepseek-v2-lite")},
 }  # fmt: skip
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
@@ -125,10 +133,12 @@ LAUNCHED = {
     "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
     "hopper_gemm": "_specialized_kernel", "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
     "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
-    "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel",
+    "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel", "dequantized": "_dequantize_kernel",
+    "scaled_mm": "_round_tokens_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""
-ATTENDS = set(LAUNCHED) - {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped"}
+PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "dequantized", "scaled_mm"}
+ATTENDS = set(LAUNCHED) - PRODUCTS
 LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
 """What prompts need besides in the last layer, where the last tokens attend as decodes."""
 
@@ -141,6 +151,8 @@ LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
         ("llama8b", "sm_89", {"enforce_eager": True}),
         ("small", "sm_80", {"deterministic": True}),
         ("small", "sm_90", {"attention_backend": "torch"}),
+        ("fp8", "sm_90", {}),
+        ("awq", "sm_80", {}),
         ("gemma", "sm_90", {}),
         ("moe", "sm_90", {}),
         ("starcoder", "sm_90", {}),
@@ -171,6 +183,7 @@ def test_it_is_what_is_launched(model: str, name: str, changes: dict[str, Any], 
         if step["prompt_tokens"]:
             attention |= LAST_LAYER
         assert found & ATTENDS <= attention, step
+        assert found & {"dequantized", "scaled_mm"} <= products, step
 
 
 def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

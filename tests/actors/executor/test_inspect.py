@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from pagebus.actors.commands.cli import main
-from tests.helpers.model_factory import make_model
+from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import change, quantize
 from tests.helpers.quantized.packers import PACKERS
 
+MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 2}
 FIELDS = {"hidden_size": 64, "intermediate_size": 128}
 
 
@@ -53,7 +54,9 @@ def test_a_quantized_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert found["quantization"] == "awq"
     assert found["unmatched_entries"] == ["lm_heat"]
     assert found["runs"] == {"products": "with dequantized weights, on the CPU"}
-    assert "refused" in inspect(capsys, folder, "--target", "sm_90")["runs"]["products"]
+    runs = inspect(capsys, folder, "--target", "sm_90", "--dtype", "bfloat16")["runs"]
+    assert runs["qkv"] == "skinny_gemm 1 to 256, dequantized from 257 tokens"
+    assert "dequantized" not in runs["lm_head"]
 
 
 def test_weights_made_at_load(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,8 +82,23 @@ def test_a_table_for_people(model: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "model.layers.*.mlp.down_proj" in said
 
 
-def test_a_quantized_model_is_refused_on_a_gpu(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """So far: with one clear error, before anything is loaded."""
+def test_a_quantized_model_is_explained(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the kernel, its launch shape and where the choice comes from; heads are not quantized."""
     folder, _ = quantize(model, tmp_path, PACKERS["fp8"])
-    assert main(["explain", str(folder), "--target", "sm_90"]) == 2
-    assert "quantized (fp8): so far they are computed on a CPU only (--device cpu)" in capsys.readouterr().err
+    assert main(["explain", str(folder), "--target", "sm_90", "--dtype", "bfloat16", "--json"]) == 0
+    steps = {step["step"]: step["products"] for step in json.loads(capsys.readouterr().out)["steps"]}
+    assert steps["decode 8"]["qkv"]["kernel"] == "skinny_gemm"
+    assert steps["decode 8"]["qkv"]["source"] == "rule"
+    assert steps["decode 8"]["o"]["form"] == "residual"
+    runs = inspect(capsys, folder, "--target", "sm_90", "--dtype", "bfloat16")["runs"]
+    assert runs["gate_up"] == "gemv 1, skinny_gemm 2 to 64, scaled_mm from 65 tokens"
+
+
+def test_quantized_experts_are_refused_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """So far: with one clear error, before anything is loaded."""
+    model = make_golden(tmp_path / "model", "qwen3_moe", MOE)
+    options = (str(model), "--quantization", "int8", "--target", "sm_90")
+    assert main(["explain", *options]) == 2
+    assert "experts are quantized (int8): so far they are computed on a CPU only" in capsys.readouterr().err
+    assert main(["inspect", "--json", *options]) == 0
+    assert "refused" in json.loads(capsys.readouterr().out)["runs"]["products"]

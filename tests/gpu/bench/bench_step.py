@@ -1,7 +1,7 @@
 """One decode step of the engine alone (no bus, no scheduler), and how busy the GPU is meanwhile.
 
     python -m tests.gpu.bench.bench_step llama8b qwen06b [--batches 1 32 256] [--repeats 3] [--kv-cache-dtype fp8]
-        [--json FILE] [--enforce-eager]
+        [--json FILE] [--enforce-eager] [--quantization fp8]
 
 Random weights of the published shapes; prompts of 512 tokens, 128 decode steps. All plans are made beforehand, two are
 in flight. A step is the median time between two results; the busy share is the device time by CUDA events over the
@@ -122,9 +122,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of random weights")
     parser.add_argument("--enforce-eager", action="store_true")
     arguments = parser.parse_args()
-    settings = {"kv_cache_dtype": arguments.kv_cache_dtype, "enforce_eager": arguments.enforce_eager}
+    settings = {
+        "kv_cache_dtype": arguments.kv_cache_dtype, "enforce_eager": arguments.enforce_eager,
+        "quantization": arguments.quantization,
+    }  # fmt: skip
     figures = [bench_model(name, arguments.batches, arguments.repeats, **settings) for name in arguments.models]
     report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": figures}
     if arguments.json:

@@ -61,11 +61,11 @@ def losses(times: Times, model: CostModel, least: int) -> list[Loss]:
     found = []
     for (product, bucket), timed in times.items():
         own = {config: us for config, us in timed.items() if config is not None}
-        guessed = {config: us for config in own if (us := model.own(config, *product, bucket)) is not None}
+        guessed = {config: us for config in own if (us := model.own(config, *product[:3], bucket)) is not None}
         if len(guessed) < least:
             continue
         best = min(guessed, key=guessed.__getitem__)
-        takes_library = None in timed and guessed[best] >= MARGIN * model.library(*product, bucket)
+        takes_library = None in timed and guessed[best] >= MARGIN * model.library(*product[:3], bucket)
         picked = None if takes_library else best
         fastest = min(timed, key=timed.__getitem__)
         fastest_own = min(own.values())
@@ -80,7 +80,7 @@ def objective(times: Times, machine: Machine, fitted: Constants) -> float:
     model, total, count = CostModel(machine, fitted), 0.0, 0
     for (product, bucket), timed in times.items():
         for config, us in timed.items():
-            guess = model.library(*product, bucket) if config is None else model.own(config, *product, bucket)
+            guess = model.library(*product[:3], bucket) if config is None else model.own(config, *product[:3], bucket)
             if guess is not None:
                 total, count = total + min(1.0, abs(math.log(max(guess, 0.1) / us))), count + 1
     lost = [min(each.share, 0.5) + min(each.own, 0.5) for each in losses(times, model, 3)]

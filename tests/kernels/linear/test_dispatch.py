@@ -85,8 +85,10 @@ def test_tables_are_merged(tmp_path: Path) -> None:
 
 
 def test_every_kernel_and_form_is_reachable() -> None:
-    """Each row of the table of kernels is some product's, and our own ones can all be launched."""
-    products = list(load_table(table_path(H200)))
+    """Each row of the table of kernels is some product's, and our own ones can all be launched. Some kernels are of
+    quantized weights alone."""
+    products = [product[:3] for product in load_table(table_path(H200)) if not product.layout]
+    quantized = {LinearKernel.SCALED_MM, LinearKernel.INT_MM, LinearKernel.DEQUANTIZED}
     chosen = [
         choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
         for (form, rows, inputs) in products
@@ -103,8 +105,8 @@ def test_every_kernel_and_form_is_reachable() -> None:
         for norms in (False, True)
         if form == "partial"
     ]
-    assert {choice.kernel for choice in chosen} == set(LinearKernel)
-    assert set(LinearKernel) == {*LAUNCHES, LinearKernel.CUBLAS, LinearKernel.TORCH}
+    assert {choice.kernel for choice in chosen} == set(LinearKernel) - quantized
+    assert set(LinearKernel) - quantized == {*LAUNCHES, LinearKernel.CUBLAS, LinearKernel.TORCH}
     assert {choice.form for choice in chosen} == {*FORMS, "added"}
     assert set(KERNELS.values()) == set(LAUNCHES)
     assert all(choice.why for choice in chosen)

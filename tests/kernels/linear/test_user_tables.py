@@ -27,7 +27,7 @@ def _no_table_is_left() -> Iterator[None]:
 
 
 def chosen(product: Product = PRODUCT, num_tokens: int = 8, target: Target = H200) -> tuple[Source, Config | None]:
-    choice = choose_product(*product[:1], num_tokens, *product[1:], torch.bfloat16, target)
+    choice = choose_product(*product[:1], num_tokens, *product[1:3], torch.bfloat16, target)
     return choice.source, choice.config
 
 

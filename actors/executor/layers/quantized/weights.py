@@ -56,7 +56,7 @@ def empty_layout(
         return _words(scheme, empty, count, columns, width, order)
     values = empty(count, columns, dtype=VALUES[scheme.numbers])
     if groups == 1 and height <= 1 and not scheme.zeros:
-        return W8Rows(values, empty(count))
+        return W8Rows(values, empty(count), rounded=scheme.activations != "none")
     starts = accumulate(rows[:-1])
     height = 1 if by_rows or height <= 1 or any(start % height for start in starts) else height
     shape = -(-count // height), groups

@@ -1,0 +1,93 @@
+"""Products of quantized weights by libraries, piece by piece: what a piece needs besides its result stays small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pagebus.kernels.common.target import target_of
+from pagebus.kernels.linear.linear import linear_invariant
+from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.quantized.dequantize import dequantize
+from pagebus.kernels.quantized.layouts import Layout, W8Rows
+from pagebus.kernels.quantized.rounding import round_tokens, scale_sums
+
+SCRATCH_BYTES = 64 << 20
+"""Of dequantized rows, or of whole sums."""
+ALIGNED = 16
+"""Rows of pieces are multiples of this."""
+
+
+def library_product(
+    kernel: LinearKernel, x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype | None, *,
+    invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """x [T, K] times ``weight`` [N, K], whose columns are in their stored order, plus bias [N] -> [T, N] of ``dtype``,
+    by default that of x. ``invariant``: a token's result does not depend on others."""
+    dtype = dtype or x.dtype
+    if len(x) == 0:
+        return torch.empty((0, weight.shape[-2]), dtype=dtype, device=x.device)
+    if kernel is LinearKernel.SCALED_MM:
+        return _scaled(x, weight, bias, dtype)
+    if kernel is LinearKernel.INT_MM:
+        return _whole(x, weight, bias, dtype)
+    return _dequantized(x, weight, bias, dtype, invariant=invariant)
+
+
+def pieces(rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
+    """First row and the one behind the last, of pieces that take up to the scratch's bytes."""
+    step = max(ALIGNED, SCRATCH_BYTES // bytes_of_row // ALIGNED * ALIGNED)
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
+
+
+def _dequantized(
+    x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool
+) -> torch.Tensor:
+    """Activations stay as they are."""
+    rows, columns = weight.shape[-2:]
+    out = torch.empty((len(x), rows), dtype=dtype, device=x.device)
+    for start, stop in pieces(rows, columns * x.itemsize):
+        dense = dequantize(weight, torch.empty((stop - start, columns), dtype=x.dtype, device=x.device), start)
+        _multiply(x, dense, None if bias is None else bias[start:stop], out[:, start:stop], invariant=invariant)
+    return out
+
+
+def _multiply(
+    x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, invariant: bool
+) -> None:
+    """Into ``out`` [T, n], whose rows are apart. Kernels of ours that read weights before they wait for the kernel
+    before must not be used: that has just written them."""
+    if invariant:
+        out.copy_(linear_invariant(x, dense, bias, out.dtype))
+    elif out.dtype != x.dtype:
+        product = torch.mm(x, dense.t(), out_dtype=out.dtype) if target_of(x.device) else torch.mm(x, dense.t())
+        out.copy_(product if bias is None else product + bias)
+    elif bias is None:
+        torch.mm(x, dense.t(), out=out)
+    else:
+        torch.addmm(bias, x, dense.t(), out=out)
+
+
+def _scaled(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """float8_e4m3fn by float8_e4m3fn."""
+    assert isinstance(weight, W8Rows)
+    rounded, scale = round_tokens(x, torch.float8_e4m3fn)
+    product: torch.Tensor = torch._scaled_mm(
+        rounded, weight.values.t(), scale_a=scale, scale_b=weight.scale.unsqueeze(0), bias=bias, out_dtype=dtype,
+        use_fast_accum=True,
+    )  # fmt: skip
+    return product
+
+
+def _whole(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """int8 by int8: the library leaves sums in int32."""
+    assert isinstance(weight, W8Rows)
+    rounded, scale = round_tokens(x, torch.int8)
+    out = torch.empty((len(x), len(weight.values)), dtype=dtype, device=x.device)
+    for start, stop in pieces(len(weight.values), 4 * len(x)):
+        sums = torch._int_mm(rounded, weight.values[start:stop].t())
+        piece = None if bias is None else bias[start:stop]
+        scale_sums(sums, scale, weight.scale[start:stop], piece, out[:, start:stop])
+    return out

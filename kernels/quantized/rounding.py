@@ -1,0 +1,104 @@
+"""Activations in 8 bits, with a scale of each token, for the library's products of many tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.kernels.common.int8 import round_to_int
+from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+LEAST = 1e-12
+"""The largest number of a token counts as this, at least."""
+
+
+def round_tokens_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] in int8 or float8_e4m3fn, and what it is to be multiplied by, float32 [T, 1]: the largest number of a
+    token becomes the largest of the format."""
+    wide, largest = x.float(), LARGEST[dtype]
+    most = wide.abs().amax(1, keepdim=True).clamp(min=LEAST)
+    scaled = wide * (largest / most)
+    rounded = scaled.round().clamp(-largest, largest) if dtype == torch.int8 else scaled.clamp(-largest, largest)
+    return rounded.to(dtype), most / largest
+
+
+@triton.jit
+def _round_tokens_kernel(
+    x_ptr,  # [T, K]
+    out_ptr,  # [T, K]
+    scale_ptr,  # [T]
+    stride_x,
+    size,  # K
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    WHOLE: tl.constexpr,  # whole numbers
+    BLOCK: tl.constexpr,
+):
+    token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    mask = column < size
+    x = tl.load(x_ptr + token * stride_x + column, mask=mask, other=0.0).to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(x), axis=0), LEAST)
+    scaled = tl.clamp(x * tl.div_rn(LARGEST, most), -LARGEST, LARGEST)
+    if WHOLE:
+        scaled = round_to_int(scaled)
+    tl.store(out_ptr + token * size + column, scaled.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(scale_ptr + token, tl.div_rn(most, LARGEST))
+
+
+def round_tokens(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, K] in int8 or float8_e4m3fn, and what it is to be multiplied by, float32 [T, 1]: the largest number of a
+    token becomes the largest of the format."""
+    num_tokens, size = x.shape
+    assert x.stride(1) == 1
+    out = torch.empty((num_tokens, size), dtype=dtype, device=x.device)
+    scale = torch.empty((num_tokens, 1), dtype=torch.float32, device=x.device)
+    if num_tokens:
+        block = next_power_of_2(size)
+        _round_tokens_kernel[(num_tokens,)](
+            x, out, scale, x.stride(0), size, LARGEST=LARGEST[dtype], LEAST=LEAST, WHOLE=dtype == torch.int8,
+            BLOCK=block, num_warps=min(16, max(4, block // 1024)),
+        )  # fmt: skip
+    return out, scale
+
+
+@triton.jit
+def _scale_sums_kernel(
+    sums_ptr,  # [T, n] int32
+    token_scale_ptr,  # [T]
+    row_scale_ptr,  # [n]
+    bias_ptr,  # [n] or None
+    out_ptr,  # [T, n]
+    stride_out,
+    size,  # n
+    BLOCK: tl.constexpr,
+):
+    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < size
+    sums = tl.load(sums_ptr + token * size + column, mask=mask, other=0).to(tl.float32)
+    result = sums * (tl.load(token_scale_ptr + token) * tl.load(row_scale_ptr + column, mask=mask, other=0.0))
+    if bias_ptr is not None:
+        result += tl.load(bias_ptr + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + token * stride_out + column, result.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def scale_sums_reference(
+    sums: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """sums [T, n] int32 times the scales of tokens [T, 1] and rows [n], plus bias [n], into ``out`` [T, n]."""
+    result = sums.float() * (tokens * rows)
+    return out.copy_(result if bias is None else result + bias.float())
+
+
+def scale_sums(
+    sums: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> torch.Tensor:
+    """sums [T, n] int32 times the scales of tokens [T, 1] and rows [n], plus bias [n], into ``out`` [T, n], whose rows
+    may be apart."""
+    num_tokens, size = sums.shape
+    assert sums.is_contiguous()
+    assert out.stride(1) == 1
+    block = min(1024, next_power_of_2(size))
+    _scale_sums_kernel[(num_tokens, -(-size // block))](
+        sums, tokens, rows, bias, out, out.stride(0), size, BLOCK=block, num_warps=4
+    )  # fmt: skip
+    return out

@@ -1,0 +1,194 @@
+"""Products with quantized weights against those with the dequantized weight in float32, on a real GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.linear import linear as coded_linear
+from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.quantized.coding import coded_of, kind_of
+from pagebus.kernels.quantized.dequantize import dequantize, dequantize_reference
+from pagebus.kernels.quantized.layouts import Layout, W8Rows
+from pagebus.kernels.quantized.library import library_product
+from pagebus.kernels.quantized.products import (
+    gated_linear,
+    gated_linear_invariant,
+    linear,
+    linear_invariant,
+    partial_linear,
+    partial_linear_invariant,
+)
+from pagebus.kernels.quantized.rounding import round_tokens, round_tokens_reference
+from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w4_words, w8_blocks, w8_rows
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+CUDA, E4M3 = torch.device("cuda"), torch.float8_e4m3fn
+SHAPES = {  # N, K
+    "llama8b qkv": (6144, 4096),
+    "llama8b gate_up": (28672, 4096),
+    "llama8b down": (4096, 14336),
+    "gpt-oss qkv": (5120, 2880),
+    "odd": (1234, 1000),
+}
+TOKENS = (1, 2, 7, 16, 31, 64, 100, 200, 256, 300)
+LIMITS = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 2e-5}
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(7)
+
+
+def worst_row(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest relative error of a token."""
+    return float(((result.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1)).max())
+
+
+def whole(product: torch.Tensor | HalfNorm | None) -> torch.Tensor:
+    assert isinstance(product, torch.Tensor)
+    return product if product.dim() == 2 else product.sum(0)
+
+
+@pytest.mark.parametrize("name", LAYOUTS | OTHERS)
+def test_unpacking_is_exact(name: str) -> None:
+    """By each way that numbers become 16 bits: the identity as tokens gives back every weight, bit for bit; and so does
+    dequantizing."""
+    layout = (LAYOUTS | OTHERS)[name](512, 256, CUDA)
+    exact = layout.dense()
+    dense = dequantize(layout, torch.empty(512, 256, device=CUDA), 0)
+    assert torch.equal(dense, dequantize_reference(layout, torch.empty_like(dense), 0))
+    coded = coded_of(layout)
+    if coded is None or "ordered" in name:
+        return
+    depth = 128 if "int4" in name else min(128, coded.width or 128)
+    for dtype in (torch.bfloat16, torch.float16):
+        for tokens, config in ((16, TileConfig(64, 16, depth, 3, 2)), (256, TileConfig(64, 64, depth, 3, 4))):
+            x = torch.eye(256, dtype=dtype, device=CUDA)[:tokens]
+            result = coded_linear(x, coded, None, torch.float32, config=config)
+            assert torch.allclose(result, exact.t()[:tokens], rtol=1e-6, atol=0), (dtype, config)
+        if depth == 128:
+            for column in (0, 17, 255):
+                x = torch.eye(256, dtype=dtype, device=CUDA)[column : column + 1]
+                result = coded_linear(x, coded, None, torch.float32, config=VectorConfig(4, 1024, 4))
+                assert torch.allclose(result[0], exact[:, column], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", LAYOUTS | OTHERS)
+def test_products(name: str, shape: str, dtype: torch.dtype) -> None:
+    """Every form and number of tokens, with whatever was chosen for it; activations stay as they are."""
+    rows, size = SHAPES[shape]
+    if dtype != torch.bfloat16 and shape not in ("odd", "gpt-oss qkv"):
+        pytest.skip("large shapes in bfloat16 only")
+    layout, limit = (LAYOUTS | OTHERS)[name](rows, size, CUDA), LIMITS[dtype]
+    dense, bias = layout.dense(), torch.randn(rows, device=CUDA).to(dtype)
+    for tokens in TOKENS:
+        x = torch.randn(tokens, size, device=CUDA).to(dtype)
+        expected = F.linear(x.float(), dense)
+        assert worst_row(linear(x, layout), expected) < limit
+        assert worst_row(linear(x, layout, None, torch.float32), expected) < limit
+        assert worst_row(linear(x, layout, bias), expected + bias.float()) < limit
+        assert worst_row(whole(partial_linear(x, layout)), expected) < limit
+        assert worst_row(whole(partial_linear(x, layout, bias)), expected + bias.float()) < limit
+        gate, up = expected.chunk(2, dim=1)
+        assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2 * limit
+
+
+def rounded_rows(rows: int, size: int, dtype: torch.dtype) -> W8Rows:
+    plain = w8_rows(rows, size, dtype, CUDA)
+    return W8Rows(plain.values, plain.scale, rounded=True)
+
+
+@pytest.mark.parametrize("tokens", [65, 256, 300, 5000])
+@pytest.mark.parametrize("dtype", [E4M3, torch.int8])
+def test_rounded_activations(dtype: torch.dtype, tokens: int) -> None:
+    """The library's products of 8 bits: those of the same rounded activations."""
+    layout = rounded_rows(6144, 4096, dtype)
+    x, bias = torch.randn(tokens, 4096, device=CUDA).bfloat16(), torch.randn(6144, device=CUDA).bfloat16()
+    rounded, scale = round_tokens(x, dtype)
+    again, same = round_tokens_reference(x, dtype)
+    assert torch.equal(scale, same)
+    assert (rounded.float() != again.float()).float().mean() < 1e-3
+    expected = F.linear(rounded.float() * scale, layout.dense())
+    assert worst_row(linear(x, layout, bias), expected + bias.float()) < 8e-3
+    assert worst_row(linear(x, layout), F.linear(x.float(), layout.dense())) < 0.05
+
+
+@pytest.mark.parametrize("name", ["fp8 rows", "fp8 blocks of 128x128", "int4 groups of 128, zeros", "int4 rows"])
+def test_halves_of_norms(name: str) -> None:
+    """A product into the residual begins a norm, and a quantized product completes it."""
+    layout, following = LAYOUTS[name](4096, 14336, CUDA), LAYOUTS[name](6144, 4096, CUDA)
+    norm = NextNorm(torch.rand(4096, device=CUDA).bfloat16() + 0.5, 1e-5, torch.zeros(4096, dtype=torch.int32).cuda())
+    for tokens in (1, 5, 16):
+        x, given = (torch.randn(tokens, width, device=CUDA).bfloat16() for width in (14336, 4096))
+        sums = given.float() + F.linear(x.float(), layout.dense())
+        for _ in range(5):
+            residual = given.clone()
+            half = partial_linear(x, layout, None, residual, norm)
+            assert isinstance(half, HalfNorm)
+            assert worst_row(residual, sums) < 6e-3
+        assert not norm.counters.any()
+        normed = sums * torch.rsqrt(sums.square().mean(1, keepdim=True) + 1e-5) * norm.weight.float()
+        assert worst_row(linear(half, following), F.linear(normed, following.dense())) < 1.5e-2
+
+
+@pytest.mark.parametrize("name", LAYOUTS | OTHERS)
+def test_invariant(name: str) -> None:
+    """Each token's bits are the same alone, in any batch and in a long prompt."""
+    layout, x = (LAYOUTS | OTHERS)[name](1234, 4096, CUDA), torch.randn(1500, 4096, device=CUDA).bfloat16()
+    for call in (linear_invariant, gated_linear_invariant, partial_linear_invariant):
+        everything = whole(call(x, layout))
+        assert everything.isfinite().all()
+        for count in (1, 2, 7, 16, 17, 33, 64, 65, 129, 256):
+            start = 13 * count % (1500 - count)
+            assert torch.equal(whole(call(x[start : start + count], layout)), everything[start : start + count]), count
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: w4_words(28672, 4096, 128, CUDA, zeros=True), lambda: w8_blocks(28672, 4096, E4M3, (128, 128), CUDA)],
+)
+def test_dequantized_for_the_library(make: object) -> None:
+    """In pieces that take little memory."""
+    layout: Layout = make()  # type: ignore[operator]
+    assert kind_of(layout) is not None
+    x = torch.randn(2000, 4096, device=CUDA).bfloat16()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = library_product(LinearKernel.DEQUANTIZED, x, layout, None, None)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < result.nbytes + 200e6
+    assert worst_row(result, F.linear(x.float(), layout.dense())) < 6e-3
+
+
+@pytest.mark.parametrize("name", ["fp8 rows", "fp8 blocks of 128x128", "int4 groups of 128, zeros"])
+@pytest.mark.parametrize("tokens", [1, 8, 64, 256])
+def test_early_launches_give_the_same_bits(name: str, tokens: int) -> None:
+    """A chain of products in a graph, many times: kernels read weights, and nothing else, before they wait."""
+    first, second = LAYOUTS[name](2048, 2048, CUDA), LAYOUTS[name](2048, 2048, CUDA)
+    scale = torch.tensor(1e-2, device=CUDA)
+    x = torch.randn(tokens, 2048, device=CUDA).bfloat16()
+
+    def chain(inputs: torch.Tensor) -> torch.Tensor:
+        for layout in (first, second, first, second):
+            inputs = linear(inputs, layout)
+        return inputs * scale
+
+    expected = chain(x)
+    torch.cuda.synchronize()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        chain(x)
+        with torch.cuda.graph(graph, stream=stream):
+            out = chain(x)
+    for _ in range(50):
+        graph.replay()
+        assert torch.equal(out.nan_to_num(), expected.nan_to_num())

@@ -1,0 +1,28 @@
+"""Compiles products with quantized weights for a GPU that need not be here:
+``python -m tests.kernels.quantized.compile_quantized --arch 90``. Prints the lines of ``compile_kernels.py``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import tests.kernels.compile_kernels as compiler
+from tests.kernels.quantized.launches import quantized
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--arch", type=int, required=True)
+    arch = parser.parse_args().arch
+
+    def launch() -> None:
+        for compiler.case, call in quantized(arch):
+            call()
+
+    compiler.record_launches(arch, launch)
+    for each in compiler.launches:
+        print(json.dumps(compiler.report(*each, arch=arch)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What multiplies by quantized weights, by tokens and layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pagebus.kernels.coded.weights import Code
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.activation import activation_mul_reference
+from pagebus.kernels.linear.dispatch import Source, read_user_tables
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, LinearKernel, Product, is_legal
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.linear.tables import merge_table
+from pagebus.kernels.linear.user_path import user_path
+from pagebus.kernels.quantized.choice import (
+    choose_quantized,
+    choose_quantized_invariant,
+    choose_quantized_residual,
+    invariant_config,
+)
+from pagebus.kernels.quantized.coding import Kind, kind_of
+from pagebus.kernels.quantized.products import gated_linear, linear, linear_invariant, partial_linear
+from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
+
+BF16 = torch.bfloat16
+H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
+FP8, INT8 = Kind(Code.E4M3, rounded=True), Kind(Code.INT8, rounded=True)
+KINDS = (
+    FP8, Kind(Code.E4M3, 128, 128), Kind(Code.INT8, 1, 128, zeros=True), Kind(Code.E4M3, 1, 32), Kind(Code.WORDS),
+    Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.WORDS, 1, 32),
+)  # fmt: skip
+MANY = 1000
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("target", [H200, L4, A100], ids=str)
+def test_every_bucket_has_a_launch_shape(kind: Kind, target: Target) -> None:
+    """That computes the product: K is cut where sums are added up, and blocks are whole numbers of tiles."""
+    weights_only = kind._replace(rounded=False)
+    for form in FORMS:
+        for rows, inputs in ((4096, 14336), (28672, 4096), (70, 200)):
+            for tokens in BUCKETS:
+                config = choose_quantized(form, tokens, rows, inputs, weights_only, BF16, target).config
+                assert config is not None
+                assert is_legal(Product(form, rows, inputs, kind.name), tokens, config)
+                if isinstance(config, TileConfig):
+                    assert config.depth == 128 if kind.code == Code.WORDS else kind.width % config.depth == 0
+
+
+def test_many_tokens_are_the_librarys() -> None:
+    """Of activations that may be rounded to 8 bits from 65 tokens on; all others are dequantized above 256."""
+
+    def kernel(tokens: int, kind: Kind | None, target: Target | None = H200, rows: int = 4096) -> LinearKernel:
+        return choose_quantized("plain", tokens, rows, 4096, kind, BF16, target).kernel
+
+    assert kernel(64, FP8) == LinearKernel.SKINNY_GEMM
+    assert kernel(65, FP8) == kernel(MANY, FP8) == LinearKernel.SCALED_MM
+    assert kernel(MANY, INT8) == kernel(MANY, INT8, A100) == LinearKernel.INT_MM
+    assert kernel(MANY, FP8, A100) == LinearKernel.DEQUANTIZED  # which has no float8
+    assert kernel(MANY, FP8, rows=4090) == LinearKernel.DEQUANTIZED
+    assert kernel(MANY, FP8._replace(rounded=False)) == LinearKernel.DEQUANTIZED
+    assert kernel(256, KINDS[-1]) == LinearKernel.SKINNY_GEMM
+    assert kernel(1, None) == LinearKernel.DEQUANTIZED
+    assert kernel(1, FP8, None) == LinearKernel.TORCH
+
+
+def test_other_number_formats_are_dequantized() -> None:
+    """Float32 exactly; float16 has no float8 products of the library."""
+    for tokens in (1, MANY):
+        found = choose_quantized("plain", tokens, 4096, 4096, FP8, torch.float32, H200)
+        assert found.kernel == LinearKernel.DEQUANTIZED
+    assert choose_quantized("plain", MANY, 4096, 4096, FP8, torch.float16, H200).kernel == LinearKernel.DEQUANTIZED
+
+
+def test_products_into_the_residual() -> None:
+    """Few tokens do half of the norm; others leave sums, or with a bias none; and what follows completes a norm."""
+    found = choose_quantized_residual(8, 4096, 14336, FP8, BF16, H200)
+    assert found.form == "residual"
+    assert choose_quantized_residual(8, 4096, 14336, FP8, BF16, H200, norms=False).form == "partial"
+    assert choose_quantized_residual(32, 4096, 14336, FP8, BF16, H200).form == "partial"
+    assert choose_quantized_residual(32, 4096, 14336, FP8, BF16, H200, biased=True).form == "plain"
+    assert choose_quantized_residual(MANY, 4096, 14336, FP8, BF16, H200).form == "plain"
+    assert choose_quantized("gated", 200, 28672, 4096, FP8, BF16, H200, half_normed=True).config is not None
+
+
+def test_deterministic_is_the_same_for_any_number_of_tokens() -> None:
+    """But for the width of the tiles of tokens."""
+    for kind in KINDS:
+        all_but_tokens = {
+            (config.rows, config.depth, config.warps, config.splits, config.tma)
+            for config in (invariant_config(tokens, kind) for tokens in (1, 16, 17, 64, 300, 5000))
+        }
+        assert len(all_but_tokens) == 1
+    found = choose_quantized_invariant("plain", MANY, FP8, BF16, H200)
+    assert found.kernel == LinearKernel.SKINNY_GEMM
+    assert choose_quantized_invariant("plain", 1, None, BF16, H200).kernel == LinearKernel.DEQUANTIZED
+
+
+def test_a_users_table_comes_first(tmp_path: Path) -> None:
+    """By the layout's name; None is the library."""
+    config = TileConfig(64, 16, 128, 6, 4)
+    product = Product("plain", 4096, 4096, "fp8")
+    merge_table(user_path(H200, tmp_path), product, {8: config, 16: None})
+    read_user_tables(tmp_path)
+    try:
+        for tokens, wanted, kernel in ((8, config, LinearKernel.SKINNY_GEMM), (16, None, LinearKernel.SCALED_MM)):
+            found = choose_quantized("plain", tokens, 4096, 4096, FP8, BF16, H200)
+            assert (found.config, found.kernel, found.source) == (wanted, kernel, Source.USER)
+        other = choose_quantized("plain", 8, 4096, 4096, KINDS[1], BF16, H200)
+        assert other.source == Source.RULE
+    finally:
+        read_user_tables(None)
+
+
+def test_kinds_of_layouts() -> None:
+    """Names tell launch shapes apart; what no kernel reads has no kind."""
+    cpu = torch.device("cpu")
+    names = {name: kind_of(make(64, 256, cpu)) for name, make in LAYOUTS.items()}
+    assert {kind.name for kind in names.values() if kind is not None} == {
+        "fp8", "int8", "fp8-128x128", "fp8-1x32", "int8-1x128-zeros", "int8-zeros", "int8-1x128", "int4",
+        "int4-1x128", "int4-1x128-zeros", "int4-1x64-zeros", "int4-1x32",
+    }  # fmt: skip
+    assert None not in names.values()
+    assert [kind_of(make(64, 256, cpu)) for make in OTHERS.values()] == [None] * len(OTHERS)
+    assert Product.parse("plain:64x32:int4-1x128-zeros").name == "plain:64x32:int4-1x128-zeros"
+
+
+@pytest.mark.parametrize("name", ["fp8 rows", "int4 groups of 128, ordered", "int8 groups of 128, ordered", "nvfp4"])
+def test_without_a_gpu_products_are_those_of_the_dense_weight(name: str) -> None:
+    """Also of columns in an order of their own."""
+    layout = (LAYOUTS | OTHERS)[name](32, 256, torch.device("cpu"))
+    x, dense = torch.randn(3, 256), layout.dense()
+    expected = F.linear(x, dense)
+    for call in (linear, linear_invariant, partial_linear):
+        assert torch.allclose(call(x, layout), expected, rtol=1e-4, atol=1e-4)
+    if not torch.cuda.is_available():  # the activation's kernel runs in the interpreter then
+        assert torch.allclose(gated_linear(x, layout), activation_mul_reference(expected), rtol=1e-4, atol=1e-3)

@@ -1,0 +1,86 @@
+"""Kernels of products read quantized weights: tiles and vectors, every form, all edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
+from pagebus.kernels.linear.shapes import Config
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.quantized.coding import coded_of
+from pagebus.kernels.quantized.layouts import Layout
+from tests.helpers.quantized.random_layouts import LAYOUTS
+
+LIMITS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
+DTYPES = [torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.float32, torch.float16]
+SIZES = {"even": (32, 256), "odd": (42, 200)}
+"""Rows and columns: of whole tiles, and of parts of tiles."""
+PLAIN = {name: make for name, make in LAYOUTS.items() if "ordered" not in name}
+
+
+def depth_of(layout: Layout) -> int:
+    coded = coded_of(layout)
+    assert coded is not None
+    return min(128, coded.width or 128)
+
+
+def configs(name: str, layout: Layout) -> list[tuple[int, Config]]:
+    """Launch shapes for numbers of tokens."""
+    depth = depth_of(layout) if "int4" not in name else 128
+    tiles = 5, TileConfig(24, 16, depth, 3, 2)
+    return [tiles] if depth < 128 else [tiles, (1, VectorConfig(2, 128, 1))]
+
+
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("size", "dtype"), list(zip(SIZES, DTYPES, strict=True)))
+@pytest.mark.parametrize("name", PLAIN)
+def test_products_are_those_of_dense_weights(name: str, size: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Plain with a bias, and gated."""
+    rows, columns = SIZES[size]
+    layout = PLAIN[name](rows, columns, device)
+    weight, exact = coded_of(layout), layout.dense().double()
+    assert weight is not None
+    bias = torch.randn(rows, device=device).to(dtype)
+    for tokens, config in configs(name, layout):
+        x = torch.randn(tokens, columns, device=device).to(dtype)
+        expected = F.linear(x.double(), exact)
+        result = linear(x, weight, bias, config=config)
+        assert result.dtype == dtype
+        assert relative_error(result, expected + bias.double()) < LIMITS[dtype]
+        if size == "even":
+            continue
+        gate, up = expected.chunk(2, dim=1)
+        assert relative_error(gated_linear(x, weight, config=config), F.silu(gate) * up) < 2 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("name", ["fp8 rows", "fp8 blocks of 128x128", "int4 groups of 128, zeros", "int4 rows"])
+def test_splits_and_norms(name: str, device: torch.device) -> None:
+    """Partial sums of K; products into the residual, and the products behind that complete its norm."""
+    layout = PLAIN[name](64, 512, device)
+    weight, following = coded_of(layout), PLAIN[name](32, 64, device)
+    exact, dtype = layout.dense().double(), DTYPES[-1]
+    x, given = torch.randn(3, 512, device=device).to(dtype), torch.randn(3, 64, device=device).to(dtype)
+    expected = F.linear(x.double(), exact)
+    split = TileConfig(32, 16, 128, 2, 2, 2)
+    parts = partial_linear(x, weight, config=split)
+    assert isinstance(parts, torch.Tensor)
+    assert parts.shape == (2, 3, 64)
+    assert relative_error(parts.sum(0), expected) < 1e-4
+    norm = NextNorm(torch.rand(64, device=device).to(dtype), 1e-5, torch.zeros(64, dtype=torch.int32, device=device))
+    for config in (split, TileConfig(32, 16, 128, 2, 2)):
+        residual = given.clone()
+        half = residual_linear(x, weight, None, residual, norm, config)
+        assert isinstance(half, HalfNorm)
+        assert relative_error(residual, given.double() + expected) < LIMITS[dtype]
+        whole = residual.double() * norm.weight.double()
+        whole *= torch.rsqrt(residual.double().pow(2).mean(1, keepdim=True) + 1e-5)
+        behind = coded_of(following)
+        result = linear(half, behind, config=TileConfig(32, 16, 128 if "int4" in name else 64, 2, 2))
+        assert relative_error(result, F.linear(whole, following.dense().double())) < 3 * LIMITS[dtype]

@@ -1,0 +1,34 @@
+"""Products with quantized weights compile for GPUs that are not here, as the rule chooses their launch shapes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.kernels.test_compile import ROOT, SHARED_LIMIT, needs_triton
+
+
+@needs_triton
+@pytest.mark.parametrize("arch", [90, 80, 89, 120])
+def test_nothing_spills(arch: int) -> None:
+    """Tensor cores get weights from registers, and shared memory suffices."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.quantized.compile_quantized", "--arch", str(arch)],
+        capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    variants = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {"_vector_kernel", "_tiles_kernel", "_dequantize_kernel", "_round_tokens_kernel", "_scale_sums_kernel"} == {
+        variant["kernel"] for variant in variants
+    }
+    for variant in variants:
+        assert variant["shared"] <= SHARED_LIMIT[arch], variant
+        assert variant["spilled"] == 0, variant
+        if variant["kernel"] == "_tiles_kernel":
+            assert variant["wgmma"] + variant["mma"] > 0, variant
+            assert variant["cp_async"] > 0, variant

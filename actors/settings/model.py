@@ -31,9 +31,11 @@ class ModelSettings:
         help="format of the weights (default: the checkpoint's); fp8, int8 and int4 are made of 16 bits at load",
         choices=(
             *("fp8", "int8", "int4", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"),
-            *("torchao", "fbgemm_fp8", "gptq_marlin", "awq_marlin", "modelopt_fp4"),
+            *("torchao", "fbgemm_fp8", "gguf", "gptq_marlin", "awq_marlin", "modelopt_fp4"),
         ),
     )
     load_format: str = setting(
-        "auto", help="dummy: random weights, to measure without a download", choices=("auto", "safetensors", "dummy")
+        "auto",
+        help="dummy: random weights, to measure without a download",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )

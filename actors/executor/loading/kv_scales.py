@@ -21,6 +21,7 @@ from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
 
@@ -51,6 +52,8 @@ def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
 def read_scales(model: Model, path: Path) -> torch.Tensor | None:
     """The checkpoint's scales [layers, 2, Hkv]; None if it has none. Each is one number or one per head."""
     config = model.config
+    if is_gguf(path):
+        return None
     files = read_headers(weight_files(path))
     tensors, theirs = our_names(files, config.names), {id(tensor): name for name, tensor in files.items()}
     found: dict[tuple[int, int], torch.Tensor] = {}

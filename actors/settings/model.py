@@ -11,7 +11,7 @@ from pagebus.actors.settings.declaring import setting
 class ModelSettings:
     """Which model is served, and under which name."""
 
-    model: str = setting("", help="folder or Hugging Face id of the model; empty: the small shipped one")
+    model: str = setting("", help="folder, GGUF file or Hugging Face id of the model; empty: the small shipped one")
     tokenizer: str | None = setting(None, help="folder or id of the tokenizer (default: the model's)")
     skip_tokenizer_init: bool = setting(False, help="run without a tokenizer: prompts and answers are token ids")
     served_model_name: tuple[str, ...] = setting(

@@ -43,10 +43,7 @@ def mixture(name: str) -> Type:
 def pack(tensor: torch.Tensor, kind: Type, seed: int) -> tuple[np.ndarray, torch.Tensor]:
     """A matrix as a file has it, and what it means. K-quants, which the library cannot make, are random."""
     values = tensor.float().numpy()
-    if kind in K_SCALES:
-        data = _random_blocks(values.shape, kind, seed)
-    else:
-        data = gguf.quants.quantize(values, kind)
+    data = _random_blocks(values.shape, kind, seed) if kind in K_SCALES else gguf.quants.quantize(values, kind)
     return data, torch.from_numpy(gguf.quants.dequantize(data, kind).astype(np.float32)).view(tensor.shape)
 
 
@@ -128,6 +125,17 @@ def write_gguf(
     writer.close()
     if dense is not None:
         _write_dense(folder, dense, meant)
+    return file
+
+
+def write_keys(file: Path, architecture: str, metadata: Mapping[str, Any]) -> Path:
+    """A file without tensors."""
+    writer = gguf.GGUFWriter(file, architecture)
+    for key, value in metadata.items():
+        _write_value(writer, key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
     return file
 
 

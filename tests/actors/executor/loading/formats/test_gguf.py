@@ -10,9 +10,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from pagebus.actors.executor.layers.quantized.weights import empty_layout
 from pagebus.actors.executor.loading.formats.gguf import READERS
 from pagebus.actors.executor.loading.formats.storing import store
-from pagebus.actors.executor.layers.quantized.weights import empty_layout
 from pagebus.actors.model.gguf.types import BY_NAME
 from pagebus.actors.model.quantization.scheme import mixed
 from pagebus.kernels.quantized.layouts import W4Words, W8Blocks

@@ -29,8 +29,12 @@ PROMPT_TOKENS = 256
 BLOCK_SIZE = 16
 LARGEST = 64.0
 """What the largest number of the prompt becomes, at most: a seventh of what fits into fp8_e4m3."""
-PLACES = ("self_attn", "self_attn.attn", "self_attn.{name}_proj")
-"""Where checkpoints keep ``k_scale`` and ``v_scale`` of a layer."""
+NAMES = (
+    *("self_attn.{name}_scale", "self_attn.attn.{name}_scale", "self_attn.{name}_proj.{name}_scale"),
+    *("self_attn.{name}_proj.output_scale", "self_attn.kv_scale"),
+)
+"""What checkpoints call the scale of a layer's keys or values; the last two, of older ones, are of both projections'
+outputs, and one for both."""
 
 
 @torch.inference_mode()
@@ -59,8 +63,8 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
     found: dict[tuple[int, int], torch.Tensor] = {}
     for layer in range(config.num_layers):
         for part, name in enumerate("kv"):
-            for place in PLACES:
-                full = f"model.layers.{layer}.{place.format(name=name)}.{name}_scale"
+            for place in NAMES:
+                full = f"model.layers.{layer}.{place.format(name=name)}"
                 if full in tensors:
                     with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
                         found[layer, part] = _checked(

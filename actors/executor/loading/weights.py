@@ -31,6 +31,7 @@ Progress = Callable[[float], None]
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth")
 MAX_HEADER_BYTES = 100_000_000
 DUMMY_RANGE = 1e-3
 """As vLLM's dummy weights, so that both are measured with the same: the numbers that a GPU multiplies decide how much
@@ -41,7 +42,7 @@ TIED_HEAD = "lm_head."
 
 UNUSED_SUFFIXES = (
     *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
-    *(".k_scale", ".v_scale"),
+    *(".k_scale", ".v_scale", "_proj.output_scale", ".kv_scale"),
 )
 """Tables that old checkpoints carry and that are computed here; scales that
 :mod:`pagebus.actors.executor.loading.kv_scales` reads."""
@@ -167,8 +168,16 @@ def weight_files(path: Path) -> list[Path]:
         return [path / SINGLE_FILE]
     found = sorted(path.glob("*.safetensors"))
     if not found:
-        raise ModelError(f"{path}: no safetensors weights (other formats are not read)")
+        raise ModelError(f"{path}: {_other_files(path)}")
     return found
+
+
+def _other_files(path: Path) -> str:
+    """Why a folder without safetensors files is no model."""
+    pickles = [each.name for suffix in PICKLES for each in sorted(path.glob(f"*{suffix}"))]
+    if not pickles:
+        return "no safetensors weights (other formats are not read)"
+    return f"{pickles[0]} holds pickles, which run what they hold and are never read (save the model as safetensors)"
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:

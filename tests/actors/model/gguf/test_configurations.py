@@ -24,7 +24,7 @@ from tests.helpers.model_factory import make_golden
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_golden(tmp_path_factory.mktemp("source") / "model", "llama", {"hidden_size": 64})
+    return make_golden(tmp_path_factory.mktemp("source") / "model", "llama", {"intermediate_size": 128})
 
 
 def write(source: Path, file: Path, kind: Type = Type.Q8_0, **keys: Any) -> Path:

@@ -50,7 +50,7 @@ def test_inspect(shipped: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_absurd_scales_are_named(tmp_path: Path) -> None:
     """An infinite one in the middle of a tensor."""
-    source = make_golden(tmp_path / "model", "qwen2", {})
+    source = make_golden(tmp_path / "model", "qwen2", {"intermediate_size": 128})
     file = write_gguf(source, tmp_path / "model.gguf", uniform(Type.Q8_0))
     tensor = read_header(file).tensors["blk.1.ffn_up.weight"]
     data = bytearray(file.read_bytes())
@@ -62,7 +62,7 @@ def test_absurd_scales_are_named(tmp_path: Path) -> None:
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     """By our names."""
-    source = make_golden(tmp_path / "model", "qwen2", {})
+    source = make_golden(tmp_path / "model", "qwen2", {"intermediate_size": 128})
     file = write_gguf(source, tmp_path / "model.gguf", uniform(Type.Q8_0))
     data = file.read_bytes()
     file.write_bytes(data.replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))

@@ -106,6 +106,8 @@ class ModelConfig:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
         """
         if is_gguf(path):
+            if classifier_from_token:
+                raise ModelError("--classifier-from-token: not supported of GGUF files")
             return configure(read_file(path), parse_config)
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)

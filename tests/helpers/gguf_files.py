@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 
 from tests.helpers.quantized.checkpoints import tensors_of
+from tests.helpers.quantized.k_quants import quantize
 
 K_SCALES = {Type.Q4_K: (0, 2), Type.Q5_K: (0, 2), Type.Q6_K: (208, None)}
 """Where blocks have the float16 by which all else is multiplied, and that of the minima."""
@@ -40,10 +41,14 @@ def mixture(name: str) -> Type:
     return Type.F32
 
 
-def pack(tensor: torch.Tensor, kind: Type, seed: int) -> tuple[np.ndarray, torch.Tensor]:
-    """A matrix as a file has it, and what it means. K-quants, which the library cannot make, are random."""
+def pack(tensor: torch.Tensor, kind: Type, seed: int | None) -> tuple[np.ndarray, torch.Tensor]:
+    """A matrix as a file has it, and what it means. K-quants, which the library cannot make, are random, or without a
+    ``seed`` our own."""
     values = tensor.float().numpy()
-    data = _random_blocks(values.shape, kind, seed) if kind in K_SCALES else gguf.quants.quantize(values, kind)
+    if kind not in K_SCALES:
+        data = gguf.quants.quantize(values, kind)
+    else:
+        data = quantize(values, kind) if seed is None else _random_blocks(values.shape, kind, seed)
     return data, torch.from_numpy(gguf.quants.dequantize(data, kind).astype(np.float32)).view(tensor.shape)
 
 
@@ -101,9 +106,11 @@ class Model:
 
 
 def write_gguf(
-    folder: Path, file: Path, type_of: TypeOf, metadata: Mapping[str, Any] = {}, *, dense: Path | None = None
-) -> Path:
-    """``file`` of the model in ``folder``; into ``dense`` goes what it means. ``metadata``: more keys."""
+    folder: Path, file: Path, type_of: TypeOf, metadata: Mapping[str, Any] = {}, *, dense: Path | None = None,
+    random_blocks: bool = True,
+) -> Path:  # fmt: skip
+    """``file`` of the model in ``folder``; into ``dense`` goes what it means. ``metadata``: more keys. K-quants are
+    ``random_blocks``: they have more cases than real ones."""
     model, meant = Model(folder), {}
     writer = gguf.GGUFWriter(file, model.name)
     _write_fields(writer, model)
@@ -114,7 +121,7 @@ def write_gguf(
         rows = permuted(tensor, heads) if heads else tensor
         rows = rows + 1 if model.name.startswith("gemma") and "norm" in name else rows
         kind = type_of(stored) if rows.dim() > 1 and "gate_inp" not in stored else Type.F32
-        data, back = pack(rows, kind, index)
+        data, back = pack(rows, kind, index if random_blocks else None)
         writer.add_tensor(stored, data, raw_dtype=kind)
         back = back - 1 if model.name.startswith("gemma") and "norm" in name else back
         meant[name] = restored(back, heads) if heads else back

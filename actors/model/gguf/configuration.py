@@ -18,6 +18,13 @@ from pagebus.actors.model.spec import ModelSpec
 if TYPE_CHECKING:
     from pagebus.actors.model.config import ModelConfig
 
+UNKNOWN = (
+    *("pooling_type", "logit_scale", "embedding_scale", "residual_scale", "attention.scale", "attention.output_scale"),
+    *("attention.clamp_kqv", "attention.max_alibi_bias", "attention.temperature_scale", "expert_group_count"),
+    *("leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers", "attention.sinks"),
+    *("attention.chunk_size", "attention.shared_kv_layers", "swin_norm", "rope.scaling.alpha"),
+)
+"""Keys that other architectures have, and that would change what is computed."""
 YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 SIZES = (
     ("ffn_down", -1, "feed_forward_length"), ("ffn_down_exps", -1, "expert_feed_forward_length"),
@@ -55,8 +62,8 @@ def _fields(data: Metadata, known: GgufArchitecture) -> dict[str, Any]:
     head_dim = data.integer("attention.key_length", max(1, hidden // heads))
     if data.integer("attention.value_length", head_dim) != head_dim:
         raise data.wrong("attention.value_length", f"is not attention.key_length, {head_dim}, which is not supported")
-    if not known.windows:
-        data.refuse(WINDOW)
+    for key in UNKNOWN if known.windows else (WINDOW, *UNKNOWN):
+        data.refuse(key)
     _check_sizes(data, heads * head_dim, layers)
     tensors = data.file.tensors
     return {

@@ -23,8 +23,6 @@ METHODS: Mapping[str, Parser] = {
     "mxfp4": tables.parse_mxfp4,
     "torchao": torchao.parse_torchao,
 }
-UNNAMED = ("gguf",)
-"""Methods that no configuration names: a file of this kind is one."""
 ALIASES = {
     "compressed_tensors": "compressed-tensors", "modelopt_fp4": "modelopt", "modelopt_fp8": "modelopt",
     "gptq_marlin": "gptq", "gptqmodel": "gptq", "awq_marlin": "awq", "nvfp4": "modelopt",

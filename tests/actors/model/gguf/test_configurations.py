@@ -78,6 +78,8 @@ def test_tokens_that_end_an_answer(source: Path, tmp_path: Path) -> None:
         ("llama.feed_forward_length", 2**30, r"is 1073741824, but tensor blk.0.ffn_down.weight has shape"),
         ("llama.attention.value_length", 32, "value_length is not attention.key_length, 64, which is not supported"),
         ("llama.rope.dimension_count", 32, "rope.dimension_count is 32, but heads have 64 dimensions"),
+        ("llama.pooling_type", 3, "llama.pooling_type is not supported for this architecture"),
+        ("llama.logit_scale", 0.1, "llama.logit_scale is not supported for this architecture"),
         ("llama.rope.scaling.type", "other", "rope.scaling.type is 'other', which is not supported"),
         ("llama.rope.scaling.type", "yarn", "rope.scaling.original_context_length is missing"),
         ("llama.rope.freq_base", 0.0, "rope.freq_base is 0.0, not a number above 0"),

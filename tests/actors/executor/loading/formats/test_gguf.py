@@ -104,3 +104,11 @@ def test_the_library_and_we_know_the_same_sizes() -> None:
     """Of blocks."""
     for name, known in BY_NAME.items():
         assert gguf.GGML_QUANT_SIZES[Type[name]] == (known.numbers, known.size)
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Type.Q4_K, 0.08), (Type.Q5_K, 0.04), (Type.Q6_K, 0.02)])
+def test_our_k_quants_are_what_the_library_reads(kind: Type, error: float) -> None:
+    """Which is what measurements of quality need."""
+    weight = noise(16, 512)
+    _, meant = pack(weight, kind, None)
+    assert error / 4 < float((meant - weight).norm() / weight.norm()) < error

@@ -14,7 +14,9 @@ SUFFIX = ".gguf"
 PROJECTOR = "mmproj"
 """In the names of image towers, which lie beside their models."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-TYPE = re.compile(r"[A-Za-z0-9_]+")
+DYNAMIC = "UD-"
+"""Before types of which some layers are kept more exactly; they are meant only by their whole names."""
+TYPE = re.compile(r"[A-Za-z0-9_-]+")
 """What may follow a colon behind a folder or an id: ``Q4_K_M``."""
 
 
@@ -46,6 +48,8 @@ def choose(names: Iterable[str], kind: str, where: str) -> str | None:
     models = [name for name in names if name.endswith(SUFFIX) and PROJECTOR not in name.rpartition("/")[2]]
     models = [name for name in models if (part := SPLIT.fullmatch(name)) is None or int(part[2]) == 1]
     wanted = [name for name in models if _is_of(name, kind)] if kind else models
+    plain = [name for name in wanted if not _is_of(name, f"{DYNAMIC}{kind}")] if kind else []
+    wanted = plain or wanted
     if len(wanted) > 1 or (models and not wanted):
         listed = ", ".join(sorted(name.rpartition("/")[2] for name in models))
         what = "several GGUF files" if not kind else f"no single GGUF file of type {kind}"
@@ -56,8 +60,8 @@ def choose(names: Iterable[str], kind: str, where: str) -> str | None:
 def _is_of(name: str, kind: str) -> bool:
     """Whether ``Model-Q4_K_M.gguf``, or one in a folder ``Q4_K_M``, is of the type."""
     split = SPLIT.fullmatch(name)
-    stem = (split[1] if split else name.removesuffix(SUFFIX)).lower()
-    return stem == kind.lower() or re.search(rf"[-._/]{re.escape(kind.lower())}$", stem) is not None
+    before, found, after = (split[1] if split else name.removesuffix(SUFFIX)).lower().rpartition(kind.lower())
+    return bool(found) and not after and (not before or before.endswith(("-", ".", "/")))
 
 
 @lru_cache(maxsize=2)

@@ -32,15 +32,20 @@ def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Call
     files: dict[Path, int] = {}
     try:
         for module in modules:
-            tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
-            try:
-                _fill(module, tensors, device)
-            except FormatError as error:
-                raise ModelError(f"{module.name} {error} ({module.scheme})") from error
+            _read_module(module, files, device)
             on_bytes(module.num_bytes)
     finally:
         for file in files.values():
             os.close(file)
+
+
+def _read_module(module: Module, files: dict[Path, int], device: torch.device) -> None:
+    """What was read is let go of before the next is read."""
+    tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
+    try:
+        _fill(module, tensors, device)
+    except FormatError as error:
+        raise ModelError(f"{module.name} {error} ({module.scheme})") from error
 
 
 def _fill(module: Module, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:

@@ -127,6 +127,10 @@ def test_the_type_behind_a_colon() -> None:
     assert choose(NAMES, "q4_k_m", "x") == "m-Q4_K_M.gguf"
     assert choose(NAMES, "Q8_0", "x") == "m-Q8_0-00001-of-00002.gguf"
     assert choose(("BF16/m-00001-of-00003.gguf", "m-Q8_0.gguf"), "Q8_0", "x") == "m-Q8_0.gguf"
+    assert choose(("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"), "Q4_K_M", "x") == "a-Q4_K_M.gguf"
+    assert choose(("a-Q4_K_M.gguf", "a-UD-Q4_K_M.gguf"), "UD-Q4_K_M", "x") == "a-UD-Q4_K_M.gguf"
+    assert choose(("a-UD-Q4_K_XL.gguf", "a.Q8_0.gguf"), "Q4_K_XL", "x") == "a-UD-Q4_K_XL.gguf"
+    assert choose(("a-UD-Q4_K_XL.gguf", "a.Q8_0.gguf"), "Q8_0", "x") == "a.Q8_0.gguf"
     assert choose(NAMES[3:], "", "x") is None
     with pytest.raises(ModelError, match=r"x has several GGUF files \(m-Q4_K_M.gguf, m-Q8_0-.*: name one, as x:TYPE"):
         choose(NAMES, "", "x")

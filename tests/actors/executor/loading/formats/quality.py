@@ -2,7 +2,7 @@
 
 The text lies beside this file: answers that the model gave itself, sampled at temperature 1, so that no other model's
 perplexity on it can be expected to be lower than the exact one's. Computed in float32 on a CPU, with the weights as the
-format has them. Prints a table of Markdown: bits of a weight of the layers in the file, the error of the logits over
+format has them. Prints a table of Markdown: bits of a weight of the layers, the error of the logits over
 their spread, how often the likeliest token is another one, the divergence from the exact distribution in nats, and the
 perplexity. ``--write`` samples the text anew.
 """
@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 
-import gguf
 import torch
 from gguf import GGMLQuantizationType as Type
 
@@ -24,13 +25,14 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.models import Model, build_model
 from pagebus.actors.model.config import SHIPPED_MODEL, ModelConfig
+from pagebus.actors.model.gguf.header import read_header
 from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.model.quantization.sizes import bits_per_weight
 from pagebus.actors.settings import Settings
 from tests.actors.executor.loading.float8_quality import CPU, WORDS, Quality, logits_of, texts
 from tests.helpers.gguf_files import write_gguf
 
 TEXT = Path(__file__).with_name("quality_text.json")
-ONLINE = {"fp8": 8.0, "int8": 8.0, "int4": 4.3}
 FALLBACK = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 """What ggml's program takes for rows that are no whole blocks of 256."""
 PLAIN = (Type.F16, Type.BF16, Type.Q8_0, Type.Q6_K, Type.Q5_K, Type.Q5_1, Type.Q5_0, Type.Q4_K, Type.Q4_1, Type.Q4_0)
@@ -40,23 +42,26 @@ Sample = tuple[list[int], int]
 
 @dataclass(frozen=True)
 class Format:
-    """One row of the table."""
+    """One row of the table. ``load`` gives the model, and the bits of a weight of its layers in the file."""
 
     name: str
-    bits: float
-    load: Callable[[Path], Model]
+    load: Callable[[Path], tuple[Model, float]]
 
 
-def formats() -> Iterator[Format]:
+def formats() -> list[Format]:
     """All, from the most exact on."""
-    yield Format("float32", 32.0, lambda folder: model_of(SHIPPED_MODEL))
-    yield Format("bfloat16", 16.0, lambda folder: model_of(SHIPPED_MODEL, dtype=torch.bfloat16))
-    for method, bits in ONLINE.items():
-        yield Format(f"`--quantization {method}`", bits, lambda folder, method=method: model_of(SHIPPED_MODEL, method))  # type: ignore[misc]
-    for kind in PLAIN:
-        numbers, size = gguf.GGML_QUANT_SIZES[kind]
-        yield Format(f"GGUF `{kind.name}`", 8 * size / numbers, lambda folder, kind=kind: _gguf(folder, kind))  # type: ignore[misc]
-    yield Format("GGUF, as `Q4_K_M`", 5.1, lambda folder: _gguf(folder, Type.Q4_K, Type.Q6_K))
+    return [
+        Format("float32", lambda folder: (model_of(SHIPPED_MODEL), 16.0)),
+        Format("bfloat16", lambda folder: (model_of(SHIPPED_MODEL, dtype=torch.bfloat16), 16.0)),
+        *(Format(f"`--quantization {method}`", partial(_online, method)) for method in ("fp8", "int8", "int4")),
+        *(Format(f"GGUF `{kind.name}`", partial(_gguf, kind, None)) for kind in PLAIN),
+        Format("GGUF, as `Q4_K_M`", partial(_gguf, Type.Q4_K, Type.Q6_K)),
+    ]
+
+
+def _online(method: str, folder: Path) -> tuple[Model, float]:
+    model = model_of(SHIPPED_MODEL, method)
+    return model, bits_per_weight(model.config.quantization)
 
 
 def model_of(path: Path, method: str | None = None, dtype: torch.dtype = torch.float32) -> Model:
@@ -67,7 +72,7 @@ def model_of(path: Path, method: str | None = None, dtype: torch.dtype = torch.f
     return model
 
 
-def _gguf(folder: Path, kind: Type, larger: Type | None = None) -> Model:
+def _gguf(kind: Type, larger: Type | None, folder: Path) -> tuple[Model, float]:
     """All matrices of one type, or those that mixtures keep more exactly of a ``larger`` one."""
 
     def type_of(name: str) -> Type:
@@ -75,7 +80,11 @@ def _gguf(folder: Path, kind: Type, larger: Type | None = None) -> Model:
         chosen = larger if keeps and larger is not None else kind
         return FALLBACK.get(chosen, chosen) if "ffn_down" in name else chosen
 
-    return model_of(write_gguf(SHIPPED_MODEL, folder / f"{kind.name}-{larger}.gguf", type_of, random_blocks=False))
+    file = write_gguf(SHIPPED_MODEL, folder / f"{kind.name}-{larger}.gguf", type_of, random_blocks=False)
+    tensors = read_header(file).tensors.values()
+    layers = [tensor for tensor in tensors if tensor.name.startswith("blk.") and len(tensor.shape) == 2]
+    bits = 8 * sum(tensor.num_bytes for tensor in layers) / sum(prod(tensor.shape) for tensor in layers)
+    return model_of(file), bits
 
 
 def read_text() -> list[Sample]:
@@ -115,9 +124,10 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         for each in formats():
-            found = compare(logits(each.load(Path(folder)), samples), truth, samples)
+            model, bits = each.load(Path(folder))
+            found = compare(logits(model, samples), truth, samples)
             print(
-                f"| {each.name} | {each.bits:.3g} | {found.logit_error:.4f} | {found.other_choice:.2%} "
+                f"| {each.name} | {bits:.3g} | {found.logit_error:.4f} | {found.other_choice:.2%} "
                 f"| {found.divergence:.5f} | {found.perplexity:.4f} |",
                 flush=True,
             )

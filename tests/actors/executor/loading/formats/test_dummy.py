@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def check(parameters: Parameters) -> None:
         assert len(dense.unique()) > 8
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("name", SCHEMES)
 def test_each_layout(name: str, folder: Path) -> None:
     """Nothing is left as memory was; the same seed gives the same."""
@@ -65,11 +67,10 @@ def _fields(config: ModelConfig, quantization: Quantization) -> dict[str, object
     return {name: getattr(config, name) for name in ModelConfig.__slots__} | {"quantization": quantization}
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("name", ["fp8-blocks", "gptq-4-act-order", "awq", "ct-nvfp4", "bnb-nf4", "torchao-int4"])
 def test_configurations_that_say_so(name: str, folder: Path, tmp_path: Path) -> None:
     """As a checkpoint has them: zero points, orders, tables and small scales too."""
-    import json
-
     said = json.loads((folder / "config.json").read_text()) | {"quantization_config": PACKERS[name].config}
     (tmp_path / "config.json").write_text(json.dumps(said))
     model = build_model(ModelConfig.load(tmp_path), CPU, torch.float32, Ops.reference(), 32)

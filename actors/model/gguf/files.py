@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 
 from pagebus.actors.model.errors import ModelError
@@ -64,9 +63,8 @@ def _is_of(name: str, kind: str) -> bool:
     return bool(found) and not after and (not before or before.endswith(("-", ".", "/")))
 
 
-@lru_cache(maxsize=2)
-def _read(path: Path, size: int, changed_ns: int) -> GgufFile:
-    """All that belongs to the file, while it stays what it is."""
+def read_file(path: Path) -> GgufFile:
+    """A model's file, with the tensors of those that it was split into. Raises ModelError."""
     first, split = read_header(path), SPLIT.fullmatch(str(path))
     if split is None:
         return first
@@ -78,12 +76,3 @@ def _read(path: Path, size: int, changed_ns: int) -> GgufFile:
                 raise ModelError(f"tensor {name} is in both {tensors[name].file.name} and {part.name}")
             tensors[name] = tensor
     return GgufFile(path, first.metadata, tensors)
-
-
-def read_file(path: Path) -> GgufFile:
-    """A model's file, with the tensors of those that it was split into. Raises ModelError."""
-    try:
-        state = path.stat()
-    except OSError as error:
-        raise ModelError(f"{path} is not a readable GGUF file: {error}") from error
-    return _read(path, state.st_size, state.st_mtime_ns)

@@ -41,12 +41,18 @@ def _check(codes: Codes) -> None:
     if wrong or (codes.whole is not None and _absurd(codes.whole)):
         raise FormatError(f"has scales that are no finite numbers, or above {LARGEST_SCALE:.0e}")
     floats = codes.values.dtype == torch.float8_e4m3fn
-    if floats and bool(((codes.values.view(torch.uint8) & NOT_A_NUMBER) == NOT_A_NUMBER).any()):
+    if floats and _not_numbers(codes.values):
         raise FormatError("has weights that are no numbers")
     if codes.zero is not None and _absurd(codes.zero):
         raise FormatError("has zero points that are no finite numbers")
     if codes.low is not None and _absurd(codes.low):
         raise FormatError(f"has minima that are no finite numbers, or above {LARGEST_SCALE:.0e}")
+
+
+def _not_numbers(values: torch.Tensor) -> bool:
+    """Whether some of float8_e4m3fn [N, K] are none; some rows at a time."""
+    parts = values.view(torch.uint8).split(max(1, PACKED_AT_ONCE // values.shape[1]))
+    return any(bool(((part & NOT_A_NUMBER) == NOT_A_NUMBER).any()) for part in parts)
 
 
 def _absurd(numbers: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
 from pagebus.actors.model.fields import Fields
-from pagebus.actors.model.gguf.configuration import configure
+from pagebus.actors.model.gguf.configuration import describe
 from pagebus.actors.model.gguf.files import choose, file_of, is_gguf, read_file, split_type
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
 from pagebus.actors.model.pooling.modules import Modules, read_modules
@@ -108,11 +108,18 @@ class ModelConfig:
         if is_gguf(path):
             if classifier_from_token:
                 raise ModelError("--classifier-from-token: not supported of GGUF files")
-            return configure(read_file(path), parse_config)
+            return _of_gguf(path)
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
         between = tokens_between(path, raw, classifier_from_token)
         return parse_config(raw, generation, read_modules(path), between, side)
+
+
+def _of_gguf(path: Path) -> ModelConfig:
+    """Of a GGUF file. Raises ModelError."""
+    said = describe(read_file(path))
+    config = parse_config(said.fields, said.generation)
+    return replace(config, spec=said.as_stored(config.spec), quantization=said.quantization)
 
 
 def max_positions(config: ModelConfig) -> int:

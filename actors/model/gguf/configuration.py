@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pagebus.actors.model.gguf.architectures import WINDOW, GgufArchitecture, find_architecture
 from pagebus.actors.model.gguf.header import GgufFile, GgufTensor
@@ -14,9 +14,6 @@ from pagebus.actors.model.gguf.tokens import end_token_ids
 from pagebus.actors.model.gguf.types import BY_NAME
 from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from pagebus.actors.model.config import ModelConfig
 
 UNKNOWN = (
     *("pooling_type", "logit_scale", "embedding_scale", "residual_scale", "attention.scale", "attention.output_scale"),
@@ -31,12 +28,29 @@ SIZES = (
     ("ffn_down_exps", 0, "expert_count"), ("ffn_down_shexp", -1, "expert_shared_feed_forward_length"),
 )  # fmt: skip
 """Sizes of a layer's tensors that keys say, too."""
-Parse = Callable[[Mapping[str, Any], Mapping[str, Any]], "ModelConfig"]
 
 
-def configure(file: GgufFile, parse: Parse) -> ModelConfig:
-    """The configuration of the model in ``file``; ``parse`` makes one of the fields of ``config.json`` and of
-    ``generation_config.json``.
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A model as its file says it: the ``fields`` of ``config.json`` and of ``generation_config.json``, and how each
+    weight is stored."""
+
+    fields: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    quantization: Quantization | None
+    known: GgufArchitecture
+
+    def as_stored(self, spec: ModelSpec) -> ModelSpec:
+        """With rows and norms as the file has them."""
+        if self.known.pairs:
+            spec = replace(spec, rope=tuple(replace(rope, layout="pairs") for rope in spec.rope))
+        if self.known.whole_norms:
+            spec = replace(spec, norm=replace(spec.norm, offset=0, wide=True))
+        return spec
+
+
+def describe(file: GgufFile) -> Described:
+    """The model in ``file``.
 
     Raises:
         ModelError: an architecture that is not read, or keys and tensors that do not fit together.
@@ -44,9 +58,8 @@ def configure(file: GgufFile, parse: Parse) -> ModelConfig:
     data = Metadata(file)
     known = find_architecture(data)
     fields = _fields(data, known)
-    config = parse(fields, {"eos_token_id": end_token_ids(file, fields["vocab_size"])})
-    quantization = quantization_of(our_tensors(file, known.names))
-    return replace(config, spec=_as_stored(config.spec, known), quantization=quantization)
+    generation = {"eos_token_id": end_token_ids(file, fields["vocab_size"])}
+    return Described(fields, generation, quantization_of(our_tensors(file, known.names)), known)
 
 
 def quantization_of(tensors: Mapping[str, GgufTensor]) -> Quantization | None:
@@ -138,12 +151,3 @@ def _stretching(data: Metadata, pairs: int) -> dict[str, Any]:
         factor = data.number("rope.scaling.factor" if kind == "linear" else "rope.scale_linear")
         return {"rope_type": "linear", "factor": factor} if factor != 1.0 else {}
     raise data.wrong("rope.scaling.type", f"is {kind!r}, which is not supported (only linear, yarn and tables)")
-
-
-def _as_stored(spec: ModelSpec, known: GgufArchitecture) -> ModelSpec:
-    """With rows and norms as the file has them."""
-    if known.pairs:
-        spec = replace(spec, rope=tuple(replace(rope, layout="pairs") for rope in spec.rope))
-    if known.whole_norms:
-        spec = replace(spec, norm=replace(spec.norm, offset=0, wide=True))
-    return spec

@@ -343,7 +343,8 @@ def torchao_of(kind: str, granularity: dict[str, object], block: tuple[int, int]
         spread = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
         zero = torch.arange(scale.numel()).view(scale.shape) % 7 - 3 if zeros else torch.zeros_like(scale)
         values = weight / spread
-        values = e4m3(values) if "Float8" in kind else values.round().clamp(-120, 120).to(torch.int8)
+        whole = values.round().clamp(-120, 120).to(torch.int8)
+        values = values.to(torch.float8_e4m3fn) if "Float8" in kind else whole
         off = zero.repeat_interleave(rows, 0).repeat_interleave(columns, 1).float()
         tensors = {"_weight_qdata": values, "_weight_scale": scale}
         if zeros:

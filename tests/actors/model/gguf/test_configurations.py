@@ -17,9 +17,9 @@ from pagebus.actors.model.config import ModelConfig, ModelError, resolve_folder
 from pagebus.actors.model.gguf.files import choose
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
-from tests.helpers.gguf_files import uniform, write_gguf, write_keys
-from tests.helpers.gguf_tokenizers import CONTROL, NORMAL
 from tests.helpers.model_factory import make_golden
+from tests.helpers.quantized.gguf_files import uniform, write_gguf, write_keys
+from tests.helpers.quantized.gguf_tokenizers import CONTROL, NORMAL
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.gguf.files import read_file
 from pagebus.actors.model.gguf.header import read_header
-from tests.helpers.gguf_files import uniform, write_gguf
 from tests.helpers.model_factory import make_golden
+from tests.helpers.quantized.gguf_files import uniform, write_gguf
 
 KEYS: dict[str, Any] = {"a.flag": True, "a.text": "é 你", "a.count": 7, "a.share": 0.5, "a.list": ["x", "", "y"]}
 

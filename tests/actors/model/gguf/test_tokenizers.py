@@ -14,8 +14,8 @@ from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.gguf.header import GgufFile
 from pagebus.actors.model.gguf.tokenizer import build_tokenizer
 from pagebus.actors.model.tokenizer import TokenizerError, load_tokenizer, read_info
-from tests.helpers.gguf_files import write_keys
-from tests.helpers.gguf_tokenizers import byte_pairs, pieces
+from tests.helpers.quantized.gguf_files import write_keys
+from tests.helpers.quantized.gguf_tokenizers import byte_pairs, pieces
 
 TEXTS = [
     "Hello world!  I'm here, they'LL say 12345 things…\n\n\n  tabs\t\tand   spaces ",

@@ -30,7 +30,7 @@ from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.quantization.sizes import bits_per_weight
 from pagebus.actors.settings import Settings
 from tests.actors.executor.loading.float8_quality import CPU, WORDS, Quality, logits_of, texts
-from tests.helpers.gguf_files import write_gguf
+from tests.helpers.quantized.gguf_files import write_gguf
 
 TEXT = Path(__file__).with_name("quality_text.json")
 FALLBACK = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}

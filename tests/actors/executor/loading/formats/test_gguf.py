@@ -17,9 +17,9 @@ from pagebus.actors.model.gguf.types import BY_NAME
 from pagebus.actors.model.quantization.scheme import mixed
 from pagebus.kernels.quantized.layouts import W4Words, W8Blocks
 from tests.actors.executor.loading.formats.test_checkpoints import check
-from tests.helpers.gguf_files import mixture, pack, uniform, write_gguf
 from tests.helpers.model_factory import LLAMA3_ROPE, make_golden
 from tests.helpers.quantized.checkpoints import noise
+from tests.helpers.quantized.gguf_files import mixture, pack, uniform, write_gguf
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}

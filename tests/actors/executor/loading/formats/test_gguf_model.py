@@ -16,9 +16,9 @@ from pagebus.actors.model.config import SHIPPED_MODEL, ModelError
 from pagebus.actors.model.gguf.header import read_header
 from tests.actors.executor.loading.formats.test_pitfalls import load
 from tests.actors.offline.test_llm import ANSWER, QUESTION
-from tests.helpers.gguf_files import uniform, write_gguf
-from tests.helpers.gguf_tokenizers import of_folder
 from tests.helpers.model_factory import make_golden
+from tests.helpers.quantized.gguf_files import uniform, write_gguf
+from tests.helpers.quantized.gguf_tokenizers import of_folder
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from pagebus.actors.bench.measures.costs import Costs
 from pagebus.actors.bench.measures.figures import Figures, make_figures, summary
 from pagebus.actors.bench.measures.watch import Watch
 from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.runtime.gpus import visible_gpus
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.sources import to_args
@@ -122,7 +123,7 @@ async def _run_all(
     """Every point of the workloads, ``repeats`` times, on one deployment."""
     with scratch() as folder:
         served = as_served(settings, folder)
-        config = ModelConfig.load(resolve_model(served, weights=False))
+        config = with_quantization(served, ModelConfig.load(resolve_model(served, weights=False)))
         async with deployed(served, folder / "serve.log") as deployment:
             watch, costs = Watch(deployment), Costs.of(config, deployment.info)
             progress = Progress(sys.stderr, terminal=sys.stderr.isatty())

@@ -9,8 +9,9 @@ of the files are read: ``torch_dtype``, ``rope_theta`` and ``rope_scaling`` of t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
 from pagebus.actors.model.fields import Fields
+from pagebus.actors.model.gguf.configuration import describe
+from pagebus.actors.model.gguf.files import choose, file_of, is_gguf, read_file, split_type
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
 from pagebus.actors.model.pooling.modules import Modules, read_modules
 from pagebus.actors.model.pooling.pooler import Pooler
@@ -38,6 +41,7 @@ QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_con
 """Where ModelOpt, AutoGPTQ and AWQ kept what config.json has today."""
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +100,26 @@ class ModelConfig:
     @classmethod
     def load(cls, path: Path, classifier_from_token: tuple[str, ...] = ()) -> ModelConfig:
         """Read ``path/config.json`` and, if they are there, ``path/generation_config.json`` and the files of
-        sentence-transformers. ``classifier_from_token``: the setting.
+        sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the setting.
 
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
         """
+        if is_gguf(path):
+            if classifier_from_token:
+                raise ModelError("--classifier-from-token: not supported of GGUF files")
+            return _of_gguf(path)
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
         between = tokens_between(path, raw, classifier_from_token)
         return parse_config(raw, generation, read_modules(path), between, side)
+
+
+def _of_gguf(path: Path) -> ModelConfig:
+    """Of a GGUF file. Raises ModelError."""
+    said = describe(read_file(path))
+    config = parse_config(said.fields, said.generation)
+    return replace(config, spec=said.as_stored(config.spec), quantization=said.quantization)
 
 
 def max_positions(config: ModelConfig) -> int:
@@ -175,15 +190,55 @@ def resolve_tokenizer(settings: Settings) -> Path:
 
 
 def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
-    """A local folder as it is, a hub id as a (downloaded or cached) snapshot. Raises ModelError."""
+    """A local folder or GGUF file as it is, a hub id as a (downloaded or cached) snapshot; of a folder or snapshot
+    whose model is a GGUF file that file, of the type behind a colon if there is one. Raises ModelError."""
     local = Path(name).expanduser()
-    if local.is_dir():
-        return local
-    if local.exists():
+    if local.is_file():
+        if is_gguf(local):
+            return local
         raise ModelError(f"model {name!r} is a file: give the folder that holds config.json and the safetensors files")
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+    base, kind = (name, "") if local.is_dir() else split_type(name)
+    folder = Path(base).expanduser()
+    if folder.is_dir():
+        return _model_in(folder, kind)
+    if base.startswith(("/", ".", "~")) or base.count("/") > 1:
         raise ModelError(f"model {name!r}: there is no such folder")
-    return _download(name, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES)
+    if kind:
+        return _download_gguf(base, revision, kind)
+    found = _download(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES)
+    return found if (found / CONFIG_FILE).is_file() else _download_gguf(base, revision, "", found)
+
+
+def _model_in(folder: Path, kind: str) -> Path:
+    """The folder itself, or the GGUF file that is its model. Raises ModelError."""
+    own = (folder / CONFIG_FILE).is_file() and (not kind) and any(folder.glob(WEIGHT_FILES[0]))
+    found = None if own else file_of(folder, kind)
+    if kind and found is None:
+        raise ModelError(f"model '{folder}:{kind}': the folder has no GGUF file")
+    return found or folder
+
+
+def _download_gguf(name: str, revision: str | None, kind: str, without: Path | None = None) -> Path:
+    """The GGUF file of a type, or the only one, of a repository; ``without`` if it has none."""
+    chosen = choose(_hub_files(name, revision, kind), kind, name)
+    if chosen is None:
+        if without is not None:
+            return without
+        raise ModelError(f"model '{name}:{kind}': the repository has no GGUF file")
+    parts = re.sub(r"-00001-of-(\d{5})\.gguf$", r"-?????-of-\1.gguf", chosen)
+    return _download(name, revision, (parts,)) / chosen
+
+
+def _hub_files(name: str, revision: str | None, kind: str) -> list[str]:
+    """GGUF files of a repository: of the hub, or those in the cache where it cannot be reached."""
+    import huggingface_hub
+
+    try:
+        listed = huggingface_hub.HfApi().list_repo_files(name, revision=revision)
+        return [each for each in listed if is_gguf(Path(each))]
+    except Exception:  # offline, or it is not there: what is cached says which
+        folder = _download(name, revision, (f"*{kind}*.gguf",))
+        return [str(each.relative_to(folder)) for each in folder.rglob("*.gguf")]
 
 
 def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:

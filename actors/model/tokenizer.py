@@ -17,6 +17,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pagebus.actors.model.errors import ModelError
+from pagebus.actors.model.gguf.files import is_gguf, read_file
+from pagebus.actors.model.gguf.tokenizer import build_tokenizer, has_tokenizer, tokenizer_config
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",
@@ -47,10 +51,13 @@ class TokenizerError(Exception):
 
 def load_tokenizer(folder: Path) -> Any | None:
     """The ``transformers`` tokenizer of ``folder`` (a Rust-backed one), or None if the folder has no tokenizer files.
+    ``folder`` may be a GGUF file.
 
     Raises:
         TokenizerError: the files are broken, need code from the model's author, or need a slow tokenizer.
     """
+    if is_gguf(folder):
+        return _of_gguf(folder)
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     config = _read_json(folder / "tokenizer_config.json")
@@ -70,6 +77,19 @@ def load_tokenizer(folder: Path) -> Any | None:
     return tokenizer
 
 
+def _of_gguf(path: Path) -> Any | None:
+    """As `load_tokenizer`."""
+    try:
+        file = read_file(path)
+        if not has_tokenizer(file):
+            return None
+        tokenizer, said = build_tokenizer(file), tokenizer_config(file)
+    except ModelError as error:
+        raise TokenizerError(str(error)) from error
+    kind = getattr(importlib.import_module("transformers"), said.pop("tokenizer_class"))
+    return kind(tokenizer_object=tokenizer, **said)
+
+
 def read_template(setting: str) -> str:
     """``--chat-template``: the content of a file, or the text if it looks like a template. Raises TokenizerError."""
     if "{" in setting or "\n" in setting:
@@ -87,12 +107,21 @@ def read_info(folder: Path, template: str | None) -> dict[str, Any]:
     Raises:
         TokenizerError: a file is broken.
     """
-    config = _read_json(folder / "tokenizer_config.json")
+    config = _config(folder)
     info = {name: _texts(value) for name, value in config.items() if name not in PATH_FIELDS}
     file = folder / TEMPLATE_FILE
     if template is not None or file.is_file():
         info["chat_template"] = read_template(template if template is not None else str(file))
     return info
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    if not is_gguf(folder):
+        return _read_json(folder / "tokenizer_config.json")
+    try:
+        return tokenizer_config(read_file(folder))
+    except ModelError as error:
+        raise TokenizerError(str(error)) from error
 
 
 def _texts(value: Any) -> Any:

@@ -11,7 +11,7 @@ from pagebus.actors.settings.declaring import setting
 class ModelSettings:
     """Which model is served, and under which name."""
 
-    model: str = setting("", help="folder or Hugging Face id of the model; empty: the small shipped one")
+    model: str = setting("", help="folder, GGUF file or Hugging Face id of the model; empty: the small shipped one")
     tokenizer: str | None = setting(None, help="folder or id of the tokenizer (default: the model's)")
     skip_tokenizer_init: bool = setting(False, help="run without a tokenizer: prompts and answers are token ids")
     served_model_name: tuple[str, ...] = setting(
@@ -31,9 +31,11 @@ class ModelSettings:
         help="format of the weights (default: the checkpoint's); fp8, int8 and int4 are made of 16 bits at load",
         choices=(
             *("fp8", "int8", "int4", "gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4"),
-            *("torchao", "fbgemm_fp8", "gptq_marlin", "awq_marlin", "modelopt_fp4"),
+            *("torchao", "fbgemm_fp8", "gguf", "gptq_marlin", "awq_marlin", "modelopt_fp4"),
         ),
     )
     load_format: str = setting(
-        "auto", help="dummy: random weights, to measure without a download", choices=("auto", "safetensors", "dummy")
+        "auto",
+        help="dummy: random weights, to measure without a download",
+        choices=("auto", "safetensors", "gguf", "dummy"),
     )

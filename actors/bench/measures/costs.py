@@ -9,6 +9,7 @@ from typing import Any
 
 from pagebus.actors.bench.measures.watch import Step
 from pagebus.actors.model.config import ModelConfig, num_layer_weights
+from pagebus.actors.model.quantization.sizes import bits_per_weight
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -26,6 +27,8 @@ class Costs:
     """Of attention: one query token with one key token, all heads and layers."""
     tied: bool
     """The head's weights are the embeddings."""
+    layer_weight_bytes: float = 0.0
+    """Of one weight of the layers, with its part of the scales, if these are quantized; else 0."""
 
     @classmethod
     def of(cls, config: ModelConfig, info: Mapping[str, Any]) -> Costs:
@@ -37,13 +40,14 @@ class Costs:
             kv_bytes_per_token=float(info["block_bytes"]) / float(info["block_size"]),
             flops_per_pair=sum(layer.mixer.flops_per_pair() for layer in config.spec.layers),
             tied=config.tie_word_embeddings,
+            layer_weight_bytes=bits_per_weight(config.quantization) / 8,
         )
 
     @property
     def all_bytes(self) -> int:
         """Of all weights, without norms and biases; the embeddings are the head's or as large."""
         embeddings = 0 if self.tied else self.head_weights
-        return (self.layer_weights + self.head_weights + embeddings) * self.weight_bytes
+        return round(self._layer_bytes() + (self.head_weights + embeddings) * self.weight_bytes)
 
     def bytes_of(self, step: Step) -> float:
         """What cannot be avoided: all weights once, the keys and values of the decodes read, new ones written.
@@ -51,8 +55,11 @@ class Costs:
         Prompts read theirs at least once too, if they are computed in pieces; that is left out.
         """
         head = self.head_weights if step.num_sampled else 0
-        weights = (self.layer_weights + head) * self.weight_bytes
+        weights = self._layer_bytes() + head * self.weight_bytes
         return weights + self.kv_bytes_per_token * (step.decode_context + step.num_tokens)
+
+    def _layer_bytes(self) -> float:
+        return self.layer_weights * (self.layer_weight_bytes or self.weight_bytes)
 
     def flops_of(self, step: Step) -> float:
         """Two per weight and token, and attention; logits only of tokens that are sampled. What the last layer leaves

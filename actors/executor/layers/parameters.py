@@ -62,7 +62,8 @@ class Parameters:
         self.layouts.append(layout)
         start = 0
         for name, rows in modules.items():
-            self.parts.append([[QuantizedPart(name, scheme, layout.part(None, start, start + rows))]])
+            part = layout.part(None, start, start + rows)
+            self.parts.append([[QuantizedPart(name, self._own(name, scheme), part)]])
             start += rows
         return layout
 
@@ -85,7 +86,7 @@ class Parameters:
         step = rows // size
         self.parts[-1] += [
             [
-                QuantizedPart(name, scheme, layout.part(expert, place * step, (place + 1) * step))
+                QuantizedPart(name, self._own(name, scheme), layout.part(expert, place * step, (place + 1) * step))
                 for expert, names in enumerate(way)
                 for place, name in enumerate(names)
             ]
@@ -102,6 +103,11 @@ class Parameters:
         """Of ``modules`` that are one product; None: they are not quantized. Raises ModelError if they differ."""
         self.modules += modules
         return None if self.quantization is None else self.quantization.agreed(modules, self.names)
+
+    def _own(self, module: str, of_product: Scheme) -> Scheme:
+        """A part's scheme, where those of one product may differ."""
+        exact = None if self.quantization is None else self.quantization.exact
+        return of_product if exact is None else exact.get(module) or of_product
 
     def bias(self, parts: Mapping[str, int], dtype: torch.dtype | None = None) -> torch.Tensor:
         """[sum of rows], in the model's own format or this."""

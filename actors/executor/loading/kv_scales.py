@@ -21,6 +21,7 @@ from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
 
@@ -28,8 +29,12 @@ PROMPT_TOKENS = 256
 BLOCK_SIZE = 16
 LARGEST = 64.0
 """What the largest number of the prompt becomes, at most: a seventh of what fits into fp8_e4m3."""
-PLACES = ("self_attn", "self_attn.attn", "self_attn.{name}_proj")
-"""Where checkpoints keep ``k_scale`` and ``v_scale`` of a layer."""
+NAMES = (
+    *("self_attn.{name}_scale", "self_attn.attn.{name}_scale", "self_attn.{name}_proj.{name}_scale"),
+    *("self_attn.{name}_proj.output_scale", "self_attn.kv_scale"),
+)
+"""What checkpoints call the scale of a layer's keys or values; the last two, of older ones, are of both projections'
+outputs, and one for both."""
 
 
 @torch.inference_mode()
@@ -51,13 +56,15 @@ def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
 def read_scales(model: Model, path: Path) -> torch.Tensor | None:
     """The checkpoint's scales [layers, 2, Hkv]; None if it has none. Each is one number or one per head."""
     config = model.config
+    if is_gguf(path):
+        return None
     files = read_headers(weight_files(path))
     tensors, theirs = our_names(files, config.names), {id(tensor): name for name, tensor in files.items()}
     found: dict[tuple[int, int], torch.Tensor] = {}
     for layer in range(config.num_layers):
         for part, name in enumerate("kv"):
-            for place in PLACES:
-                full = f"model.layers.{layer}.{place.format(name=name)}.{name}_scale"
+            for place in NAMES:
+                full = f"model.layers.{layer}.{place.format(name=name)}"
                 if full in tensors:
                     with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
                         found[layer, part] = _checked(

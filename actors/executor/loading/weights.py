@@ -19,16 +19,19 @@ from pagebus.actors.executor.layers.parameters import Views
 from pagebus.actors.executor.loading.formats.finding import Module, find_modules
 from pagebus.actors.executor.loading.formats.modules import read_modules
 from pagebus.actors.executor.loading.formats.noise import fill_layout
+from pagebus.actors.executor.loading.gguf_tensors import gguf_tensors
 from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, copy_weights
 from pagebus.actors.executor.models import Model
 from pagebus.actors.model.config import ModelError, read_json
 from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.model.pooling.pooler import Pooler
 
 Progress = Callable[[float], None]
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth")
 MAX_HEADER_BYTES = 100_000_000
 DUMMY_RANGE = 1e-3
 """As vLLM's dummy weights, so that both are measured with the same: the numbers that a GPU multiplies decide how much
@@ -39,7 +42,7 @@ TIED_HEAD = "lm_head."
 
 UNUSED_SUFFIXES = (
     *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
-    *(".k_scale", ".v_scale"),
+    *(".k_scale", ".v_scale", "_proj.output_scale", ".kv_scale"),
 )
 """Tables that old checkpoints carry and that are computed here; scales that
 :mod:`pagebus.actors.executor.loading.kv_scales` reads."""
@@ -47,7 +50,8 @@ UNUSED_SUFFIXES = (
 
 @torch.inference_mode()
 def load_weights(model: Model, path: Path, load_format: str, seed: int, progress: Progress) -> None:
-    """Fill the model's tensors. ``load_format``: "dummy" (random, the same for a seed), "auto" or "safetensors".
+    """Fill the model's tensors. ``load_format``: "dummy" (random, the same for a seed), or "auto", "gguf" or
+    "safetensors".
 
     ``progress`` gets the share of bytes done, rising to 1.0, from whichever thread copies, one call at a time.
 
@@ -57,7 +61,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
     if load_format == "dummy":
         fill_with_noise(model, seed)
     else:
-        stored = our_names(read_headers(weight_files(path)), model.config.names)
+        stored = stored_tensors(path, model.config.names)
         stored |= module_tensors(path, model.config.pooler)
         model.parameters.find(stored)
         modules = _quantized_modules(model, stored)
@@ -70,7 +74,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
 
 def check_files(model: Model, path: Path) -> None:
     """Whether the files in ``path`` have what the model wants, by their headers. Raises ModelError."""
-    stored = our_names(read_headers(weight_files(path)), model.config.names)
+    stored = stored_tensors(path, model.config.names)
     model.parameters.find(stored)
     check_tensors(model, stored, _copied(model, _quantized_modules(model, stored)))
 
@@ -103,6 +107,11 @@ def _copied(model: Model, modules: list[Module]) -> Views:
     """The model's dense tensors but those that come from a quantized module."""
     dequantized = {f"{module.name}.weight" for module in modules if module.view is not None}
     return {name: view for name, view in model.parameters.views.items() if name not in dequantized}
+
+
+def stored_tensors(path: Path, names: NameMap) -> dict[str, StoredTensor]:
+    """What the model's files have, by our names. Raises ModelError."""
+    return gguf_tensors(path) if is_gguf(path) else our_names(read_headers(weight_files(path)), names)
 
 
 def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, StoredTensor]:
@@ -159,8 +168,16 @@ def weight_files(path: Path) -> list[Path]:
         return [path / SINGLE_FILE]
     found = sorted(path.glob("*.safetensors"))
     if not found:
-        raise ModelError(f"{path}: no safetensors weights (other formats are not read)")
+        raise ModelError(f"{path}: {_other_files(path)}")
     return found
+
+
+def _other_files(path: Path) -> str:
+    """Why a folder without safetensors files is no model."""
+    pickles = [each.name for suffix in PICKLES for each in sorted(path.glob(f"*{suffix}"))]
+    if not pickles:
+        return "no safetensors weights (other formats are not read)"
+    return f"{pickles[0]} holds pickles, which run what they hold and are never read (save the model as safetensors)"
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.quantization import compressed, floats, grouped, tables
+from pagebus.actors.model.quantization import compressed, floats, grouped, tables, torchao
 from pagebus.actors.model.quantization.entries import Entries
 from pagebus.actors.model.quantization.quantization import Quantization
 
@@ -21,7 +21,7 @@ METHODS: Mapping[str, Parser] = {
     "awq": grouped.parse_awq,
     "bitsandbytes": tables.parse_bitsandbytes,
     "mxfp4": tables.parse_mxfp4,
-    "torchao": tables.parse_torchao,
+    "torchao": torchao.parse_torchao,
 }
 ALIASES = {
     "compressed_tensors": "compressed-tensors", "modelopt_fp4": "modelopt", "modelopt_fp8": "modelopt",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.family import NameMap
-from pagebus.actors.model.quantization.scheme import Rule, Scheme
+from pagebus.actors.model.quantization.scheme import Rule, Scheme, mixed
 
 FUSED = (
     ((".q_proj", ".k_proj", ".v_proj"), ".qkv_proj"),
@@ -25,21 +25,27 @@ HEAD = "lm_head"
 class Quantization:
     """The first of ``rules`` that means a module says what its weight is; others have ``default`` (None: they are not
     quantized). The head and routers are not, unless ``head`` says so of the former: then it is read so, and becomes 16
-    bits. ``online``: the checkpoint is not quantized, and its weights become so while they are loaded."""
+    bits. ``online``: the checkpoint is not quantized, and its weights become so while they are loaded. ``exact`` says
+    it of each module that there is, by our names, in place of rules; parts of one product may then differ."""
 
     method: str
     default: Scheme | None
     rules: tuple[Rule, ...] = ()
     head: bool = False
     online: bool = False
+    exact: Mapping[str, Scheme | None] | None = None
 
     def scheme(self, names: Sequence[str]) -> Scheme | None:
         """Of the module that is called by these ``names``."""
+        if self.exact is not None:
+            return next((self.exact[name] for name in names if name in self.exact), None)
         rule = next((rule for rule in self.rules if means(rule, names)), None)
         return self.default if rule is None else rule.scheme
 
     def agreed(self, modules: Sequence[str], names: NameMap) -> Scheme | None:
         """The one scheme of ``modules``, which are one product here. Raises ModelError if they differ."""
+        if self.exact is not None:
+            return together([self.exact[module] for module in modules if module in self.exact])
         found = {module: self.scheme(all_names(module, names)) for module in modules}
         (first, scheme), *others = found.items()
         for module, other in others:
@@ -55,6 +61,14 @@ class Quantization:
         known = [all_names(module, names) for module in modules]
         entries = [rule for rule in self.rules if rule.match != "all" and not _known_absent(rule.entry, names)]
         return [rule.entry for rule in entries if not any(means(rule, each) for each in known)]
+
+
+def together(schemes: Sequence[Scheme | None]) -> Scheme | None:
+    """What holds all parts of a product exactly; None if one is not quantized, or there is none."""
+    known = [scheme for scheme in schemes if scheme is not None]
+    if len(known) < len(schemes) or not known:
+        return None
+    return known[0] if len(set(known)) == 1 else mixed(known)
 
 
 def _known_absent(entry: str, names: NameMap) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -20,7 +21,9 @@ class Scheme:
 
     Numbers of ``block`` (rows, columns) share a scale; 0 means all of them, and one scale of a whole tensor counts for
     each of its rows. ``bits`` are those in the file. ``zeros``: groups have zero points of their own; else the middle
-    of the range is zero. ``ordered``: columns are in an order of their own, by ``g_idx``.
+    of the range is zero. ``lows``: something is taken off the numbers of each group, once they are multiplied.
+    ``ordered``: columns are in an order of their own, by ``g_idx``. ``stored_bits``: those in the file, where the
+    numbers are wider here.
     """
 
     packing: str
@@ -31,15 +34,27 @@ class Scheme:
     zeros: bool = False
     ordered: bool = False
     activations: Activations = "none"
+    lows: bool = False
+    stored_bits: int = 0
 
     def __str__(self) -> str:
         """``gptq, 4 bits, groups of 128, zero points, act-order``."""
         rows, columns = self.block
         shared = f"blocks of {rows}x{columns}" if rows > 1 else f"groups of {columns}" if columns else "rows"
-        numbers = f"{self.bits} bits" if self.numbers.startswith("uint") else self.numbers
+        numbers = f"{self.stored_bits or self.bits} bits" if self._whole() else self.numbers
         words = [self.packing, numbers, shared]
-        words += ["zero points"] * self.zeros + ["act-order"] * self.ordered
+        words += ["zero points"] * self.zeros + ["minima"] * self.lows + ["act-order"] * self.ordered
         return ", ".join(words + ([f"{self.activations} activations"] if self.activations != "none" else []))
+
+    def _whole(self) -> bool:
+        return self.numbers.startswith("uint") or self.stored_bits > 0
+
+
+def mixed(schemes: Sequence[Scheme]) -> Scheme:
+    """What holds parts of one product exactly that have groups of different ``schemes``: bytes with groups as narrow as
+    the narrowest, and what is taken off them if any has that."""
+    width = min(scheme.block[1] for scheme in schemes)
+    return Scheme("mixed", "int8", 8, (1, width), lows=any(scheme.lows for scheme in schemes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""bitsandbytes, gpt-oss's MXFP4, and TorchAO's plain formats."""
+"""bitsandbytes, and gpt-oss's MXFP4."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pagebus.actors.model.quantization.entries import Entries
 from pagebus.actors.model.quantization.quantization import Quantization
@@ -29,23 +28,3 @@ def parse_mxfp4(entries: Entries) -> Quantization:
     scheme = Scheme("mxfp4", "e2m1", 4, (1, 32), scales="e8m0")
     rules = (*entries.ignored("glob", "modules_to_not_convert"), Rule("part", EXPERTS, scheme))
     return Quantization("mxfp4", None, rules)
-
-
-PLAIN: Mapping[str, Scheme] = {
-    "Int8WeightOnlyConfig": Scheme("torchao", "int8", 8, (1, 0)),
-    "Int8DynamicActivationInt8WeightConfig": Scheme("torchao", "int8", 8, (1, 0), activations="dynamic"),
-    "Float8WeightOnlyConfig": Scheme("torchao", "e4m3", 8, (1, 0)),
-    "Float8DynamicActivationFloat8WeightConfig": Scheme("torchao", "e4m3", 8, (1, 0), activations="dynamic"),
-}
-
-
-def parse_torchao(entries: Entries) -> Quantization:
-    """``quant_type.default._type`` names the configuration class; rows of int8 and of float8 are read."""
-    default = entries.inner("quant_type").inner("default")
-    kind = str(default.get("_type"))
-    if kind not in PLAIN:
-        raise default.wrong("_type", f"is not supported (only {', '.join(PLAIN)})")
-    data: Mapping[str, Any] = default.inner("_data").raw
-    if data.get("group_size") is not None:
-        raise default.wrong("_data", "has a group_size, which is not supported")
-    return Quantization("torchao", PLAIN[kind], entries.ignored("part", "modules_to_not_convert"))

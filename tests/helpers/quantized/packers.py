@@ -328,6 +328,53 @@ def torchao(kind: str) -> Packer:
     return Packer(config, pack)
 
 
+def torchao_of(kind: str, granularity: dict[str, object], block: tuple[int, int], *, zeros: bool = False) -> Packer:
+    """8 bits with scales of groups or blocks. ``granularity``: as the library writes it."""
+    key = "weight_granularity" if "Dynamic" in kind else "granularity"
+    given: object = [granularity, granularity] if "Float8Dynamic" in kind else granularity
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": {
+        "granularity" if "Float8" in kind else key: given}}}}  # fmt: skip
+    largest = 448.0 if "Float8" in kind else 127.0
+
+    def pack(weight: torch.Tensor) -> Packed:
+        rows, columns = block
+        tiles = weight.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+        scale = tiles.abs().amax((1, 3)) / largest
+        spread = scale.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        zero = torch.arange(scale.numel()).view(scale.shape) % 7 - 3 if zeros else torch.zeros_like(scale)
+        values = weight / spread
+        whole = values.round().clamp(-120, 120).to(torch.int8)
+        values = values.to(torch.float8_e4m3fn) if "Float8" in kind else whole
+        off = zero.repeat_interleave(rows, 0).repeat_interleave(columns, 1).float()
+        tensors = {"_weight_qdata": values, "_weight_scale": scale}
+        if zeros:
+            tensors["_weight_zero_point"] = zero.to(torch.int8)
+        return tensors, (values.float() - off) * spread
+
+    return Packer(config, pack)
+
+
+def torchao_int4(group: int) -> Packer:
+    """Signed numbers in halves of bytes, and zero points that are added."""
+    data = {"group_size": group, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": "PLAIN"}}
+    config = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": data}}}
+
+    def pack(weight: torch.Tensor) -> Packed:
+        groups = weight.unflatten(1, (-1, group))
+        least, most = groups.amin(2), groups.amax(2)
+        scale = (most - least) / 15
+        middle = least + 8 * scale
+        numbers = ((groups - least.unsqueeze(2)) / scale.unsqueeze(2)).round().clamp(0, 15) - 8
+        flat = numbers.flatten(1).to(torch.int8)
+        packed = (flat[:, ::2] & 15) | (flat[:, 1::2] << 4)
+        tensors = {"_weight_qdata": packed, "_weight_scale": scale.t(), "_weight_zero_point": middle.t()}
+        return tensors, (numbers * scale.unsqueeze(2) + middle.unsqueeze(2)).flatten(1)
+
+    return Packer(config, pack)
+
+
+GROUP = {"_type": "PerGroup", "_data": {"group_size": 16}}
+BLOCK = {"_type": "PerBlock", "_data": {"block_size": [16, 16]}}
 PACKERS: Mapping[str, Packer] = {
     "fp8": fp8(), "fp8-static": fp8(static=True), "fp8-blocks": fp8(16), "fp8-blocks-partial": fp8(48),
     "fbgemm": fbgemm(), "modelopt-fp8": modelopt_fp8(), "modelopt-nvfp4": nvfp4(modelopt=True),
@@ -344,4 +391,7 @@ PACKERS: Mapping[str, Packer] = {
     "bnb-nf4": bnb_4bit("nf4", nested=False), "bnb-nf4-nested": bnb_4bit("nf4", nested=True),
     "bnb-fp4": bnb_4bit("fp4", nested=True), "bnb-int8": bnb_int8(),
     "torchao-int8": torchao("Int8WeightOnlyConfig"), "torchao-fp8": torchao("Float8WeightOnlyConfig"),
+    "torchao-int4": torchao_int4(32), "torchao-int8-groups": torchao_of("Int8WeightOnlyConfig", GROUP, (1, 16)),
+    "torchao-intx": torchao_of("Int8DynamicActivationIntxWeightConfig", GROUP, (1, 16), zeros=True),
+    "torchao-fp8-blocks": torchao_of("Float8DynamicActivationFloat8WeightConfig", BLOCK, (16, 16)),
 }  # fmt: skip

@@ -55,12 +55,13 @@ def empty_layout(
     if scheme.bits <= 4:
         return _words(scheme, empty, count, columns, width, order)
     values = empty(count, columns, dtype=VALUES[scheme.numbers])
-    if groups == 1 and height <= 1 and not scheme.zeros:
+    if groups == 1 and height <= 1 and not scheme.zeros and not scheme.lows:
         return W8Rows(values, empty(count), rounded=scheme.activations != "none")
     starts = accumulate(rows[:-1])
     height = 1 if by_rows or height <= 1 or any(start % height for start in starts) else height
     shape = -(-count // height), groups
-    return W8Blocks(values, empty(*shape), (height, width), empty(*shape) if scheme.zeros else None, order=order)
+    zero, low = (empty(*shape) if there else None for there in (scheme.zeros, scheme.lows))
+    return W8Blocks(values, empty(*shape), (height, width), zero, low, order)
 
 
 def _words(scheme: Scheme, empty: _Empty, rows: int, columns: int, group: int, order: torch.Tensor | None) -> W4Words:
@@ -77,6 +78,7 @@ def _words(scheme: Scheme, empty: _Empty, rows: int, columns: int, group: int, o
         columns,
         group,
         zero=empty(groups, rows, dtype=torch.uint8) if scheme.zeros else None,
+        low=empty(groups, rows) if scheme.lows else None,
         whole=empty(rows) if scheme.scales == "e4m3" else None,
         table=table,
         order=order,

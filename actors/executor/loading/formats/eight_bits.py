@@ -87,18 +87,21 @@ def _read_bnb_int8(tensors: Tensors, scheme: Scheme, rows: int, columns: int) ->
 
 def _torchao(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
     formats = E4M3 if scheme.numbers == "e4m3" else ("I8",)
+    shapes = (*_scale_shapes(scheme, rows, columns), (1, 1))
     return {
         "_weight_qdata": Expected(formats, ((rows, columns),)),
-        "_weight_scale": Expected(FLOATS, _scale_shapes(scheme, rows, columns)),
-        "_weight_zero_point": Expected(("I8", *FLOATS), needed=False),
+        "_weight_scale": Expected(FLOATS, shapes),
+        "_weight_zero_point": Expected(("I8", *FLOATS), shapes, needed=scheme.zeros),
     }
 
 
 def _read_torchao(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    """Zero points that the scheme does not speak of are there too, but must be 0."""
     zero = tensors.get("_weight_zero_point")
-    if zero is not None and bool(zero.float().any()):
-        raise FormatError("has zero points, which are not read in this format")
-    return Codes(tensors["_weight_qdata"], _matrix(tensors["_weight_scale"].float()))
+    if zero is not None and not scheme.zeros and bool(zero.float().any()):
+        raise FormatError("has zero points, which its configuration does not have")
+    matrix = _matrix(zero.float()) if zero is not None and scheme.zeros else None
+    return Codes(tensors["_weight_qdata"], _matrix(tensors["_weight_scale"].float()), matrix)
 
 
 def _matrix(scale: torch.Tensor) -> torch.Tensor:

@@ -10,15 +10,18 @@ import torch
 
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.quantized.weights import QuantizedPart
-from pagebus.actors.executor.loading.formats import eight_bits, four_bit_floats, online, packed
+from pagebus.actors.executor.loading.formats import eight_bits, four_bit_floats, gguf, online, packed
 from pagebus.actors.executor.loading.formats.reading import FLOATS, Expected, Reader
 from pagebus.actors.executor.loading.weight_copy import StoredTensor
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.gguf.types import row_bytes
 from pagebus.actors.model.quantization.quantization import Quantization, all_names
 from pagebus.actors.model.quantization.scheme import Scheme
 
-READERS: Mapping[str, Reader] = eight_bits.READERS | packed.READERS | four_bit_floats.READERS | online.READERS
+READERS: Mapping[str, Reader] = (
+    eight_bits.READERS | packed.READERS | four_bit_floats.READERS | online.READERS | gguf.READERS
+)
 """By the packing of a scheme."""
 DTYPES = {
     "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32, "I8": torch.int8,
@@ -67,7 +70,7 @@ def find_modules(parameters: Parameters, stored: Stored, quantization: Quantizat
         used |= taken
     for name, view in parameters.views.items():
         module = name.removesuffix(".weight")
-        if name in stored or module == name or view.dim() != 2:
+        if module == name or view.dim() != 2 or _is_dense(stored.get(name)):
             continue
         scheme = quantization.scheme(all_names(module, names)) or quantization.default
         if scheme is not None and _any(module, scheme, tuple(view.shape), stored):
@@ -76,6 +79,11 @@ def find_modules(parameters: Parameters, stored: Stored, quantization: Quantizat
             used |= taken
     first = {id(each): min((t.file, t.offset) for t in each.tensors.values()) for each in modules}
     return Found(sorted(modules, key=lambda each: first[id(each)]), frozenset(used))
+
+
+def _is_dense(tensor: StoredTensor | None) -> bool:
+    """Whether it is there, and is not one of blocks by the name of a dense one."""
+    return tensor is not None and tensor.format not in gguf.FORMATS
 
 
 def _expected(scheme: Scheme, shape: tuple[int, ...]) -> Mapping[str, Expected]:
@@ -132,5 +140,12 @@ def _check(name: str, tensor: StoredTensor, expected: Expected, scheme: Scheme, 
     if shapes and tensor.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise ModelError(f"{where} has shape {list(tensor.shape)}, not {wanted}, which {scheme} asks for")
-    if tensor.num_bytes != prod(tensor.shape) * DTYPES[tensor.format].itemsize:
+    if tensor.num_bytes != _num_bytes(tensor):
         raise ModelError(f"{where} has {tensor.num_bytes} bytes, not those of {list(tensor.shape)} {tensor.format}")
+
+
+def _num_bytes(tensor: StoredTensor) -> int:
+    """What its numbers take."""
+    if tensor.format in gguf.FORMATS:
+        return prod(tensor.shape[:-1]) * (row_bytes(tensor.format, tensor.shape[-1]) or 0)
+    return prod(tensor.shape) * DTYPES[tensor.format].itemsize

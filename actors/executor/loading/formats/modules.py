@@ -11,11 +11,15 @@ import torch
 
 from pagebus.actors.executor.layers.quantized.weights import empty_layout
 from pagebus.actors.executor.loading.formats.finding import DTYPES, READERS, Module
+from pagebus.actors.executor.loading.formats.gguf import FORMATS as GGUF_FORMATS
 from pagebus.actors.executor.loading.formats.reading import FormatError
 from pagebus.actors.executor.loading.formats.storing import store
 from pagebus.actors.executor.loading.weight_copy import StoredTensor, read_into
 from pagebus.actors.model.config import ModelError
-from pagebus.kernels.quantized.layouts import Layout
+from pagebus.kernels.quantized.layouts import Layout, W8Blocks
+
+DENSE_AT_ONCE = 1 << 24
+"""Numbers that are dequantized at once, with float32 numbers of several kinds for each."""
 
 
 def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Callable[[int], None]) -> None:
@@ -28,15 +32,20 @@ def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Call
     files: dict[Path, int] = {}
     try:
         for module in modules:
-            tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
-            try:
-                _fill(module, tensors, device)
-            except FormatError as error:
-                raise ModelError(f"{module.name} {error} ({module.scheme})") from error
+            _read_module(module, files, device)
             on_bytes(module.num_bytes)
     finally:
         for file in files.values():
             os.close(file)
+
+
+def _read_module(module: Module, files: dict[Path, int], device: torch.device) -> None:
+    """What was read is let go of before the next is read."""
+    tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
+    try:
+        _fill(module, tensors, device)
+    except FormatError as error:
+        raise ModelError(f"{module.name} {error} ({module.scheme})") from error
 
 
 def _fill(module: Module, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
@@ -46,7 +55,11 @@ def _fill(module: Module, tensors: Mapping[str, torch.Tensor], device: torch.dev
     assert module.view is not None
     layout = empty_layout(module.scheme, module.shape[:1], module.shape[1], device)
     _read_layout(module, tensors, layout)
-    module.view.copy_(layout.dense(module.view.dtype))
+    height = layout.block[0] if isinstance(layout, W8Blocks) else 1
+    rows = max(1, DENSE_AT_ONCE // (module.shape[1] * height)) * height
+    for start in range(0, module.shape[0], rows):
+        stop = min(start + rows, module.shape[0])
+        module.view[start:stop] = layout.part(None, start, stop).dense(module.view.dtype)
 
 
 def _read_layout(module: Module, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
@@ -65,4 +78,6 @@ def _read(tensor: StoredTensor, files: dict[Path, int]) -> torch.Tensor:
         files[tensor.file] = os.open(tensor.file, os.O_RDONLY)
     data = torch.empty(tensor.num_bytes, dtype=torch.uint8)
     read_into(files[tensor.file], data.numpy().data, tensor.offset)
+    if tensor.format in GGUF_FORMATS:  # rows of blocks
+        return data.view(*tensor.shape[:-1], -1)
     return data.view(DTYPES[tensor.format]).view(tensor.shape)

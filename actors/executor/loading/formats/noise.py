@@ -31,10 +31,11 @@ def fill_layout(layout: Layout, largest: float, generator: torch.Generator) -> N
 def _fill_words(layout: W4Words, largest: float) -> None:
     if layout.table is not None and not bool(layout.table.any()):
         layout.table.copy_(torch.linspace(-1, 1, 16))
+    reach = MIDDLE if layout.table is None else float(layout.table.abs().max())
     if layout.whole is not None:
-        layout.whole.fill_(largest / 8)
+        layout.whole.fill_(largest / reach)
         layout.scale.fill_(1.0)
     elif layout.scale.dtype == torch.uint8:
         layout.scale.fill_(127 - 12)  # 2 ** -12, times up to 6
     else:
-        layout.scale.fill_(largest / 8)
+        layout.scale.fill_(largest / reach)

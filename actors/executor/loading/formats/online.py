@@ -12,6 +12,8 @@ from pagebus.actors.model.quantization.scheme import Scheme
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}
 """What the largest of a row becomes."""
+NUMBERS_AT_ONCE = 1 << 22
+"""That are rounded at once, with several float32 numbers for each."""
 
 
 def _expected(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
@@ -19,11 +21,35 @@ def _expected(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]
 
 
 def _read(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
-    weight = tensors["weight"].float()
+    """Some rows at a time, so that little more than the weight itself and its codes is in memory."""
+    height = max(1, NUMBERS_AT_ONCE // columns)
+    parts = tensors["weight"].split(height)
+    first = _quantized(parts[0], scheme)
+    if len(parts) == 1:
+        return first
+    made = Codes(*(None if each is None else _room(each, rows) for each in _fields(first)))  # type: ignore[arg-type]
+    for index, part in enumerate(parts):
+        for all_rows, own in zip(_fields(made), _fields(_quantized(part, scheme)), strict=True):
+            if all_rows is not None and own is not None:
+                all_rows[index * height : index * height + len(own)] = own
+    return made
+
+
+def _fields(codes: Codes) -> tuple[torch.Tensor | None, ...]:
+    return codes.values, codes.scale, codes.zero
+
+
+def _room(part: torch.Tensor, rows: int) -> torch.Tensor:
+    return part.new_empty(rows, *part.shape[1:])
+
+
+def _quantized(part: torch.Tensor, scheme: Scheme) -> Codes:
+    """Of rows [n, K] in any format."""
+    weight = part.float()
     if not bool(weight.isfinite().all()):
         raise FormatError("has weights that are no finite numbers")
     if scheme.numbers == "uint4":
-        return _in_groups(weight, scheme.block[1] or columns)
+        return _in_groups(weight, scheme.block[1] or weight.shape[1])
     largest = LARGEST[scheme.numbers]
     scale = weight.abs().amax(1, keepdim=True) / largest
     scale = torch.where(scale > 0, scale, 1.0)

@@ -15,6 +15,7 @@ from pagebus.actors.executor.loading.formats.reading import (
     Reader,
     Tensors,
     groups_of,
+    nibbles,
     unpack_bits,
     unused,
 )
@@ -152,7 +153,23 @@ def _read_ct_packed(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -
     return Codes(values, scale if scale.dim() == 2 else scale.reshape(-1, 1), zero, groups=groups)
 
 
+def _torchao_int4(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    groups = groups_of(scheme, columns)
+    return {
+        "_weight_qdata": Expected(("I8", "U8"), ((rows, columns // 2),)),
+        "_weight_scale": Expected(FLOATS, ((groups, rows),)),
+        "_weight_zero_point": Expected(FLOATS, ((groups, rows),)),
+    }
+
+
+def _read_torchao_int4(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    """Signed numbers, the first of a byte in its low half; the zero point is added to what they are multiplied to."""
+    codes = nibbles(tensors["_weight_qdata"].view(torch.uint8)) ^ 8
+    return Codes(codes, tensors["_weight_scale"].float().t(), low=-tensors["_weight_zero_point"].float().t())
+
+
 READERS = {
+    "torchao_int4": Reader(_torchao_int4, _read_torchao_int4),
     "gptq": Reader(_gptq, _read_gptq),
     "gptq_v2": Reader(_gptq, _read_gptq),
     "awq": Reader(_awq, _read_awq),

@@ -13,6 +13,8 @@ PACKED_AT_ONCE = 1 << 22
 """Numbers that are packed at once, in 4 bytes each: few beside a module's own."""
 LARGEST_SCALE = 1e30
 """Beyond it weights may become infinite; no model comes near."""
+MIDDLE = 8
+"""Of codes of 4 bits, where they become bytes beside parts of other formats."""
 NOT_A_NUMBER = 0x7F
 """Of float8_e4m3fn, without its sign."""
 
@@ -39,10 +41,18 @@ def _check(codes: Codes) -> None:
     if wrong or (codes.whole is not None and _absurd(codes.whole)):
         raise FormatError(f"has scales that are no finite numbers, or above {LARGEST_SCALE:.0e}")
     floats = codes.values.dtype == torch.float8_e4m3fn
-    if floats and bool(((codes.values.view(torch.uint8) & NOT_A_NUMBER) == NOT_A_NUMBER).any()):
+    if floats and _not_numbers(codes.values):
         raise FormatError("has weights that are no numbers")
     if codes.zero is not None and _absurd(codes.zero):
         raise FormatError("has zero points that are no finite numbers")
+    if codes.low is not None and _absurd(codes.low):
+        raise FormatError(f"has minima that are no finite numbers, or above {LARGEST_SCALE:.0e}")
+
+
+def _not_numbers(values: torch.Tensor) -> bool:
+    """Whether some of float8_e4m3fn [N, K] are none; some rows at a time."""
+    parts = values.view(torch.uint8).split(max(1, PACKED_AT_ONCE // values.shape[1]))
+    return any(bool(((part & NOT_A_NUMBER) == NOT_A_NUMBER).any()) for part in parts)
 
 
 def _absurd(numbers: torch.Tensor) -> bool:
@@ -67,22 +77,25 @@ def _in_order(target: Layout, groups: torch.Tensor, scheme: Scheme) -> torch.Ten
 
 
 def _store_blocks(target: W8Blocks, values: torch.Tensor, codes: Codes, scheme: Scheme) -> None:
-    target.values.copy_(values)
+    middle = MIDDLE if values.dtype == torch.uint8 else 0
+    target.values.copy_(values.view(torch.int8) - middle if middle else values)
     target.scale.copy_(_rows(codes.scale, target, scheme))
     if target.zero is not None:
         assert codes.zero is not None
         target.zero.copy_(_rows(codes.zero, target, scheme))
     if target.low is not None:
-        assert codes.low is not None
-        target.low.copy_(_rows(codes.low, target, scheme))
+        target.low.copy_(codes.scale.new_zeros(1) if codes.low is None else _rows(codes.low, target, scheme))
 
 
 def _rows(scale: torch.Tensor, target: W8Blocks, scheme: Scheme) -> torch.Tensor:
     """Numbers of the file's blocks as those of the layout's, which are perhaps lower: then parts of a product begin
-    within a block."""
+    within a block. Or they are narrower: then another part has such."""
     height = scheme.block[0]
     if height > 1 and target.block[0] == 1:
         scale = scale.repeat_interleave(height, 0)[: len(target.values)]
+    width = scheme.block[1] or target.shape[1]
+    if scale.shape[-1] != 1 and width > target.block[1]:
+        scale = scale.repeat_interleave(width // target.block[1], -1)
     return scale.expand(target.scale.shape)
 
 

@@ -12,6 +12,8 @@ from pagebus.actors.bench.measures.costs import Costs
 from pagebus.actors.bench.measures.figures import bus_times, counted_steps, make_figures, summary, token_gaps
 from pagebus.actors.bench.measures.watch import Run, Step
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.settings import Settings
 
 
 def step(number: int, done_s: float, *, decodes: int, prefill: int = 0, sampled: int | None = None) -> Step:
@@ -122,3 +124,13 @@ def test_costs_of_the_published_shapes(tmp_path: Path) -> None:
     assert costs.all_bytes == 2 * 8_029_995_008
     assert costs.kv_bytes_per_token == 131_072
     assert costs.flops_per_pair == 4 * 4096 * 32
+
+
+@pytest.mark.parametrize(("method", "bits"), [("fp8", 8), ("int8", 8), ("int4", 4 + (32 + 8) / 128)])
+def test_costs_of_quantized_shapes(method: str, bits: float, tmp_path: Path) -> None:
+    """Layers' weights take their codes and scales; the head stays as it is."""
+    plain = ModelConfig.load(write_model_folder("llama8b", tmp_path))
+    info = {"dtype": "bfloat16", "block_bytes": 2 * 2**20, "block_size": 16}
+    costs = Costs.of(with_quantization(Settings(quantization=method), plain), info)
+    assert costs.bytes_of(step(0, 1.0, decodes=0)) == costs.layer_weights * bits / 8
+    assert costs.all_bytes == costs.layer_weights * bits / 8 + 2 * 2 * costs.head_weights

@@ -85,6 +85,22 @@ def test_scales_of_the_checkpoint_win(folder: Path) -> None:
     assert scales_of(model).tolist() == [[[0.5, 0.5], [0.25, 0.25]], [[2.0, 3.0], [4.0, 4.0]]]
 
 
+def test_scales_under_older_names(folder: Path) -> None:
+    """compressed-tensors' outputs of projections, and one scale for keys and values."""
+    add_scales(
+        folder,
+        {
+            "0.self_attn.k_proj.output_scale": torch.tensor([0.5]),
+            "0.self_attn.v_proj.output_scale": torch.tensor([0.25]),
+            "1.self_attn.kv_scale": torch.tensor(3.0),
+        },
+    )
+    model = load(folder)
+    set_kv_scales(model, folder, Settings())
+
+    assert scales_of(model).tolist() == [[[0.5, 0.5], [0.25, 0.25]], [[3.0, 3.0], [3.0, 3.0]]]
+
+
 @pytest.mark.parametrize(
     ("scales", "said"),
     [

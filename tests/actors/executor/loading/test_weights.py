@@ -205,6 +205,15 @@ def test_pieces_of_any_length_give_the_same_weights(
         assert torch.equal(view, pieces.parameters.views[name]), name
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00001-of-00002.pt"])
+def test_pickles_are_refused_by_name(name: str, folder: Path) -> None:
+    """They run what they hold."""
+    model = build(folder)
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(ModelError, match=rf"{name} holds pickles, which run what they hold and are never read"):
+        load_weights(model, folder, "auto", 0, lambda _: None)
+
+
 def test_a_file_that_became_shorter_is_noticed(folder: Path) -> None:
     """Whatever the header promised when it was read."""
     model = build(folder)

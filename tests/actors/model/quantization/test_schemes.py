@@ -34,6 +34,10 @@ def compressed(group: dict[str, Any], form: str, **more: Any) -> Quantization:
     return parse(quant_method="compressed-tensors", format=form, config_groups=groups, **more)
 
 
+def torchao(kind: str, **data: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": data}}}
+
+
 INT4 = {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}}
 TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 
@@ -69,6 +73,11 @@ TOKENS = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
         (
             {"quant_method": "torchao", "quant_type": {"default": {"_type": "Float8WeightOnlyConfig", "_data": {}}}},
             "torchao, e4m3, rows",
+        ),
+        (torchao("Int4WeightOnlyConfig", group_size=64), "torchao_int4, 4 bits, groups of 64, minima"),
+        (
+            torchao("Int8DynamicActivationIntxWeightConfig", weight_granularity={"_type": "PerAxis", "_data": {}}),
+            "torchao, int8, rows, zero points, dynamic activations",
         ),
     ],
 )
@@ -118,7 +127,13 @@ def test_compressed_tensors(group: dict[str, Any], form: str, said: str) -> None
         ({"quant_method": "awq", "version": "gemv"}, r"version 'gemv' is not supported \(only gemm\)"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo 'W4A8'"),
         ({"quant_method": "bitsandbytes"}, "neither is true"),
-        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "Int4WeightOnly"),
+        (torchao("Float8StaticActivationFloat8WeightConfig"), "'Float8StaticActivationFloat8WeightConfig' is not"),
+        (torchao("Int4WeightOnlyConfig", int4_packing_format={"_data": "TILE_PACKED_TO_4D"}), "for a kernel"),
+        (torchao("Int4WeightOnlyConfig", group_size=0), "group_size 0 is no group of columns"),
+        (torchao("Int8WeightOnlyConfig", group_size=32), "group_size 32 is not supported"),
+        (torchao("Int8WeightOnlyConfig", granularity={"_type": "PerToken"}), "granularity .* is not supported"),
+        (torchao("IntxWeightOnlyConfig", granularity={"_type": "PerBlock", "_data": {"block_size": [2, 2]}}), "here"),
+        (torchao("Float8WeightOnlyConfig", granularity={"_type": "PerBlock", "_data": {"block_size": 2}}), "no pair"),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {}}}}, "weights"),
         (

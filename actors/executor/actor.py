@@ -369,7 +369,7 @@ def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
         "kv_offloading_size": str(settings.swap_space),
         "prefix_caching_hash_algo": "blake2b",
         "is_attention_free": "False",
-        "sliding_window": "None",
+        "sliding_window": str(info.window or None),
     }
 
 

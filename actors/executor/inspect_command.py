@@ -91,12 +91,20 @@ def _lines(found: dict[str, Any]) -> list[str]:
     blocks = "unknown (--memory-gib)" if cache["most_blocks"] is None else f"at most {cache['most_blocks']}"
     lines = [
         f"cache: {readable(cache['block_bytes'])} for a block of {cache['block_size']} tokens; blocks: {blocks}",
+        _of_one_sequence(cache),
         f"files: {found['files']}",
         *(f"{name}: {kernels}" for name, kernels in found["runs"].items()),
     ]
     if found["unmatched_entries"]:
         lines.append(f"entries of quantization_config that mean no weight: {', '.join(found['unmatched_entries'])}")
     return lines
+
+
+def _of_one_sequence(cache: dict[str, Any]) -> str:
+    """What the longest one takes of the cache."""
+    count, size = cache["sequence_blocks"], readable(cache["sequence_blocks"] * cache["block_bytes"])
+    window = f", as all layers have windows of at most {cache['window']} tokens" if cache["window"] else ""
+    return f"longest sequence: {size} in at most {count} blocks{window}"
 
 
 def readable(size: float) -> str:

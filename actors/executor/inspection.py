@@ -11,8 +11,9 @@ from typing import Any
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.explain import CPU, AbsentEngine
+from pagebus.actors.executor.loading.loading import demand_of
 from pagebus.actors.executor.loading.weights import check_files, unmatched_entries
-from pagebus.actors.executor.memory.budget import GIB, KvDemand, fixed_kv_bytes
+from pagebus.actors.executor.memory.budget import GIB, fixed_kv_bytes
 from pagebus.actors.executor.memory.kv_cache import kv_block_bytes
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.settings import Settings, SettingsError
@@ -70,6 +71,8 @@ class Inspection:
                 "block_bytes": block_bytes,
                 "bytes_per_token": block_bytes / settings.block_size,
                 "most_blocks": self._most_blocks(block_bytes),
+                "window": self._engine.runner.limits.window,
+                "sequence_blocks": demand_of(self._engine.runner.limits, block_bytes).least_blocks,
             },
             "runs": self._runs(),
         }
@@ -98,7 +101,7 @@ class Inspection:
         """Of the cache beside the weights; activations and graphs take some of them on a GPU. None: the memory of the
         GPU is not known."""
         limits, settings = self._engine.runner.limits, self._settings
-        demand = KvDemand(block_bytes, limits.block_size, limits.max_model_len)
+        demand = demand_of(limits, block_bytes)
         fixed = fixed_kv_bytes(settings, demand, CPU if self._target is None else self.parameters.device)
         if fixed is None and self._memory_gib is not None:
             total = int(self._memory_gib * GIB * settings.gpu_memory_utilization)

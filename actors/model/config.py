@@ -93,6 +93,13 @@ class ModelConfig:
         return max(self.layer_windows) or None
 
     @property
+    def kept_window(self) -> int:
+        """How many tokens, the newest included, some layer may still read; 0: all, as one layer has no window. Chunks
+        count as windows of their length."""
+        reaches = [abs(reach) for reach in self.layer_windows]
+        return max(reaches) if reaches and all(reaches) and not self.in_one_step else 0
+
+    @property
     def in_one_step(self) -> bool:
         """Whether prompts have to be computed whole: all their tokens see each other, and nothing is cached."""
         return self.spec.encoder is not None

@@ -17,7 +17,8 @@ class CoreConfig:
     ``epoch`` is the scheduler's lease epoch; it keeps the sequence ids of two schedulers apart. Without ``priorities``
     all requests have the same priority. ``priority_aging_s`` is the wait equal to one step of priority. A request whose
     client is away is kept for ``resume_timeout_s``. ``vocab_size`` None disables checks of token ids.
-    ``max_num_scheduled_tokens`` bounds a step, whatever the replica's own budget.
+    ``max_num_scheduled_tokens`` bounds a step, whatever the replica's own budget. ``window``: the most tokens that any
+    layer of the model looks back on, itself included; 0: all.
     """
 
     block_size: int = 16
@@ -34,6 +35,7 @@ class CoreConfig:
     resume_timeout_s: float = 30.0
     vocab_size: int | None = None
     max_num_scheduled_tokens: int | None = None
+    window: int = 0
 
     @classmethod
     def of(cls, settings: Settings, model: ModelConfig, epoch: int) -> CoreConfig:
@@ -53,6 +55,7 @@ class CoreConfig:
             resume_timeout_s=settings.resume_timeout_s,
             vocab_size=model.vocab_size,
             max_num_scheduled_tokens=settings.max_num_scheduled_tokens,
+            window=model.kept_window,
         )
 
 

@@ -73,11 +73,12 @@ class Request:
 @dataclass(frozen=True, slots=True, eq=False)
 class Swapped:
     """A preempted sequence's copy in the host tier: its first ``num_tokens`` tokens lie in ``host_blocks`` of this
-    replica. The last block may be partly filled."""
+    replica, from its block ``first_block`` on. The last block may be partly filled."""
 
     replica: str
     host_blocks: list[int]
     num_tokens: int
+    first_block: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +87,9 @@ class Sequence:
 
     ``tokens`` holds the prompt and the known output. While it runs, its newest tokens, less than one block, are only in
     the replica's ``SlotTable``. ``hashes[i]`` is the hash of full block i, as far as computed. ``replica`` names the
-    replica that it runs on, and ``blocks`` is its block table there. ``order`` is unique and grows with arrival.
-    ``limit`` is the number of tokens (prompt + output) at which it ends on its present replica.
+    replica that it runs on, and ``blocks`` is its block table there, from its block ``first_block`` on: those before
+    lie behind the model's sliding window and are not held. ``order`` is unique and grows with arrival. ``limit`` is the
+    number of tokens (prompt + output) at which it ends on its present replica.
 
     ``copied``: a pending copy on write as (source block, own block), made by the next plan; the source is retained
     until then. ``num_losses``: consecutive replicas lost under it without a new token, counted from
@@ -107,6 +109,7 @@ class Sequence:
     replica: str | None = None
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
+    first_block: int = 0
     num_cached: int = 0
     started: bool = False
     produced: bool = False
@@ -152,6 +155,16 @@ class Sequence:
     def at_rest(self) -> State:
         """Its state without a slot once all of its tokens are known."""
         return State.WAITING if self.swapped is None else State.SWAPPED
+
+    @property
+    def end_block(self) -> int:
+        """How many blocks its table has room for on this replica, with those before ``first_block``."""
+        return self.first_block + len(self.blocks)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it keeps blocks behind a sliding window: beams may fork from any place."""
+        return self.request.sampling.beam_width > 0
 
     @property
     def suspect(self) -> bool:

@@ -49,6 +49,8 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     suspended: bool = False
     num_parked: int = 0
     """Sequences that left the batch because whoever listened to them had gone: no preemptions."""
+    given_back_blocks: int = 0
+    """Blocks that fell behind the sliding window of all layers."""
 
 
 REQUEST_COLUMNS = (
@@ -123,7 +125,8 @@ class BlockRequested(Record, frozen=True, kw_only=True):
 
 class BlockState(Record, frozen=True, kw_only=True):
     """What is in one block. ``owners`` are the requests whose sequences hold it, ``place`` is its index in the block
-    table of the first of them, ``table`` [n] that whole table. ``hashes`` (hexadecimal) are the chain of contents that
+    table of the first of them, ``table`` [n] that whole table, from the sequence's block ``first_block`` on: those
+    before lie behind its window. ``hashes`` (hexadecimal) are the chain of contents that
     ends with this block, as far as it is full and known; of a block that nobody owns, its own only."""
 
     serial: int
@@ -131,3 +134,4 @@ class BlockState(Record, frozen=True, kw_only=True):
     hashes: tuple[str, ...] = ()
     place: int = -1
     table: Int32Array = NO_INTS
+    first_block: int = 0

@@ -35,6 +35,9 @@ class NewSequence(Record, frozen=True, kw_only=True):
     """The prompt's final hidden states from this token on are reported, as far as they are computed."""
     pooled_until: int | None = None
     """And those of this one, and of all behind it, are not; None: all are, up to the prompt's end."""
+    first_block: int = 0
+    """Where its ``num_blocks`` blocks begin in its block table. Tokens before them lie behind the sliding window of
+    whatever is computed from now on."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):

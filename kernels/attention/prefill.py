@@ -54,15 +54,16 @@ def plan_prefills(
 
 @triton.jit
 def _attend(
-    acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, begin, end, length, scale_log2,
-    stride_block, stride_token,
+    acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, seen_from, begin, end, length,
+    scale_log2, stride_block, stride_token,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr, BLOCK_DIM: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
     SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Take the keys begin..end (a multiple of TILE apart) into the running softmax of one block of queries.
 
-    words_base: a cache in int8 has its scales there, others have None.
+    words_base: a cache in int8 has its scales there, others have None. seen_from: what lies before it, behind the
+    window of all queries, is not read: its blocks may be another sequence's by now.
     """
     dim = tl.arange(0, BLOCK_DIM)[None, :]
     place = begin + tl.arange(0, TILE)
@@ -75,7 +76,10 @@ def _attend(
         block_ids = tl.maximum(next_block, 0).to(tl.int64)
         after = place + TILE
         next_block = tl.load(table + (unsigned + TILE) // BLOCK_SIZE, mask=after < length, other=0)
-        mask = (place < length)[:, None] & (dim < HEAD_DIM) if MASKED else dim < HEAD_DIM
+        there = place < length
+        if WINDOW:
+            there &= place >= seen_from
+        mask = there[:, None] & (dim < HEAD_DIM) if MASKED else dim < HEAD_DIM
         offset = (unsigned % BLOCK_SIZE)[:, None]
         where = block_ids[:, None] * stride_block + offset * stride_token
         k_tile = k_base + where
@@ -90,7 +94,7 @@ def _attend(
             k = k.to(q.dtype)
         else:
             words = words_base + block_ids * (stride_block // 4) + unsigned % BLOCK_SIZE
-            words = tl.load(words, mask=place < length, other=ONES) if MASKED else tl.load(words)
+            words = tl.load(words, mask=there, other=ONES) if MASKED else tl.load(words)
             k_scale, v_log, per_v_scale = token_scales(words, NATIVE and q.dtype != tl.float32)
             k = unpack(k, 0, q.dtype, NATIVE)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -214,25 +218,26 @@ def _prefill_kernel(
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
     highest = tl.full([BLOCK_QUERIES * HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES * HEADS], tl.float32)
-    oldest, inner_tile = position, first_tile
+    oldest, seen_from, inner_tile = position, 0, first_tile
     if WINDOW:  # from the inner tile on every query sees every first key
         oldest = first_seen(position, window)
-        begin_tile = tl.maximum(tl.maximum(first_seen(first_position, window), 0) // TILE, first_tile)
+        seen_from = tl.maximum(first_seen(first_position, window), 0)
+        begin_tile = tl.maximum(seen_from // TILE, first_tile)
         inner_tile = (tl.maximum(first_seen(first_position + BLOCK_QUERIES - 1, window), 0) + TILE - 1) // TILE
         inner_tile = tl.maximum(inner_tile, begin_tile)
         acc, total, highest = _attend(
-            acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, begin_tile * TILE,
-            tl.minimum(inner_tile * TILE, end), length, scale_log2, stride_block, stride_token,
+            acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, seen_from,
+            begin_tile * TILE, tl.minimum(inner_tile * TILE, end), length, scale_log2, stride_block, stride_token,
             True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
         )  # fmt: skip
     masked_tile = (first_position + 1) // TILE  # every query sees every key before it
     acc, total, highest = _attend(
-        acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, inner_tile * TILE,
-        tl.minimum(masked_tile * TILE, end), length, scale_log2, stride_block, stride_token,
+        acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, seen_from,
+        inner_tile * TILE, tl.minimum(masked_tile * TILE, end), length, scale_log2, stride_block, stride_token,
         False, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
     )  # fmt: skip
     acc, total, highest = _attend(
-        acc, total, highest, q, k_base, v_base, words_base, table, position, oldest,
+        acc, total, highest, q, k_base, v_base, words_base, table, position, oldest, seen_from,
         tl.maximum(masked_tile, inner_tile) * TILE, end, length, scale_log2, stride_block, stride_token,
         True, WINDOW, HEAD_DIM, BLOCK_SIZE, TILE, BLOCK_DIM, PRECISION, NATIVE, SOFTCAP,
     )  # fmt: skip

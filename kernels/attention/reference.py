@@ -42,15 +42,17 @@ def _gather(
     lens: torch.Tensor,
     length: int,
     dtype: torch.dtype,
+    seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The cached tokens of some rows (part 0: keys, 1: values), finite past a row's end: table [R, MB], lens [R] >= 1
-    -> [R, Hkv, length, D].
+    -> [R, Hkv, length, D]. The rows' queries see nothing before the places ``seen`` [R], if given.
 
     A float8 cache is multiplied with its scales [Hkv], in float32, one in int8 with its own [num_blocks, block_size,
     Hkv].
 
     Blocks past the end are replaced by the row's first one, and what lies past the end inside a block by zeros: those
-    places may hold another sequence's NaN, which even a zero weight would carry over.
+    places may hold another sequence's NaN, which even a zero weight would carry over. So may those before ``seen``,
+    whose blocks may be another's by now: they are zeros, too.
     """
     block_size = cache.shape[1]
     first = torch.arange(-(-length // block_size), device=cache.device) * block_size  # of each block
@@ -59,8 +61,12 @@ def _gather(
     # index_select and index_fill_ are several times faster here than the same by indexing.
     bits = cache if scales is None else cache.view(torch.uint8)  # there is no index_fill_ for float8
     tokens = bits.index_select(0, blocks.flatten()).flatten(0, 1)  # [R * num_blocks * block_size, Hkv, D]
-    filled = torch.where(used, lens.unsqueeze(1) - first, lens.unsqueeze(1))
-    beyond = torch.arange(block_size, device=cache.device) >= filled.unsqueeze(2)
+    inside = torch.arange(block_size, device=cache.device)
+    if seen is None:
+        beyond = inside >= torch.where(used, lens.unsqueeze(1) - first, lens.unsqueeze(1)).unsqueeze(2)
+    else:
+        place = first.unsqueeze(1) + inside
+        beyond = (place >= lens.view(-1, 1, 1)) | (place < seen.view(-1, 1, 1))
     tokens.index_fill_(0, beyond.flatten().nonzero().squeeze(1), 0)
     if scales is not None and cache.dtype == torch.int8:
         per_token = scales.index_select(0, blocks.flatten()).flatten(0, 1)
@@ -201,7 +207,8 @@ def _attend_decodes(
     every = rows == list(range(len(rows)))
     row: slice | torch.Tensor = slice(0, len(rows)) if every else torch.tensor(rows, device=q.device)
     table, lens = block_tables[slots[row].long()], context_lens[row]
-    k, v = (_gather(part, cache, of, table, lens, length, q.dtype) for part, cache, of in caches)
+    seen = first_seen_reference(lens - 1, window) if window else None
+    k, v = (_gather(part, cache, of, table, lens, length, q.dtype, seen) for part, cache, of in caches)
     out[row] = _decode(q[row], k, v, lens, scale, window, scores)
 
 
@@ -218,6 +225,8 @@ def _attend_prefills(
     place = torch.arange(num_queries, device=q.device)
     real = place < count
     token = torch.where(real, first + place, first)  # padding repeats the row's first token
-    k, v = (_gather(part, cache, of, table, ends, length, q.dtype) for part, cache, of in caches)
-    result = _prefill(q[token].transpose(1, 2), k, v, ends - count.squeeze(1), scale, window, scores)
+    past = ends - count.squeeze(1)
+    seen = first_seen_reference(past, window) if window else None
+    k, v = (_gather(part, cache, of, table, ends, length, q.dtype, seen) for part, cache, of in caches)
+    result = _prefill(q[token].transpose(1, 2), k, v, past, scale, window, scores)
     out[token[real]] = result.transpose(1, 2)[real]

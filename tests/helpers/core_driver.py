@@ -65,6 +65,7 @@ class CoreDriver:
         driver.epoch += 1
         self.driver = driver
         info = driver.info
+        config = {"window": info.window, **config}
         self.core = Core(
             CoreConfig(block_size=info.block_size, pipeline_depth=depth, epoch=driver.epoch, **config),
         )

@@ -94,7 +94,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.scheduler.replica": (
         "actors.scheduler.events actors.scheduler.request actors.scheduler.states actors.scheduler.kv "
-        "actors.scheduler.beam_search actors.scheduler.order bus.messages"
+        "actors.scheduler.beam_search actors.scheduler.order actors.model bus.messages"
     ),
     "actors.scheduler.events": "actors.scheduler.request bus.messages",
     "actors.scheduler.request": (
@@ -103,7 +103,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.scheduler.states": "",
     "actors.scheduler.readers": "",
-    "actors.scheduler.kv": "",
+    "actors.scheduler.kv": "actors.model",
     "actors.scheduler.sequence_output": "bus.messages",
     "actors.scheduler.beam_search": "bus.messages",
     "actors.scheduler.order": "",

@@ -131,6 +131,7 @@ class PersistentBatch:
         columns[TOP_K:] = np.array(entering.ints, np.int32).T
         num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
         num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
+        first_blocks = np.array([new.first_block for new in plan.new_sequences], np.int32)
         self._logit_bias.pack(deltas)
         self._token_masks.pack(deltas)
         layout = self._layout
@@ -138,7 +139,10 @@ class PersistentBatch:
         return [
             (ranges(2 * slots, np.full(len(slots), 2, np.int32)), np.array(entering.seeds, np.int64).view(np.int32)),
             ((of_column + slots).reshape(-1), columns.reshape(-1)),
-            (ranges(layout.block_tables + slots * np.int32(self._table_width), num_blocks), plan.new_block_ids),
+            (
+                ranges(first_blocks + layout.block_tables + slots * np.int32(self._table_width), num_blocks),
+                plan.new_block_ids,
+            ),
             (ranges(layout.tokens + slots * np.int32(layout.max_tokens), num_tokens), plan.new_token_ids),
         ]
 
@@ -146,7 +150,8 @@ class PersistentBatch:
         slot, sampling = new.slot, new.sampling
         top_k = sampling.top_k if 0 < sampling.top_k < self.limits.vocab_size else 0
         self._table[:RULED_UNTIL, slot] = (
-            *(new.sequence_id, new.num_tokens, new.num_computed_tokens, new.num_prompt_tokens, new.num_blocks),
+            *(new.sequence_id, new.num_tokens, new.num_computed_tokens, new.num_prompt_tokens),
+            new.first_block + new.num_blocks,
             *(new.max_total_tokens, sampling.min_tokens, _kinds(sampling, top_k, self.limits.vocab_size)),
         )
         self._logit_bias.enter(new)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.model.window import Window
 from pagebus.bus.messages import Int32Array, NewSequence, StepPlan
 from pagebus.bus.messages.segments import without_segments
 
@@ -81,10 +82,18 @@ def _new_sequence(new: NewSequence, limits: BatchLimits) -> None:
         raise PlanError(f"{who}: {new.num_prompt_tokens} prompt tokens of {new.num_tokens}")
     if not 0 <= new.num_computed_tokens < new.num_tokens:
         raise PlanError(f"{who}: {new.num_computed_tokens} tokens computed of {new.num_tokens}")
-    if not 0 <= new.num_blocks <= limits.table_width:
-        raise PlanError(f"{who}: {new.num_blocks} blocks, at most {limits.table_width} fit")
-    if new.num_computed_tokens > new.num_blocks * limits.block_size:
-        raise PlanError(f"{who}: {new.num_computed_tokens} computed tokens in {new.num_blocks} blocks")
+    _table(who, new, limits)
+
+
+def _table(who: str, new: NewSequence, limits: BatchLimits) -> None:
+    """The blocks hold all computed tokens but those behind the window of the next one."""
+    first, end = new.first_block, new.first_block + new.num_blocks
+    if not 0 <= new.num_blocks <= end <= limits.table_width:
+        raise PlanError(f"{who}: {new.num_blocks} blocks from {first} on, at most {limits.table_width} fit")
+    if new.num_computed_tokens > end * limits.block_size:
+        raise PlanError(f"{who}: {new.num_computed_tokens} computed tokens in {end} blocks")
+    if first > Window(limits.window, limits.block_size).first_block(new.num_computed_tokens):
+        raise PlanError(f"{who}: token {new.num_computed_tokens} sees tokens before block {first}, its first")
 
 
 def appended_blocks(plan: StepPlan, sequence_ids: Int32Array, num_blocks: int) -> None:

@@ -53,6 +53,8 @@ class BatchLimits:
     block_size: int
     num_blocks: int
     vocab_size: int
+    window: int = 0
+    """How many tokens, the newest included, some layer may still read; 0: all."""
 
     @property
     def dummy_slot(self) -> int:

@@ -44,7 +44,8 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine that is ready can hold; the scheduler plans by it. The first six are its :class:`BatchLimits`."""
+    """What an engine that is ready can hold; the scheduler plans by it. The first six, and ``window``, are its
+    :class:`BatchLimits`."""
 
     num_blocks: int
     block_size: int
@@ -62,6 +63,8 @@ class EngineInfo:
     prefill_tokens_per_s: float = 0.0
     """Measured, 0 without a host tier."""
     kv_cache_dtype: str = ""
+    window: int = 0
+    """How many tokens, the newest included, some layer may still read; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,7 @@ def _load(
     read_user_tables(launch_shapes_folder(settings))
     ops = choose_ops(settings, device)
     limits = batch_limits(settings, config, device, num_blocks=1)
-    demand = KvDemand(memory.block_bytes, limits.block_size, limits.max_model_len)
+    demand = demand_of(limits, memory.block_bytes)
     known_bytes = fixed_kv_bytes(settings, demand, device)
     if config.in_one_step:  # nothing is cached: blocks for all sequences are next to nothing
         known_bytes = blocks_needed(limits.max_num_seqs, limits.max_model_len, limits.block_size) * demand.block_bytes
@@ -193,7 +196,14 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
         block_size=settings.block_size,
         num_blocks=num_blocks,
         vocab_size=config.vocab_size,
+        window=config.kept_window,
     )
+
+
+def demand_of(limits: BatchLimits, block_bytes: int) -> KvDemand:
+    """What a cache of such blocks must hold."""
+    most_tokens = limits.max_num_batched_tokens
+    return KvDemand(block_bytes, limits.block_size, limits.max_model_len, limits.window, most_tokens)
 
 
 def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.model.window import Window
 from pagebus.actors.settings import Settings, SettingsError
 
 GIB = 1 << 30
@@ -16,15 +17,20 @@ BYTES_PER_GRAPH = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """What the cache must hold: one block takes ``block_bytes``, one sequence of ``max_model_len`` must fit."""
+    """What the cache must hold: one block takes ``block_bytes``, one sequence of ``max_model_len`` must fit. Of a model
+    with a ``window`` in all layers this is no more than the window and the ``most_tokens`` of a step."""
 
     block_bytes: int
     block_size: int
     max_model_len: int
+    window: int = 0
+    most_tokens: int = 0
 
     @property
     def least_blocks(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+        """Blocks of one sequence."""
+        every = -(-self.max_model_len // self.block_size)
+        return min(every, Window(self.window, self.block_size).most_blocks(self.most_tokens)) if self.window else every
 
 
 def fixed_kv_bytes(settings: Settings, demand: KvDemand, device: torch.device) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from pagebus.actors.model.window import EVERYTHING
 from pagebus.actors.scheduler.kv.prefix_directory import PrefixDirectory
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.replica import Replica
@@ -19,6 +20,20 @@ from pagebus.actors.scheduler.request import Sequence
 Rows = NDArray[np.bool_]
 """A mask over the replicas [n]."""
 _CLASSES = (INTERACTIVE, JOB)
+ANY = 2**31 - 1
+"""More tokens, or blocks, than any sequence has."""
+
+
+def _capacity(replica: Replica) -> int:
+    """Tokens that a sequence alone can reach; all, if the blocks suffice for a window."""
+    window, num_blocks = replica.window, replica.pool.num_blocks
+    return ANY if window.num_tokens and window.most_blocks(1) <= num_blocks else num_blocks * replica.block_size
+
+
+def _most_admitted(replica: Replica) -> int:
+    """Blocks that any sequence but beams waits for at most (:meth:`Replica.blocks_to_admit`)."""
+    window, num_blocks = replica.window, replica.pool.num_blocks
+    return min(window.most_blocks(replica.budget), num_blocks) if window.num_tokens else ANY
 
 
 class Fleet:
@@ -38,7 +53,9 @@ class Fleet:
         self.open = np.zeros((len(_CLASSES), count), np.bool_)
         self.room = np.zeros(count, np.int64)
         self._max_model_len = np.array([each.max_model_len for each in self.replicas], np.int64)
-        self._capacity = np.array([each.pool.num_blocks * each.block_size for each in self.replicas], np.int64)
+        self._capacity = np.array([_capacity(each) for each in self.replicas], np.int64)
+        self._window = self.replicas[0].window if self.replicas else EVERYTHING
+        self._most_admitted = min(map(_most_admitted, self.replicas), default=0)
         self._device = [each.index.blocks for each in self.replicas]
         self._host = [each.host_tier.pool.index.blocks for each in self.replicas]
         self.due = set(range(count))
@@ -79,9 +96,9 @@ class Fleet:
             self.room[row] = replica.room()
             self.load[:, row] = replica.load(JOB)
             self.open[:, row] = replica.is_open(JOB)
-            for block_hash in replica.index.new_first_hashes:
+            for block_hash in replica.index.new_anchors:
                 self.prefix_directory.add(block_hash, replica.name)
-            replica.index.new_first_hashes.clear()
+            replica.index.new_anchors.clear()
             if replica.slots.num_jobs or replica.pacer is not None:
                 self.load[INTERACTIVE, row] = replica.load(INTERACTIVE)
                 self.open[INTERACTIVE, row] = replica.is_open(INTERACTIVE)
@@ -103,7 +120,7 @@ class Fleet:
         if self.replicas[0].caching:
             sequence.extend_hashes(self.replicas[0].block_size)
         if sequence.hashes:
-            found = sorted(self._rows[name] for name in self.prefix_directory.find(sequence.hashes[0], self._lists))
+            found = sorted(self._rows[name] for name in self._listing(sequence))
             holders = [row for row in found if rows[row]]
         known = sequence.swapped.replica if sequence.swapped is not None else None
         for name in (known, sequence.leader.replica if sequence.leader is not None else None):
@@ -111,6 +128,17 @@ class Fleet:
             if row is not None and rows[row] and row not in holders:
                 holders.append(row)
         return holders
+
+    def _listing(self, sequence: Sequence) -> set[str]:
+        """Replicas that list one of the sequence's anchors (:class:`PrefixIndex`)."""
+        every = self._window.num_matched if not sequence.keeps_all else 0
+        anchors = sequence.hashes[::every] if every else sequence.hashes[:1]
+        return {name for anchor in anchors for name in self.prefix_directory.find(anchor, self._lists)}
+
+    def blocks_needed(self, sequence: Sequence) -> int:
+        """Blocks without which the sequence gets no slot where nothing is cached; perhaps a few less."""
+        every = -(-len(sequence.tokens) // self.replicas[0].block_size)
+        return every if sequence.keeps_all else min(every, self._most_admitted)
 
     def lists(self, row: int, block_hash: bytes) -> bool:
         """Whether the replica in this row caches a block in either tier."""
@@ -129,7 +157,7 @@ class Fleet:
         for row, replica in enumerate(self.replicas):
             for sequence in replica.slots.occupied():
                 first = sequence.hashes[0] if sequence.hashes else b""
-                known = first in replica.index.new_first_hashes or replica.name in self.prefix_directory.find(
+                known = first in replica.index.new_anchors or replica.name in self.prefix_directory.find(
                     first, self._lists
                 )
                 assert known or not self.lists(row, first), f"{replica.name}: a first block is not found"

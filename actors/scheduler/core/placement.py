@@ -33,7 +33,7 @@ def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer
         if best is None or _may_save(sequence, fleet, row, waits - best[0] + (row > best[1])):
             best = _better(best, waits, row, offer_of(fleet.replicas[row], sequence))
         load[row] = _NEVER
-    load[fleet.room < -(-num_tokens // fleet.replicas[0].block_size)] = _NEVER
+    load[fleet.room < fleet.blocks_needed(sequence)] = _NEVER
     while (least := int(load.min())) < _NEVER and (best is None or least + num_tokens <= best[0]):
         row = int(load.argmin())
         offer = offer_of(fleet.replicas[row], sequence)
@@ -63,6 +63,8 @@ def _may_save(sequence: Sequence, fleet: Fleet, row: int, num_tokens: int) -> bo
     most = min(len(sequence.hashes), (len(sequence.tokens) - 1) // replica.block_size)  # one token is always computed
     if last < 0 or last >= most:
         return last < 0
+    if replica.window.num_tokens:  # what lies behind it may be gone
+        return True
     if sequence.hashes[0] not in replica.index.blocks:  # then all of it is loaded from the host, which takes time
         return num_tokens <= most * replica.block_size - replica.host_tier.cost_tokens(most)
     return fleet.lists(row, sequence.hashes[last])

@@ -224,6 +224,7 @@ class Planner:
             pacer=self._new_pacer(joined),
             preemption_mode=self._config.preemption_mode,
             most_tokens=self._config.max_num_scheduled_tokens,
+            window=self._config.window,
         )
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from pagebus.actors.model.token_bits import fits
 from pagebus.actors.scheduler.replica.replica import Replica
-from pagebus.actors.scheduler.request import Request, blocks_needed
+from pagebus.actors.scheduler.request import Request
 from pagebus.bus.messages import RequestFailed, TokenizedRequest
 from pagebus.bus.messages.segments import without_segments
 
@@ -62,7 +62,7 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     num_prompt, width = len(request.prompt), request.sampling.beam_width
     for replica in replicas:
         num_tokens = min(limit_tokens, replica.max_model_len) - 1
-        num_blocks = blocks_needed(request, num_tokens, replica.block_size)
+        num_blocks = replica.most_blocks(request, num_tokens, num_tokens if request.sampling.in_one_step else 1)
         fits = num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.slots.num_slots
         if fits and (num_prompt <= replica.budget or not request.sampling.in_one_step):
             return None

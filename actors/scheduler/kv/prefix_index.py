@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from pagebus.actors.model.window import EVERYTHING, Window
+
 
 class PrefixIndex:
     """A one-to-one map between hashes and blocks. Callers only read ``blocks``.
 
     A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block.
+
+    The first block of a sequence is an *anchor*. With a window, so is one of each run as long as a match. Every match
+    has an anchor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: Window = EVERYTHING) -> None:
         self.blocks: dict[bytes, int] = {}
-        self.new_first_hashes: list[bytes] = []
-        """Hashes of sequences' first blocks listed since the last reader took them."""
+        self.new_anchors: list[bytes] = []
+        """Hashes of anchors listed since the last reader took them."""
+        self._anchor_every = window.num_matched
         self._hashes: list[bytes | None] = []
         """By block, as far as blocks have been listed."""
 
@@ -56,13 +62,18 @@ class PrefixIndex:
         hashes[block] = block_hash
         return True
 
-    def insert_all(self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int) -> None:
-        """List the blocks ``start`` to ``end`` of a sequence, as far as they have been hashed."""
-        end = min(end, len(hashes))
+    def insert_all(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int, first_block: int = 0
+    ) -> None:
+        """List the blocks ``start`` to ``end`` of a sequence, as far as they have been hashed and are among its
+        ``blocks``, which begin with ``first_block``."""
+        start, end = max(start, first_block), min(end, len(hashes))
         if start == 0 < end:
-            self.new_first_hashes.append(hashes[0])
+            self.new_anchors.append(hashes[0])
+        if every := self._anchor_every:
+            self.new_anchors += hashes[max(-(-start // every), 1) * every : end : every]
         for i in range(start, end):
-            self.insert(hashes[i], blocks[i])
+            self.insert(hashes[i], blocks[i - first_block])
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, if one is listed."""
@@ -82,7 +93,7 @@ class PrefixIndex:
         return block_hash
 
     def clear(self) -> None:
-        """Remove all blocks. ``new_first_hashes`` stay, because the blocks may be in the host tier too."""
+        """Remove all blocks. ``new_anchors`` stay, because the blocks may be in the host tier too."""
         self.blocks.clear()
         self._hashes.clear()
 

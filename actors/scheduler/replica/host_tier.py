@@ -91,9 +91,10 @@ class HostTier:
     def swap_out(self, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
         """Copy the first ``num_computed`` tokens of a sequence that loses its device blocks to the host. ``num_listed``
         blocks are full and hashed. False if that does not pay or there is no room."""
-        num_blocks = -(-num_computed // self._block_size)
+        first = sequence.first_block
+        num_blocks = -(-num_computed // self._block_size) - first
         num_listed = min(num_listed, len(sequence.hashes))  # without prefix caching there are none
-        known = [self.pool.index.find(block_hash) for block_hash in sequence.hashes[:num_listed]]
+        known = [self.pool.index.find(block_hash) for block_hash in sequence.hashes[first:num_listed]]
         hosts = known + [None] * (num_blocks - len(known))
         num_listed = len(known)  # 0 without prefix caching: no hashes
         num_new = hosts.count(None)
@@ -111,8 +112,9 @@ class HostTier:
                 hosts[i] = host = fresh.pop()
                 self._copy_out(sequence.blocks[i], host)
                 if i < num_listed:
-                    self.pool.index.insert(sequence.hashes[i], host)
-        sequence.swapped = Swapped(self._replica, [host for host in hosts if host is not None], num_computed)
+                    self.pool.index.insert(sequence.hashes[first + i], host)
+        held = [host for host in hosts if host is not None]
+        sequence.swapped = Swapped(self._replica, held, num_computed, first)
         self._swapped[sequence.id] = sequence
         return True
 
@@ -227,12 +229,14 @@ class HostTier:
                 continue
             load.step = step
             sequence, count = load.sequence, len(load.hosts)
-            blocks = sequence.blocks[load.first : load.first + count]
+            begin = load.first - sequence.first_block
+            blocks = sequence.blocks[begin : begin + count]
             self._builder.swap_in_hosts += load.hosts
             self._builder.swap_in_blocks += blocks
             self.num_in += count
             full = sequence.num_cached // self._block_size  # of a swapped sequence the last one may not be
-            self._index.insert_all(sequence.hashes, sequence.blocks, load.first, min(full, load.first + count))
+            end = min(full, load.first + count)
+            self._index.insert_all(sequence.hashes, sequence.blocks, load.first, end, sequence.first_block)
 
     # -- checks -------------------------------------------------------------------------------------------------------
     @property
@@ -258,10 +262,10 @@ class HostTier:
         for slot, load in self._loads.items():
             assert slots[slot] is load.sequence, f"slot {slot}: a load of another sequence"
             assert not load.sequence.entered, f"slot {slot} computes before it is loaded"
-            assert load.first + len(load.hosts) <= len(load.sequence.blocks)
+            assert load.first + len(load.hosts) <= load.sequence.end_block
         for sequence in self._swapped.values():
             swapped = sequence.swapped
             assert swapped is not None
             assert swapped.replica == self._replica, f"sequence {sequence.id} is swapped out elsewhere"
             assert not sequence.entered, f"sequence {sequence.id} runs and is swapped out"
-            assert len(swapped.host_blocks) == -(-swapped.num_tokens // self._block_size)
+            assert len(swapped.host_blocks) == -(-swapped.num_tokens // self._block_size) - swapped.first_block

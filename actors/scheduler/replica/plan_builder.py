@@ -153,6 +153,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         num_prompt_tokens=len(sequence.request.prompt),
         num_computed_tokens=sequence.num_cached,
         num_blocks=len(sequence.blocks),
+        first_block=sequence.first_block,
         max_total_tokens=sequence.limit,
         seed=sequence.seed,
         sampling=_sampling(sequence) if search is None else search.sampling,

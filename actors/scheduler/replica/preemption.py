@@ -72,5 +72,5 @@ def _vacate(replica: ReplicaBase, sequence: Sequence) -> None:
     replica.drop_source(sequence)
     replica.slots.leave(sequence)
     replica.pool.release(reversed(sequence.blocks))
-    sequence.blocks = []
+    sequence.blocks, sequence.first_block = [], 0
     sequence.replica = None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagebus.actors.scheduler.kv.window_match import Match, match_window
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefix_wait import awaits
 from pagebus.actors.scheduler.replica.prompt_fork import Fork, fork_of
 from pagebus.actors.scheduler.replica.state import ReplicaBase
-from pagebus.actors.scheduler.request import Sequence, Swapped, blocks_needed
+from pagebus.actors.scheduler.request import Sequence, Swapped
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Tokens that a replica with room holds of a sequence: ``num_tokens``, first in ``cached_blocks``, then in
-    ``host_blocks``. ``saved_tokens``: the same less the cost of loading. Valid until a pool changes.
+    ``host_blocks``. Those before block ``first_block`` lie behind the sliding window and need not be held.
+    ``saved_tokens``: tokens less the cost of loading. Valid until a pool changes.
 
     ``awaits``: more is about to be computed, and the sequence should wait for it.
     """
@@ -26,6 +28,7 @@ class Offer:
     saved_tokens: int
     fork: Fork | None = None
     awaits: bool = False
+    first_block: int = 0
 
 
 def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -33,17 +36,19 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     if replica.slots.num_free_slots < sequence.num_slots:
         return None
     num_tokens, size = len(sequence.tokens), replica.block_size
-    fork = fork_of(sequence, replica.slots)
-    cached, hosts = _find(replica, sequence) if fork is None else (fork.blocks, [])
-    needed = blocks_needed(sequence.request, num_tokens, size) - len(cached)
+    fork = fork_of(sequence, replica.slots, replica.window)
+    match = _find(replica, sequence) if fork is None else Match(fork.first_block, fork.blocks, [])
+    first, cached, hosts = match
+    needed = replica.blocks_to_admit(sequence.request, num_tokens) - len(cached)
     if needed + replica.pool.num_unheld(cached) > replica.room():
         return None
     if fork is not None:
-        return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork)
+        return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork, first_block=first)
     swapped = _swapped(replica, sequence)
-    found = swapped.num_tokens if swapped is not None else (len(cached) + len(hosts)) * size
-    waits = _awaits(replica, sequence, cached, hosts)
-    return Offer(cached, hosts, found, found - replica.host_tier.cost_tokens(len(hosts)), awaits=waits)
+    found = swapped.num_tokens if swapped is not None else match.num_blocks * size
+    waits = _awaits(replica, sequence, match)
+    saved = found - replica.host_tier.cost_tokens(len(hosts))
+    return Offer(cached, hosts, found, saved, awaits=waits, first_block=first)
 
 
 def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -52,9 +57,12 @@ def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     jobs = [each for each in replica.slots.occupied() if each.request.priority_class == JOB]
     most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
-    if not jobs or most < -(-len(sequence.tokens) // replica.block_size):
+    num_tokens = len(sequence.tokens)
+    needed = min(-(-num_tokens // replica.block_size), replica.blocks_to_admit(sequence.request, num_tokens))
+    if not jobs or most < needed:
         return None
-    if fork_of(sequence, replica.slots) is None and _awaits(replica, sequence, *_find(replica, sequence)):
+    fork = fork_of(sequence, replica.slots, replica.window)
+    if fork is None and _awaits(replica, sequence, _find(replica, sequence)):
         return None
     offer = offer_of(replica, sequence)
     while offer is None and jobs:
@@ -63,23 +71,30 @@ def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     return offer
 
 
-def _find(replica: ReplicaBase, sequence: Sequence) -> tuple[list[int], list[int]]:
-    """Device blocks with the sequence's first tokens, and host blocks with those after them."""
+def _find(replica: ReplicaBase, sequence: Sequence) -> Match:
+    """Device blocks with the sequence's first tokens, or those of them that a window leaves, and host blocks with those
+    after them."""
     swapped, size = _swapped(replica, sequence), replica.block_size
     # At least one token must be computed, or there would be nothing to sample from.
     limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
-    cached: list[int] = []
     looks = _looks_up(replica, sequence)
     if looks:
         sequence.extend_hashes(size)
-        cached = replica.index.match(sequence.hashes, limit)
     if swapped is not None:
-        return cached, swapped.host_blocks[len(cached) :]
-    return cached, replica.host_tier.match(sequence.hashes, len(cached), limit) if looks else []
+        first = swapped.first_block
+        cached = replica.index.match(sequence.hashes[first:limit], limit - first) if looks else []
+        return Match(first, cached, swapped.host_blocks[len(cached) :])
+    if not looks:
+        return Match(0, [], [])
+    if replica.window.num_tokens and not sequence.keeps_all:
+        find, find_host = replica.index.find, replica.host_tier.pool.index.find
+        return match_window(find, find_host, sequence.hashes, limit, replica.window.num_matched)
+    cached = replica.index.match(sequence.hashes, limit)
+    return Match(0, cached, replica.host_tier.match(sequence.hashes, len(cached), limit))
 
 
-def _awaits(replica: ReplicaBase, sequence: Sequence, cached: list[int], hosts: list[int]) -> bool:
-    return _looks_up(replica, sequence) and awaits(replica, sequence, len(cached) + len(hosts))
+def _awaits(replica: ReplicaBase, sequence: Sequence, match: Match) -> bool:
+    return _looks_up(replica, sequence) and awaits(replica, sequence, match.num_blocks)
 
 
 def _looks_up(replica: ReplicaBase, sequence: Sequence) -> bool:

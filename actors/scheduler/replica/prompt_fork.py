@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagebus.actors.model.window import Window
 from pagebus.actors.scheduler.replica.slots import SlotTable
 from pagebus.actors.scheduler.request import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The ``blocks`` to share, and the one to copy (None if the prompt's last token begins a block)."""
+    """The ``blocks`` to share, from block ``first_block`` on, and the one to copy (None if the prompt's last token
+    begins a block)."""
 
     blocks: list[int]
     copied: int | None
+    first_block: int = 0
 
 
-def fork_of(sequence: Sequence, table: SlotTable) -> Fork | None:
+def fork_of(sequence: Sequence, table: SlotTable, window: Window) -> Fork | None:
     """The part of the prompt, all but its last token, that a waiting sequence can share with the first of its request.
-    None if that one does not run here or no plan computes its prompt yet, or if the sequence has more tokens."""
+    None if that one does not run here, no plan computes its prompt yet, or the prompt's end lies behind its window
+    already, or if the sequence has more tokens."""
     leader = sequence.leader
     if leader is None or not leader.entered or not table.holds(leader):
         return None
@@ -31,4 +35,8 @@ def fork_of(sequence: Sequence, table: SlotTable) -> Fork | None:
     if table.computed[leader.slot] < num_prompt or len(sequence.tokens) > num_prompt or sequence.scores_prompt:
         return None
     num_shared, rest = divmod(num_prompt - 1, table.block_size)
-    return Fork(leader.blocks[:num_shared], leader.blocks[num_shared] if rest else None)
+    first, gone = window.first_block(num_prompt - 1), leader.first_block
+    if first < gone:
+        return None
+    last = num_shared - gone
+    return Fork(leader.blocks[first - gone : last], leader.blocks[last] if rest else None, first)

@@ -25,7 +25,7 @@ from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer
 from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.actors.scheduler.replica.state import ReplicaBase
-from pagebus.actors.scheduler.replica.token_budget import allot_blocks, share_budget
+from pagebus.actors.scheduler.replica.token_budget import allot_blocks, give_back_blocks, share_budget
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 
@@ -45,6 +45,7 @@ class Replica(ReplicaBase):
             self.pool.retain([offer.fork.copied])
             sequence.blocks += self.pool.allocate(1)
             sequence.copied = offer.fork.copied, sequence.blocks[-1]
+        sequence.first_block = offer.first_block
         sequence.num_cached = offer.num_tokens
         sequence.limit = min(sequence.limit, self.max_model_len)
         sequence.replica = self.name
@@ -54,10 +55,10 @@ class Replica(ReplicaBase):
             self.bound.update({member.slot: member for member in take_slots(self, sequence.beam_group)})
             self.searches[sequence.id] = sequence.beam_group
         if offer.host_blocks:
-            self.host_tier.load(sequence, len(offer.cached_blocks), offer.host_blocks)
+            self.host_tier.load(sequence, sequence.first_block + len(offer.cached_blocks), offer.host_blocks)
         if self.caching and not sequence.looked_up and sequence.leader is None:
             sequence.looked_up = True
-            found = len(offer.cached_blocks) * self.block_size
+            found = (offer.first_block + len(offer.cached_blocks)) * self.block_size
             self.prefix_queries += len(sequence.tokens)
             self.prefix_hits += found
             self.host_tier.count_lookup(len(sequence.tokens) - found, sequence.num_cached - found)
@@ -88,7 +89,10 @@ class Replica(ReplicaBase):
         for member in self.builder.rewritten:
             self.drop_source(member)
         self._send_off(slots, counts, num_decodes)
-        return self.builder.build(self.step, now_s, num_decodes, slots, counts), entering
+        plan = self.builder.build(self.step, now_s, num_decodes, slots, counts)
+        if self.window.num_tokens:
+            give_back_blocks(self, slots)
+        return plan, entering
 
     def _enter(self, slots: Slots) -> list[Sequence]:
         """Enter the bound sequences whose first rows these are."""

@@ -46,6 +46,7 @@ class SlotTable:
         self.computed = np.zeros(num_slots, np.int32)
         self.indexed = np.zeros(num_slots, np.int32)
         self.capacity = np.zeros(num_slots, np.int32)
+        self.first = np.zeros(num_slots, np.int32)
         self.planned = np.zeros(num_slots, np.int32)
         self.job = np.zeros(num_slots, np.bool_)
         self.beam = np.zeros(num_slots, np.bool_)
@@ -95,11 +96,16 @@ class SlotTable:
         self.job[slot] = False
         self._backlogs.clear()
 
-    def num_missing_blocks(self) -> int:
-        """Blocks that the tokens of running sequences still need."""
+    def num_missing_blocks(self, most: int | None = None) -> int:
+        """Blocks that the tokens of running sequences still need. With ``most``, none but beams ever hold more than so
+        many."""
         missing = self.total - self.capacity
-        missing = missing[missing > 0]
-        return int((-(-missing // self.block_size)).sum()) if len(missing) else 0
+        lacking = missing > 0
+        missing = -(-missing[lacking] // self.block_size)
+        if most is not None and len(missing):
+            held = self.capacity[lacking] // self.block_size - self.first[lacking]
+            missing = np.where(self.beam[lacking], missing, np.minimum(missing, np.maximum(most - held, 0)))
+        return int(missing.sum())
 
     def at(self, slot: int) -> Sequence:
         """The sequence in an occupied slot."""
@@ -138,7 +144,8 @@ class SlotTable:
         self.known[slot] = self.total[slot] = len(sequence.tokens)
         self.computed[slot] = num_cached_tokens
         self.indexed[slot] = num_cached_tokens // size
-        self.capacity[slot] = len(sequence.blocks) * size
+        self.first[slot] = sequence.first_block
+        self.capacity[slot] = sequence.end_block * size
 
     def leave(self, sequence: Sequence) -> None:
         """Vacate the sequence's slot. All known tokens are in ``sequence.tokens`` afterwards."""
@@ -148,7 +155,7 @@ class SlotTable:
         sequence.last_step = int(self.planned[slot])
         for column in (self.ids, self.prompt, self.known, self.total, self.last):
             column[slot] = 0
-        for column in (self.computed, self.indexed, self.capacity, self.planned):
+        for column in (self.computed, self.indexed, self.capacity, self.first, self.planned):
             column[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
@@ -233,13 +240,14 @@ class SlotTable:
         """The row of one sequence agrees with it. Every simulated step runs this, so each number is read once."""
         slot = sequence.slot
         computed, known, total = int(self.computed[slot]), int(self.known[slot]), int(self.total[slot])
-        capacity = len(sequence.blocks) * self.block_size
+        capacity = sequence.end_block * self.block_size
         checks = {
             "believes to be elsewhere": self.sequences[slot] is sequence and self.ids[slot] == sequence.id,
             "does not run": sequence.in_slot,
             "wrongly a beam": self.beam[slot] == (sequence.beam_group is not None),
             "wrong priority class": self.job[slot] == (sequence.request.priority_class == JOB),
             "wrong capacity": self.capacity[slot] == capacity,
+            "wrong first block": self.first[slot] == sequence.first_block,
             "computed too much": computed <= total and computed <= capacity,
             "beyond its limit": known <= total <= self.last[slot] + 1,
             "tokens not flushed": 0 <= known - len(sequence.tokens) < self.block_size,

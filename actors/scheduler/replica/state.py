@@ -11,6 +11,7 @@ from collections import deque
 
 import numpy as np
 
+from pagebus.actors.model.window import Window
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
@@ -22,7 +23,7 @@ from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
 from pagebus.actors.scheduler.replica.step_results import StepResults
 from pagebus.actors.scheduler.replica.step_time import Work
-from pagebus.actors.scheduler.request import BeamGroup, Sequence, blocks_needed
+from pagebus.actors.scheduler.request import BeamGroup, Request, Sequence, blocks_needed
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running sequences to grow."""
@@ -35,8 +36,8 @@ class ReplicaBase:
 
     ``bound``: by slot, sequences that have a slot and no planned row yet. ``searches``: running beam groups by the
     sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again. Counters:
-    ``num_swaps`` and ``num_recomputes`` (preemptions of each kind), ``num_parked``, and ``prefix_queries`` and
-    ``prefix_hits`` (tokens).
+    ``num_swaps`` and ``num_recomputes`` (preemptions of each kind), ``num_parked``, ``prefix_queries`` and
+    ``prefix_hits`` (tokens), and ``num_given_back``, blocks that fell behind the ``window``.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ReplicaBase:
         pacer: Pacer | None = None,
         preemption_mode: str = "auto",
         most_tokens: int | None = None,
+        window: int = 0,
     ) -> None:
         self.name = joined.replica
         self.epoch = joined.epoch
@@ -59,7 +61,8 @@ class ReplicaBase:
         self.caching = caching
         self.pacer = pacer
         self.suspended = False
-        self.index = PrefixIndex()
+        self.window = Window(window, self.block_size)
+        self.index = PrefixIndex(self.window)
         self.pool = BlockPool(joined.num_blocks, self.index)
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
         self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size)
@@ -72,6 +75,7 @@ class ReplicaBase:
         self.searches: dict[int, BeamGroup] = {}
         self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
         self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
+        self.num_given_back = 0
 
     @property
     def num_preemptions(self) -> int:
@@ -84,7 +88,20 @@ class ReplicaBase:
         num_tokens = min(sequence.limit, self.max_model_len) - 1
         if len(sequence.tokens) > num_tokens or sequence.num_slots > self.slots.num_slots:
             return False
-        return blocks_needed(sequence.request, num_tokens, self.block_size) <= self.pool.num_blocks
+        return self.most_blocks(sequence.request, num_tokens, sequence.least_tokens) <= self.pool.num_blocks
+
+    def most_blocks(self, request: Request, num_tokens: int, num_queries: int) -> int:
+        """Blocks that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams, of which
+        a step computes ``num_queries`` at most."""
+        every = blocks_needed(request, num_tokens, self.block_size)
+        if not self.window.num_tokens or request.sampling.beam_width:
+            return every
+        return min(every, self.window.most_blocks(min(num_queries, num_tokens)))
+
+    def blocks_to_admit(self, request: Request, num_tokens: int) -> int:
+        """Blocks for which a sequence of ``num_tokens`` waits: those of all its tokens, but with a window none that it
+        never holds beside the others."""
+        return min(self.most_blocks(request, num_tokens, self.budget), self.pool.num_blocks)
 
     def is_open(self, priority_class: int = JOB) -> bool:
         """Whether the next plan has a slot and token budget for one more sequence of this priority class.
@@ -128,7 +145,8 @@ class ReplicaBase:
         most = table.backlog(JOB) // self.block_size + 2 * len(table) + 1
         if room - most > self.max_model_len // self.block_size:
             return room - most  # more than a sequence needs, so it need not be exact
-        return room - table.num_missing_blocks()
+        held = self.window.most_blocks(self.budget) if self.window.num_tokens else None
+        return room - table.num_missing_blocks(held)
 
     @property
     def tries_suspect(self) -> bool:
@@ -155,4 +173,4 @@ class ReplicaBase:
         for slot, start, end in zip(slots.tolist(), listed[rows].tolist(), full.tolist(), strict=True):
             sequence = table.at(slot)
             sequence.extend_hashes(size)
-            self.index.insert_all(sequence.hashes, sequence.blocks, start, end)
+            self.index.insert_all(sequence.hashes, sequence.blocks, start, end, sequence.first_block)

@@ -1,4 +1,5 @@
-"""Divides a step's token budget among running sequences, and allocates blocks for it."""
+"""Divides a step's token budget among running sequences, allocates blocks for it, and takes those back that fall behind
+the window of all layers."""
 
 from __future__ import annotations
 
@@ -112,3 +113,30 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
     is_decode = behind[rows] == 1
     first = decodes_first(is_decode)
     return rows[first], amounts[first], int(is_decode.sum())
+
+
+def give_back_blocks(replica: ReplicaBase, slots: Slots) -> None:
+    """Release the blocks of these rows, just planned, that no query to come sees. Beams keep theirs.
+
+    The next plan's first query is known as soon as a plan is made, so what lies behind its window is free at once, with
+    that plan and earlier ones still in flight: plans are executed in order, and whoever gets the block writes in a
+    later one. Its place in the block table stays, and kernels never read it. Its content can be found until it is
+    reused.
+    """
+    table = replica.slots
+    first = replica.window.first_blocks(table.computed[slots])
+    passed = first > table.first[slots]
+    if table.num_beams:
+        passed &= ~table.beam[slots]
+    rows = passed.nonzero()[0]
+    if not len(rows):
+        return
+    slots, first = slots[rows], first[rows]
+    table.first[slots] = first
+    for slot, keep in zip(slots.tolist(), first.tolist(), strict=True):
+        sequence = table.at(slot)
+        count = keep - sequence.first_block
+        replica.pool.release(reversed(sequence.blocks[:count]))
+        del sequence.blocks[:count]
+        sequence.first_block = keep
+        replica.num_given_back += count

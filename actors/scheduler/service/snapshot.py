@@ -207,13 +207,14 @@ class Snapshot:
             content = index.hash_of(asked.block)
             return BlockState(serial=asked.serial, hashes=() if content is None else (content.hex(),))
         sequence, table = owners[0]
-        place = table.index(asked.block)
+        place, first = table.index(asked.block), _first_of(sequence, on_host=asked.on_host)
         return BlockState(
             serial=asked.serial,
             owners=tuple(dict.fromkeys(each.request.id for each, _ in owners)),
-            hashes=tuple(each.hex() for each in sequence.hashes[: place + 1]),
+            hashes=tuple(each.hex() for each in sequence.hashes[: first + place + 1]),
             place=place,
             table=_ints(table),
+            first_block=first,
         )
 
 
@@ -229,6 +230,13 @@ def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:
     if sequence.swapped is not None:
         return sequence.swapped.host_blocks
     return [] if sequence.replica is None else replicas[sequence.replica].host_tier.loading(sequence)
+
+
+def _first_of(sequence: Sequence, *, on_host: bool) -> int:
+    """The first block that is in the sequence's table."""
+    if not on_host:
+        return sequence.first_block
+    return 0 if sequence.swapped is None else sequence.swapped.first_block
 
 
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
@@ -267,6 +275,7 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
         swapped_in_blocks=tier.num_in,
         suspended=replica.suspended,
         num_parked=replica.num_parked,
+        given_back_blocks=replica.num_given_back,
     )
 
 

@@ -38,7 +38,18 @@ def test_a_dense_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["files"] == "complete"
     assert found["kv_cache"]["bytes_per_token"] == 2 * 2 * 2 * 64 * 4
     assert found["kv_cache"]["most_blocks"] > 1_000_000
+    assert (found["kv_cache"]["window"], found["kv_cache"]["sequence_blocks"]) == (0, 512 // 16)
     assert "attention" in found["runs"]
+
+
+def test_windows_bound_what_a_sequence_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The window and a step's tokens, not the whole context."""
+    folder = make_model(tmp_path / "model", "mistral", seed=1, **FIELDS, sliding_window=24)
+    options = "--target", "cpu", "--max-num-batched-tokens", "32"
+    cache = inspect(capsys, folder, *options)["kv_cache"]
+    assert (cache["window"], cache["sequence_blocks"]) == (24, (24 + 32 + 16 - 3) // 16 + 1)
+    assert main(["inspect", str(folder), *options]) == 0
+    assert "in at most 5 blocks, as all layers have windows of at most 24 tokens" in capsys.readouterr().out
 
 
 def test_a_quantized_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

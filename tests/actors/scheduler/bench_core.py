@@ -68,6 +68,7 @@ def measure(
     caching: bool,
     itl_s: float | None = None,
     mixed: bool = False,
+    window: int = 0,
 ) -> None:
     """``mixed``: every other request is a job, and priorities differ; the steps have times for the fit then."""
     core = Core(
@@ -76,6 +77,7 @@ def measure(
             max_num_queued_requests=10**6,
             enable_prefix_caching=caching,
             itl_target_s=itl_s,
+            window=window,
             priority_aging_s=1e-3 if mixed else 30.0,
         )
     )
@@ -116,7 +118,7 @@ def measure(
     take, plan = take_us[skip:], plan_us[skip:]
     print(
         f"{running:4d} running {waiting:6d} waiting  cache {'on ' if caching else 'off'}  "
-        f"{'jobs, pacing  ' if mixed else ''}"
+        f"{'jobs, pacing  ' if mixed else ''}{f'window {window}  ' if window else ''}"
         f"plan: median {statistics.median(plan):6.1f} mean {statistics.mean(plan):6.1f} us   "
         f"result: median {statistics.median(take):6.1f} mean {statistics.mean(take):6.1f} us   "
         f"(mean rows {statistics.mean(rows[skip:]):.0f})"
@@ -154,7 +156,7 @@ def look_up(num_replicas: int, where: str) -> None:
                 (host,) = replica.host_tier.pool.allocate(1)
                 replica.host_tier.pool.index.insert(block_hash, host)
                 replica.host_tier.pool.release((host,))
-        replica.index.new_first_hashes += sequence.hashes[:1] if where != "nowhere" else []
+        replica.index.new_anchors += sequence.hashes[:1] if where != "nowhere" else []
     fleet, times = core.planner.fleet, []
     for _ in range(200):
         for replica in core.replicas.values():
@@ -177,5 +179,6 @@ if __name__ == "__main__":
     for running in (1, 32, 256):
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
+    measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128)
     measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True)
     measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True, mixed=True, itl_s=0.02)

@@ -95,7 +95,8 @@ def expected_tokens(
 class Slot:
     new: NewSequence
     tokens: list[int]
-    blocks: list[int]
+    blocks: list[int | None]
+    """None: behind the window when it entered."""
     computed: int
     prefixes: list[int] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
@@ -119,6 +120,8 @@ class FakeExecutor:
     copy_lag: int = 0
     copy_tokens: float = 1.0
     """What copying a block costs, in tokens of prefill."""
+    window: int = 0
+    """How many tokens the model looks back on, the newest included; 0: all."""
 
     def __post_init__(self) -> None:
         self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
@@ -181,7 +184,7 @@ class FakeExecutor:
             assert 0 <= host < self.num_host_blocks
             assert (self.host[host] != UNWRITTEN).any(), f"host block {host} is copied in but was never written"
             assert not any(
-                block in slot.blocks[: cuts.get(number)]
+                block in self._seen(slot)[: cuts.get(number)]
                 for number, slot in self.slots.items()
                 if number not in plan.freed_slots
             )
@@ -205,6 +208,8 @@ class FakeExecutor:
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
             assert 0 <= block < self.num_blocks
             self.slots[slot].blocks.append(block)
+        for block in plan.copy_sources.tolist():
+            assert (self.cache[block] != UNWRITTEN).any(), f"device block {block} is copied but was never written"
         self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
         for slot, token in zip(plan.chosen_slots.tolist(), plan.chosen_tokens.tolist(), strict=True):
             self._choose(self.slots[slot], token)
@@ -232,7 +237,8 @@ class FakeExecutor:
         assert new.num_prompt_tokens <= new.num_tokens < new.max_total_tokens <= self.max_model_len
         assert 0 <= new.num_computed_tokens < new.num_tokens
         assert len(set(blocks)) == len(blocks) == new.num_blocks
-        slot = Slot(new, tokens, blocks, new.num_computed_tokens)
+        assert new.first_block * self.block_size <= self._oldest(new.num_computed_tokens), "a hole in the window"
+        slot = Slot(new, tokens, [None] * new.first_block + blocks, new.num_computed_tokens)
         prefix = 0
         for token in tokens:
             prefix = remember(prefix, token)
@@ -263,15 +269,24 @@ class FakeExecutor:
         assert positions.stop <= len(state.tokens), "computes tokens that are not there"
         assert positions.stop < state.new.max_total_tokens, "computes beyond the end"
         assert positions.stop <= len(state.blocks) * self.block_size, "computes beyond its blocks"
-        for position in range(positions.start):
+        for position in range(self._oldest(positions.start), positions.start):
             block = state.blocks[position // self.block_size]
             held = int(self.cache[block, position % self.block_size])
             assert held == state.prefixes[position], f"slot {slot}: wrong content at position {position}"
         written = {state.blocks[position // self.block_size] for position in positions}
         for other in self.slots.values():
             if other is not state:
-                assert not written & set(other.blocks), f"slot {slot} writes into a block of {other.new.sequence_id}"
+                assert not written & set(self._seen(other)), f"slot {slot} writes into {other.new.sequence_id}'s block"
         return state, positions
+
+    def _oldest(self, computed: int) -> int:
+        """The first token that the next query sees."""
+        return max(0, computed - self.window + 1) if self.window else 0
+
+    def _seen(self, slot: Slot) -> list[int | None]:
+        """Blocks of a sequence that something to come may read. Beams may go back to any place."""
+        first = 0 if slot.new.sampling.logprobs is not None else self._oldest(slot.computed) // self.block_size
+        return [None] * first + slot.blocks[first:]
 
     def _sample(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []

@@ -307,6 +307,7 @@ async def test_metrics_tell_what_runs() -> None:
             "vllm:external_prefix_cache_hits",
             "pagebus:swapped_out_blocks_total",
             "pagebus:swapped_in_blocks_total",
+            "pagebus:given_back_blocks_total",
             "pagebus:host_cache_usage_perc",
             "vllm:iteration_tokens_total",
         }

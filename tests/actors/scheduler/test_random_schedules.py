@@ -40,6 +40,7 @@ class Schedules(RuleBasedStateMachine):
         aging_s=st.sampled_from([0.0001, 0.002, 30.0]),
         num_host_blocks=st.sampled_from([0, 3, 8, 20, 60]),
         mode=st.sampled_from(["auto", "swap", "recompute"]),
+        window=st.sampled_from([0, 0, 1, 3, 6, 13, 24]),
         copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
     )
     def begin(
@@ -53,6 +54,7 @@ class Schedules(RuleBasedStateMachine):
         aging_s: float,
         num_host_blocks: int,
         mode: str,
+        window: int,
         copies: tuple[int, float],
     ) -> None:
         self.world = World(
@@ -61,6 +63,7 @@ class Schedules(RuleBasedStateMachine):
             eos_token_ids=eos,
             priority_aging_s=aging_s,
             preemption_mode=mode,
+            window=window,
         )
         self.options = {
             "num_blocks": num_blocks,
@@ -70,6 +73,7 @@ class Schedules(RuleBasedStateMachine):
             "num_host_blocks": num_host_blocks,
             "copy_lag": copies[0],
             "copy_tokens": copies[1],
+            "window": window,
         }
         self.num_requests = self.num_epochs = 0
         self.join(0)
@@ -182,7 +186,9 @@ class Schedules(RuleBasedStateMachine):
         for failure in self.world.failed.values():
             sent = self.world.requests[failure.request_id]
             given_up = failure.status == 500 and self.world.num_kills >= MOST_LOSSES
-            assert given_up or not fits(sent, self.options["num_blocks"], self.options["max_num_seqs"])
+            assert given_up or not fits(
+                sent, self.options["num_blocks"], self.options["max_num_seqs"], window=self.options["window"]
+            )
         self.world.check_end()
 
 

@@ -70,8 +70,10 @@ def again(message: TokenizedRequest, attempt: str = "2") -> TokenizedRequest:
     return replace(message, attempt=attempt)
 
 
-def fits(sent: TokenizedRequest, num_blocks: int, max_num_seqs: int, block_size: int = 4) -> bool:
+def fits(sent: TokenizedRequest, num_blocks: int, max_num_seqs: int, block_size: int = 4, window: int = 0) -> bool:
     """Whether an executor of this size could serve the request alone."""
+    if window and not sent.sampling.beam_width and num_blocks > -(-window // block_size):
+        return True
     sampling = sent.sampling
     num_tokens = len(sent.prompt_token_ids) + (sampling.max_tokens or 0) - 1
     shared, width = len(sent.prompt_token_ids) // block_size, max(1, sampling.beam_width)

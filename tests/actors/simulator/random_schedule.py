@@ -95,6 +95,7 @@ class Schedule:
             priority_aging_s=rng.choice([0.0001, 0.01, 30.0]),
             itl_target_s=rng.choice([None, None, None, 2 * STEP_S]),
             preemption_mode=mode,
+            window=random.Random(-seed - 1).choice([0, 0, 1, 3, 6, 13]),  # apart: seeds stay what they were without
         )
         self.options: dict[str, Any] = {
             "num_blocks": rng.randint(8, 22),
@@ -102,6 +103,7 @@ class Schedule:
             "max_num_seqs": rng.randint(1, 6),
             "max_model_len": MAX_MODEL_LEN,
             "depth": self.config.pipeline_depth,
+            "window": self.config.window,
         }
         if mode != "recompute":
             self.options["num_host_blocks"] = rng.choice([0, 2, 6, 20])
@@ -205,7 +207,8 @@ def run_schedule(seed: int, mode: str = "auto") -> Schedule:
     for failure in world.failed.values():
         sent = world.requests[failure.request_id]
         slots = min(schedule.options["max_num_seqs"], schedule.options["budget"])
-        assert not fits(sent, schedule.options["num_blocks"], slots), f"refused for no reason: {failure}"
+        misfit = not fits(sent, schedule.options["num_blocks"], slots, window=schedule.config.window)
+        assert misfit, f"refused for no reason: {failure}"
     world.executors = {name: member.executor.fake for name, member in simulation.members.items()}  # type: ignore[attr-defined]
     world.check_end()
     return schedule

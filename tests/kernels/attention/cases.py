@@ -10,6 +10,7 @@ import torch
 
 from pagebus.kernels.common.float8 import FLOAT8
 from pagebus.kernels.common.int8 import block_bytes, from_int8_reference, split_blocks, to_int8_reference
+from pagebus.kernels.common.reach import first_seen_reference
 
 NO_SUCH_BLOCK = 1 << 29  # in unused block table entries: following one is a fault, not a wrong number
 
@@ -61,10 +62,10 @@ def make_case(
 ) -> AttentionCase:
     """Rows with these lengths (leading rows with one query are decodes) and `padding` tokens after them.
 
-    ``sinks``: each head has one, some above all scores. Every cache element that is no row's context is NaN, or has a
-    scale that is. q is a view of a fused qkv, the cache one layer of three; a float8 cache comes with scales that make
-    up for its contents, whose size differs from head to head, and one in int8 with those of its tokens, whose size
-    differs from token to token.
+    ``sinks``: each head has one, some above all scores. Every cache element that no query sees is NaN, or has a scale
+    that is; blocks before a row's window are another's. q is a view of a fused qkv, the cache one layer of three; a
+    float8 cache comes with scales that make up for its contents, whose size differs from head to head, and one in int8
+    with those of its tokens, whose size differs from token to token.
     """
     num_rows, num_tokens = len(context_lens), sum(query_lens) + padding
     num_decodes = next((row for row, length in enumerate(query_lens) if length != 1), num_rows)
@@ -83,10 +84,12 @@ def make_case(
     tables = torch.full((num_slots, widest), NO_SUCH_BLOCK, dtype=torch.int32, device=device)
     slots = torch.randperm(num_slots)[:num_rows].to(device=device, dtype=torch.int32)
     blocks = torch.randperm(num_blocks).to(device=device, dtype=torch.int32)
-    for row, length in enumerate(context_lens):
+    for row, (length, count) in enumerate(zip(context_lens, query_lens, strict=True)):
         used = -(-length // block_size)
         mine = blocks[row * widest : row * widest + used]
         tables[slots[row], :used] = mine
+        behind = max(0, int(first_seen_reference(torch.tensor(length - count), window))) if window else 0
+        tables[slots[row], : behind // block_size] = blocks[-1]
         for part in range(2):
             values = torch.randn(used * block_size, kv_heads, head_dim, device=device)
             where, whole = mine.long(), (used, block_size, kv_heads, head_dim)
@@ -94,8 +97,11 @@ def make_case(
                 sizes = 2.0 ** torch.randint(-12 * part - 1, 2, (len(values), kv_heads, 1), device=device)
                 cache[where, 1, part], scales[part, where] = to_int8_reference((values * sizes).view(whole), part)
                 scales[part, where[-1:], length - (used - 1) * block_size :] = math.nan
+                if behind:
+                    scales[part, where[: behind // block_size]] = math.nan
+                    scales[part, where[behind // block_size], : behind % block_size] = math.nan
                 continue
-            values[length:] = math.nan
+            values[:behind], values[length:] = math.nan, math.nan
             values = values / scales[part].unsqueeze(1) if float8 else values
             cache[where, 1, part] = values.to(cache_dtype).view(whole)
     ends = torch.tensor([0, *query_lens]).cumsum(0)

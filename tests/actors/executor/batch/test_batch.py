@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 import torch
 from msgspec import structs
@@ -79,6 +82,17 @@ def test_appended_blocks_continue_each_table_in_order() -> None:
 
     assert state.block_tables[[0, 3]].tolist() == [[-9, -9, 8, -9], [-9, 7, 9, -9]]
     assert (state.tokens == -9).all()
+
+
+def test_a_table_may_begin_behind_a_window() -> None:
+    """Its blocks stand where their tokens do, and later ones behind them; what they leave free is not written."""
+    batch, state = PersistentBatch(replace(LIMITS, window=10)), poisoned_state()
+    table = {"first_block": 1, "num_computed_tokens": 26, "num_blocks": 1, "max_total_tokens": 50}
+
+    state.apply(deltas_of(batch.apply(entering(new(1, 2, 30, **table), scheduled=[4]))))
+    state.apply(deltas_of(batch.apply(plan(1, slots=[2], num_scheduled=[1], appended_slots=[2], appended_blocks=[7]))))
+
+    assert state.block_tables[2].tolist() == [-9, 0, 7, -9]
 
 
 def test_a_freed_slot_can_be_filled_in_the_same_plan() -> None:
@@ -159,6 +173,10 @@ BAD_PLANS: dict[str, tuple[StepPlan, str]] = {
     "tokens without a sequence": (plan(new_token_ids=[1]), "new_token_ids has 1 entries"),
     "everything computed": (entering(new(2, 1, 3, num_computed_tokens=3)), "3 tokens computed of 3"),
     "computed without blocks": (entering(new(2, 1, 20, num_computed_tokens=17, num_blocks=1)), "17 computed tokens"),
+    "a table that begins late without a window": (
+        entering(new(2, 1, 30, first_block=1, num_computed_tokens=20)), "token 20 sees tokens before block 1"),
+    "a table that begins before its tokens": (entering(new(2, 1, first_block=-1)), "2 blocks from -1 on"),
+    "a table that ends too late": (entering(new(2, 1, first_block=3)), "2 blocks from 3 on, at most 4 fit"),
     "more prompt than tokens": (entering(new(2, 1, 3, num_prompt_tokens=4)), "4 prompt tokens of 3"),
     "sequence id 0": (entering(new(0, 1, 3)), "ids are from 1"),
     "free of an empty slot": (plan(freed_slots=[1]), "freed_slots names slot 1"),
@@ -193,3 +211,12 @@ def test_a_plan_that_breaks_a_rule_is_refused_by_name(name: str) -> None:
 
     with pytest.raises(PlanError, match=text):
         running().apply(bad)
+
+
+@pytest.mark.parametrize(("computed", "refused"), [(24, True), (25, False)])
+def test_a_table_begins_no_later_than_the_window(computed: int, refused: bool) -> None:
+    """Token 24 of a window of ten sees token 15, the last of the first block."""
+    late = entering(new(2, 1, 30, first_block=1, num_computed_tokens=computed, num_blocks=1), scheduled=[1])
+    batch = PersistentBatch(replace(LIMITS, window=10))
+    with pytest.raises(PlanError, match="sees tokens before block 1") if refused else nullcontext():
+        batch.apply(late)

@@ -77,6 +77,26 @@ def test_blocks_are_where_the_pool_says_in_every_step(hosts: int) -> None:
     assert seen >= ({"cached_blocks", "host_blocks"} if hosts else {"cached_blocks"})
 
 
+def test_tables_behind_a_window() -> None:
+    """What is held is shown, from its place in the sequence on; what was given back is counted."""
+    world = World(window=6)
+    world.join(window=6, budget=8)
+    snapshot = Snapshot(world.core)
+    world.send(request("a", list(range(30)), max_tokens=20))
+    for _ in range(10):
+        world.step()
+    replica = world.core.replicas["gpu-0"]
+    (sequence,) = replica.slots.occupied()
+    state = snapshot.build(ASK, world.now_s)
+    check_blocks(world, state)
+    assert sequence.first_block > 0
+    assert tables(state)[sequence.id] == sequence.blocks
+    assert state.replicas[0].given_back_blocks == replica.num_given_back == sequence.first_block
+    told = snapshot.block(BlockRequested(ingress="web", serial=1, replica="gpu-0", block=sequence.blocks[0]))
+    assert (told.first_block, told.place, told.table.tolist()) == (sequence.first_block, 0, sequence.blocks)
+    assert len(told.hashes) == sequence.first_block + 1
+
+
 def drive(world: World, snapshot: Snapshot, requests: list[Any]) -> list[SchedulerState]:
     """Run requests to their end as the actor does, and look after each step."""
     states = [snapshot.build(ASK, world.now_s)]

@@ -87,7 +87,7 @@ export class Memory {
       pairs([
         ["Sequence", sequence ? `${shortId(sequence.requestId)}${sequence.choice ? `, choice ${sequence.choice + 1}` : ""}` : owner > 0 ? String(owner) : null],
         ["Held by", shares > 1 ? `${shares} sequences` : null],
-        ["Place", more && more.place >= 0 ? `${more.place + 1} of ${more.table.length} in its table` : null],
+        ["Place", more && more.place >= 0 ? placed(more) : null],
         ["Table", more?.table.length ? h("span", { class: "mono" }, table(more.table, more.place)) : null],
         ["Hash chain", hashes.length ? h("span", { class: "mono" }, chain(hashes)) : null],
       ]),
@@ -103,6 +103,11 @@ export class Memory {
 
 function percentOf(part, counts) {
   return percent(part / Math.max(1, counts.size));
+}
+
+/** Where in its table a block is; those before the first lie behind the window. */
+function placed({ first_block: first, place, table: blocks }) {
+  return `${first + place + 1} of ${first + blocks.length} in its table${first ? `, which begins with ${first + 1}` : ""}`;
 }
 
 /** A few entries round the place. */

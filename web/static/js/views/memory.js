@@ -32,7 +32,8 @@ export function memoryView({ world, view, tools, signal }) {
     if (!replica) return;
     figures.set("Running", count(replica.num_running), `of ${count(replica.num_slots)} slots`);
     figures.set("Waiting", count(world.numWaiting));
-    figures.set("Cache in use", percent(1 - replica.num_free / replica.num_blocks));
+    const given = replica.given_back_blocks;
+    figures.set("Cache in use", percent(1 - replica.num_free / replica.num_blocks), given ? `${short(given)} blocks fell behind the window` : "");
     figures.set("Prefix hits", replica.prefix_queries ? percent(replica.prefix_hits / replica.prefix_queries) : "–");
     figures.set("Preemptions", count(replica.num_swaps + replica.num_recomputes));
     figures.set("Parked", count(replica.num_parked ?? 0), "their client left");

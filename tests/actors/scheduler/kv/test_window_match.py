@@ -1,0 +1,44 @@
+"""Matches behind a sliding window: the longest that there is, by as few lookups as promised."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagebus.actors.scheduler.kv.window_match import match_window
+
+PLACES = st.sets(st.integers(0, 19))
+
+
+def longest(device: set[int], host: set[int], limit: int, num_matched: int) -> int:
+    """Blocks of the longest prefix whose last ones are found: on the device, then perhaps on the host."""
+    for end in range(limit, 0, -1):
+        last = range(max(0, end - num_matched), end)
+        for split in range(last.start, end + 1):
+            if device >= {*last} - {*range(split, end)} and host >= {*range(split, end)}:
+                return end
+    return 0
+
+
+@given(PLACES, PLACES, st.integers(0, 20), st.integers(1, 8))
+def test_the_longest_match_is_found(device: set[int], host: set[int], limit: int, num_matched: int) -> None:
+    """As by trying every prefix and every place where the host's blocks may begin."""
+    hashes = [bytes([place]) for place in range(20)]
+    blocks = {hashes[place]: 100 + place for place in device}
+    hosts = {hashes[place]: 200 + place for place in host}
+
+    match = match_window(blocks.get, hosts.get, hashes, limit, num_matched)
+
+    assert match.num_blocks == longest(device, host, limit, num_matched)
+    assert match.first == max(0, match.num_blocks - num_matched)
+    split = match.first + len(match.cached)
+    assert match.cached == [100 + place for place in range(match.first, split)]
+    assert match.hosts == [200 + place for place in range(split, match.num_blocks)]
+
+
+def test_nothing_cached_costs_few_lookups() -> None:
+    """One for each window, not one for each block."""
+    asked: list[bytes] = []
+    hashes = [place.to_bytes(2) for place in range(1000)]
+    assert match_window(asked.append, lambda _: None, hashes, 1000, 100).num_blocks == 0
+    assert len(asked) == 10

@@ -1,0 +1,81 @@
+"""Models whose layers all have a window, in pools far smaller than their contexts: greedy tokens are transformers'.
+
+Blocks behind the window are given to others while a sequence runs, so any read of them gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.executor.models.test_families import reference_tokens
+from tests.helpers.model_factory import DEFAULTS, make_golden
+from tests.system.answers.test_family_tokens import MODEL_TYPES
+from tests.system.answers.test_tokens import memory_bus
+from tests.system.harness import System, running
+
+NUM_TOKENS = 40
+SMALL = {"max_model_len": 256, "max_num_batched_tokens": 32}
+"""The longest context takes 15 blocks of 16 tokens; a window of 33 and a step of 32 take 5."""
+WAYS: dict[str, dict[str, Any]] = {
+    "hits": {**SMALL, "num_gpu_blocks_override": 24, "max_num_seqs": 2},
+    "recomputed": {**SMALL, "num_gpu_blocks_override": 8, "preemption_mode": "recompute"},
+    "swapped": {**SMALL, "num_gpu_blocks_override": 8, "preemption_mode": "swap"},
+    "one at a time": {**SMALL, "num_gpu_blocks_override": 6, "max_num_seqs": 1, "pipeline_depth": 4},
+}
+CASES = (
+    ("mistral", "hits"), ("mistral", "swapped"), ("mistral", "recomputed"),
+    ("starcoder2-plain", "swapped"), ("phi3", "one at a time"), ("mixtral-window", "hits"),
+)  # fmt: skip
+
+
+def prompts_for(vocab_size: int) -> list[list[int]]:
+    """Prompts of up to 200 tokens: some begin alike for several windows, two are the same."""
+    rng = random.Random(11)
+    shared = [rng.randrange(vocab_size) for _ in range(128)]
+    whole = [[rng.randrange(vocab_size) for _ in range(length)] for length in (200, 97, 3, 9, 14, 15, 20)]
+    return [*whole, *(shared + [rng.randrange(vocab_size) for _ in range(rest)] for rest in (70, 5)), whole[0]]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[list[int]], list[list[int]]]]:
+    """Folder, prompts and transformers' answers of a tiny model, made once."""
+
+    @cache
+    def make(name: str) -> tuple[Path, list[list[int]], list[list[int]]]:
+        folder = make_golden(tmp_path_factory.mktemp(name), *MODEL_TYPES[name])
+        prompts = prompts_for(DEFAULTS["vocab_size"])
+        return folder, prompts, reference_tokens(folder, prompts, NUM_TOKENS)
+
+    return make
+
+
+async def check(system: System, prompts: list[list[int]], expected: list[list[int]]) -> None:
+    """As far as transformers' logits leave no doubt."""
+    got = await system.generate(prompts, max_tokens=NUM_TOKENS)
+    assert [tokens[: len(known)] for tokens, known in zip(got, expected, strict=True)] == expected
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+async def test_tokens_equal_transformers(name: str, way: str, models: Callable[[str], Any]) -> None:
+    """One by one, together and again."""
+    folder, prompts, expected = models(name)
+
+    async with running(folder, memory_bus(), **WAYS[way]) as system:
+        for index in (0, 7, 8):
+            await check(system, prompts[index : index + 1], expected[index : index + 1])
+        await check(system, prompts, expected)
+        await check(system, prompts, expected)
+
+        replica = system.scheduler.core.replicas["executor-0"]
+        assert replica.num_given_back > 3 * len(prompts)
+        assert replica.num_preemptions > 0 or way not in ("recomputed", "swapped")
+        assert way != "swapped" or replica.host_tier.num_in > 0
+        if way == "hits":
+            assert replica.prefix_hits >= 4 * 128
+    assert sum(map(len, expected)) > len(prompts) * NUM_TOKENS // 2

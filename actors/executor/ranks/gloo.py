@@ -26,9 +26,7 @@ class GlooComm(Comm):
         timeout_s: longest wait for the other ranks within a step.
     """
 
-    def __init__(
-        self, rank: int, size: int, store: Callable[[], distributed.Store], hostname: str, timeout_s: float
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: Callable[[], Any], hostname: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._make_store, self._hostname, self._timeout_s = store, hostname, timeout_s
         self._group: Any = None
@@ -61,6 +59,17 @@ class GlooComm(Comm):
     def close(self) -> None:
         """Drop the connections; who waits for this rank hears of it."""
         self._group = None
+
+
+def open_store(where: str, rank: int, size: int) -> Any:
+    """The store at which ranks meet: ``file:<path>`` or ``tcp:<host>:<port>``, which is rank 0's. Raises
+    RuntimeError."""
+    kind, _, rest = where.partition(":")
+    if kind == "file":
+        return distributed.FileStore(rest, size)
+    host, _, port = rest.rpartition(":")
+    limit = timedelta(seconds=CONNECT_S)
+    return distributed.TCPStore(host, int(port), size, rank == 0, timeout=limit, wait_for_workers=False)
 
 
 def _cause(error: RuntimeError) -> str:

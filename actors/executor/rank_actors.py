@@ -111,15 +111,14 @@ class LeadingRank(RankActor):
         where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
         comm = await asyncio.to_thread(meet, self.settings, where, hostname)
         self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where)
-        await self._write_record()
+        await self._unless_away(self._write_record)
         self.spawn(self._watch_leases(RANK, {lease.name: lease.epoch for lease in others}), "ranks")
         return own, {"comm": comm}
 
     async def _write_record(self, *, ended: bool = False) -> None:
         if self._record is not None:
             state = {**self._record.as_state(), "ended": ended}
-            with contextlib.suppress(BusUnavailable):
-                await self.bus.put_state(record_state(self.replica), state, ttl_s=RECORD_TTL_S)
+            await self.bus.put_state(record_state(self.replica), state, ttl_s=RECORD_TTL_S)
 
     async def _wait_for_ranks(self) -> list[LeaseInfo]:
         told = False
@@ -147,7 +146,8 @@ class LeadingRank(RankActor):
     async def drain(self) -> None:
         """Also tell the other ranks that this was no accident."""
         await super().drain()
-        await self._write_record(ended=True)
+        with contextlib.suppress(BusUnavailable):  # they end all the same
+            await self._write_record(ended=True)
 
     async def stop(self) -> None:
         """Also remove the folder in which ranks met."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pagebus.actors.executor.device.comm import ONE_RANK
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.rank_actors import free_port
+from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
 from pagebus.actors.executor.ranks.group import (
     Record,
     check_alike,
@@ -21,6 +28,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import EntryId, LeaseInfo
 from tests.helpers.model_factory import make_model
+from tests.helpers.waiting import LIMIT_S
 
 NEEDS = {"version": "1", "settings": "a", "model": "b"}
 
@@ -78,6 +86,42 @@ def test_a_rank_is_lost_with_its_lease() -> None:
     assert [lost_rank(epochs, [], missed, 3) for _ in range(2)] == [None, None]
     assert lost_rank(epochs, [lease("executor-0.1", 3)], missed, 3) is None
     assert [lost_rank(epochs, [], missed, 3) for _ in range(3)] == [None, None, "executor-0.1"]
+
+
+@pytest.mark.parametrize("place", ["file", "tcp"])
+def test_ranks_meet_at_a_file_or_at_a_port(place: str, tmp_path: Path) -> None:
+    """And exchange bytes there: sums in the order of ranks, with the same bits on all."""
+    where = f"file:{tmp_path / 'store'}" if place == "file" else f"tcp:127.0.0.1:{free_port('127.0.0.1')}"
+    comms = [GlooComm(rank, 3, partial(open_store, where, rank, 3), "127.0.0.1", LIMIT_S) for rank in range(3)]
+    values = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
+
+    def exchange(comm: GlooComm) -> tuple[torch.Tensor, torch.Tensor, float]:
+        comm.connect()
+        widths = [3, 2, 3]
+        own = values[comm.rank, :, : widths[comm.rank]]
+        return comm.all_reduce(values[comm.rank]), comm.gather_columns(own, widths), comm.least(5.0 - comm.rank)
+
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(exchange, comms))
+    total = ((values[0].float() + values[1].float()) + values[2].float()).bfloat16()
+    beside = torch.cat([values[0, :, :3], values[1, :, :2], values[2, :, :3]], dim=1)
+    for reduced, gathered, least in told:
+        assert torch.equal(reduced, total)
+        assert torch.equal(gathered, beside)
+        assert least == 3.0
+
+
+def test_nothing_is_exchanged_before_ranks_have_met() -> None:
+    comm = GlooComm(1, 2, lambda: None, "127.0.0.1", 1.0)
+    with pytest.raises(EngineError, match="rank 1 has not met the others yet"):
+        comm.all_reduce(torch.zeros(1))
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    x = torch.ones(2, 3)
+    assert ONE_RANK.all_reduce(x) is x
+    assert torch.equal(ONE_RANK.gather_columns(x, [3]), x)
+    assert ONE_RANK.least(4.0) == 4.0
 
 
 @pytest.mark.parametrize("url", [None, "memory://", "unix:///run/redis.sock", "redis://127.0.0.1:6379/0"])

@@ -229,6 +229,7 @@ class FollowingRank(RankActor):
 
 def free_port(address: str) -> int:
     """A port of this host that nobody has."""
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])

@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed
+import torch.distributed
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
 
-GLOO: Any = distributed.ProcessGroupGloo
+DISTRIBUTED: Any = torch.distributed  # whose types do not say what it has
+GLOO = DISTRIBUTED.ProcessGroupGloo
 """A group of its own, beside torch's global one: a process may hold several ranks."""
 CONNECT_S = 600.0
 """Longest wait for other ranks at start: they may still read their weights."""
@@ -66,10 +67,10 @@ def open_store(where: str, rank: int, size: int) -> Any:
     RuntimeError."""
     kind, _, rest = where.partition(":")
     if kind == "file":
-        return distributed.FileStore(rest, size)
+        return DISTRIBUTED.FileStore(rest, size)
     host, _, port = rest.rpartition(":")
     limit = timedelta(seconds=CONNECT_S)
-    return distributed.TCPStore(host, int(port), size, rank == 0, timeout=limit, wait_for_workers=False)
+    return DISTRIBUTED.TCPStore(host, int(port), size, rank == 0, timeout=limit, wait_for_workers=False)
 
 
 def _cause(error: RuntimeError) -> str:

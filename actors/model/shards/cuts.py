@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.shards.shard import Shard
-from pagebus.actors.model.spec import Feed, Gqa, Moe
+from pagebus.actors.model.spec import Feed, Gqa, Mla, Moe
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"experts\.\d+\.")
@@ -64,6 +64,8 @@ def cut_of(name: str, shard: Shard, names: NameMap) -> Cut | None:
 def _attention(part: str, mixer: Gqa, shard: Shard, names: NameMap) -> Cut | None:
     module, _, kind = part.rpartition(".")
     queries, keys = shard.heads(mixer), shard.kv_heads(mixer)
+    if isinstance(mixer, Mla):
+        return _latent(module, kind, mixer, queries, shard)
     size, width = mixer.head_dim, mixer.qk_norm == "width"
     query, key = mixer.heads * size, mixer.kv_heads * size
     if part == "sinks":
@@ -77,6 +79,16 @@ def _attention(part: str, mixer: Gqa, shard: Shard, names: NameMap) -> Cut | Non
         ranges = [_times(heads, size, start) for heads, start in zip((queries, keys, keys), starts, strict=True)]
         return Cut(0, query + 2 * key, _by_head(mixer, queries, keys) if names.qkv_by_head else tuple(ranges))
     return _into_residual(kind, query, _times(queries, size), shard) if module == "o_proj" else None
+
+
+def _latent(module: str, kind: str, mixer: Mla, heads: range, shard: Shard) -> Cut | None:
+    """Of latent attention: heads are divided, and latents are whole."""
+    if module in ("q_proj", "q_b_proj"):
+        return Cut(0, mixer.heads * mixer.query_dim, (_times(heads, mixer.query_dim),))
+    if module == "kv_b_proj":
+        return Cut(0, mixer.heads * mixer.expanded_dim, (_times(heads, mixer.expanded_dim),))
+    own = _times(heads, mixer.v_head_dim)
+    return _into_residual(kind, mixer.attended, own, shard) if module == "o_proj" else None
 
 
 def _by_head(mixer: Gqa, queries: range, keys: range) -> tuple[range, ...]:

@@ -8,7 +8,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.oracle import ORACLE
 from pagebus.actors.model.shards.shard import Shard
-from pagebus.actors.model.spec import Dense, Feed, LayerSpec, Mla, Moe
+from pagebus.actors.model.spec import Dense, Feed, LayerSpec, Moe
 
 
 def local_config(config: ModelConfig, rank: int, world: int) -> ModelConfig:
@@ -36,8 +36,6 @@ def check(config: ModelConfig, world: int) -> None:
     why = ""
     if config.spec.encoder is not None:
         why = "encoders are not divided among ranks"
-    elif config.latent is not None:
-        why = "multi-head latent attention is not divided among ranks yet"
     elif config.quantization is not None:
         why = "quantized weights are not divided among ranks yet"
     elif config.pooler is not None and config.pooler.between is not None:
@@ -50,7 +48,6 @@ def check(config: ModelConfig, world: int) -> None:
 
 def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
     mixer = layer.mixer
-    assert not isinstance(mixer, Mla)
     local = replace(mixer, heads=len(shard.heads(mixer)), kv_heads=len(shard.kv_heads(mixer)))
     return replace(layer, mixer=local, feed=_local_feed(layer.feed, shard))
 

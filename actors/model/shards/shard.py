@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.spec import Gqa, ModelSpec
+from pagebus.actors.model.spec import Gqa, Mla, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,14 @@ class Shard:
         return self.rank == 0
 
     def kv_heads(self, mixer: Gqa) -> range:
-        """This rank's heads of keys and values. Where there are fewer than ranks, several ranks hold the same one.
+        """This rank's heads of keys and values. Where there are fewer than ranks, several ranks hold the same one; all
+        hold the latents of latent attention.
 
         Raises:
             ModelError: they cannot be divided.
         """
+        if isinstance(mixer, Mla):
+            return range(1)
         if mixer.kv_heads >= self.world:
             return self.of(mixer.kv_heads)
         holders = self._holders(mixer)
@@ -45,6 +48,8 @@ class Shard:
     def heads(self, mixer: Gqa) -> range:
         """This rank's heads of queries: those that read its keys, or its share of them. Raises ModelError."""
         group, keys = mixer.heads // mixer.kv_heads, self.kv_heads(mixer)
+        if isinstance(mixer, Mla) and mixer.heads >= self.world:
+            return self.of(mixer.heads)
         if mixer.kv_heads >= self.world:
             return range(keys.start * group, keys.stop * group)
         holders, first = self._holders(mixer), keys.start * group

@@ -22,7 +22,7 @@ from pagebus.actors.model.shards.local import local_config
 from tests.helpers.model_factory import make_golden, make_model
 
 CPU = torch.device("cpu")
-DIVIDED = [(family, name) for family in FAMILIES if "latent" not in family.parse.__module__ for name in family.golden]
+GOLDEN = [(family, name) for family in FAMILIES for name in family.golden]
 
 
 def part_of(folder: Path, rank: int, world: int) -> Model:
@@ -66,7 +66,7 @@ def parts_of(folder: Path, world: int) -> dict[str, list[tuple[StoredTensor, tor
     return found
 
 
-@pytest.mark.parametrize(("family", "name"), DIVIDED, ids=[name for _, name in DIVIDED])
+@pytest.mark.parametrize(("family", "name"), GOLDEN, ids=[name for _, name in GOLDEN])
 def test_parts_put_together_are_the_whole(family: Family, name: str, tmp_path: Path) -> None:
     folder = make_golden(tmp_path, family.model_type, family.golden[name])
     names = ModelConfig.load(folder).names

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.chaos.deployment import Deployment
@@ -17,7 +19,7 @@ from tests.chaos.test_chaos import FROZEN_S, Tell, busy, full, loaded, measured,
 
 __all__ = ["tell"]  # a fixture
 
-RANKS = ("executor-0", "executor-0.1")
+RANKS = (0, 1)
 LOSSES = 3
 
 
@@ -27,54 +29,60 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment
     yield from loaded(tmp_path_factory.mktemp("ranks"), "--tensor-parallel-size=2")
 
 
-def kill(deployment: Deployment, rank: str) -> None:
-    deployment.actors()[rank].kill()
+def ranks_of(deployment: Deployment) -> dict[str, psutil.Process]:
+    """The ranks that run, by name, in their order."""
+    return {name: child for name, child in sorted(deployment.actors().items()) if name.startswith("executor-")}
+
+
+def rank_of(deployment: Deployment, rank: int) -> psutil.Process:
+    """One of the ranks, all of which run."""
+    return list(ranks_of(deployment).values())[rank]
+
+
+def pids(deployment: Deployment) -> dict[str, int]:
+    """Of all ranks that run."""
+    return {name: child.pid for name, child in ranks_of(deployment).items()}
 
 
 async def until_new(deployment: Deployment, before: dict[str, int]) -> None:
     """Until both ranks are others, and ready."""
     while pids(deployment).items() & before.items():  # noqa: ASYNC110 (processes tell nobody)
         await asyncio.sleep(0.05)
-    await asyncio.to_thread(deployment.until_ready, RANKS[0])
-
-
-def pids(deployment: Deployment) -> dict[str, int]:
-    """Of both ranks."""
-    return {name: child.pid for name, child in deployment.actors().items() if name in RANKS}
+    await asyncio.to_thread(deployment.until_ready, min(before))
 
 
 async def test_a_rank_is_killed(ranks: tuple[Deployment, Load], tell: Tell) -> None:
     """Both start anew, and answers go on with the same tokens."""
     deployment, load = ranks
     before = pids(deployment)
-    assert set(before) == set(RANKS)
+    assert len(before) == len(RANKS)
     async with busy(deployment, load):
-        kill(deployment, RANKS[1])
+        rank_of(deployment, 1).kill()
         await until_new(deployment, before)
     tell(answers=load.answers, reconnects=load.reconnects)
 
 
 @full
 @pytest.mark.parametrize("rank", RANKS)
-async def test_a_rank_is_killed_again_and_again(rank: str, ranks: tuple[Deployment, Load], tell: Tell) -> None:
+async def test_a_rank_is_killed_again_and_again(rank: int, ranks: tuple[Deployment, Load], tell: Tell) -> None:
     """Each time when the group has just become ready."""
     deployment, load = ranks
     async with busy(deployment, load, patience_s=150):
         for _ in range(LOSSES):
-            before, fault_s = pids(deployment), asyncio.get_running_loop().time()
-            kill(deployment, rank)
+            before, fault_s = pids(deployment), time.monotonic()
+            rank_of(deployment, rank).kill()
             await until_new(deployment, before)
     tell(**measured(load, fault_s))
 
 
 @full
 @pytest.mark.parametrize("rank", RANKS)
-async def test_a_frozen_rank_ends_its_group(rank: str, ranks: tuple[Deployment, Load], tell: Tell) -> None:
+async def test_a_frozen_rank_ends_its_group(rank: int, ranks: tuple[Deployment, Load], tell: Tell) -> None:
     """Its lease ends; the group is started anew, and the frozen process killed."""
     deployment, load = ranks
     async with busy(deployment, load, patience_s=150):
         before = pids(deployment)
-        deployment.actors()[rank].send_signal(signal.SIGSTOP)
+        rank_of(deployment, rank).send_signal(signal.SIGSTOP)
         await until_new(deployment, before)
     tell(answers=load.answers, reconnects=load.reconnects)
 
@@ -84,7 +92,7 @@ async def test_all_ranks_freeze_and_come_back(ranks: tuple[Deployment, Load], te
     """For twice the time of a lease: whether others took over or not, it does no harm."""
     deployment, load = ranks
     async with busy(deployment, load, patience_s=150):
-        processes = [deployment.actors()[rank] for rank in RANKS]
+        processes = list(ranks_of(deployment).values())
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(FROZEN_S)

@@ -9,16 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from pagebus.actors.executor.cache_labels import cache_labels
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is_device_fault
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.expert_metrics import ExpertMetrics
+from pagebus.actors.executor.in_thread import in_thread
 from pagebus.actors.executor.kernel_metrics import KernelMetrics
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.preload import import_torch, open_gpu, preload
@@ -39,8 +40,6 @@ from pagebus.kernels.common.target import Target, first_target
 if TYPE_CHECKING:  # torch is imported while other things happen
     from pagebus.actors.executor.engine import Engine
     from pagebus.actors.executor.loading.loading import EngineInfo
-
-T = TypeVar("T")
 
 STAGE = "executor"
 READ_BLOCK_MS = 200
@@ -97,6 +96,16 @@ class ExecutorActor(Actor):
             "pagebus:executor_step_seconds", "From a step's launch to its tokens.", STEP_BUCKETS_S, engine=name
         )
 
+    @property
+    def replica(self) -> str:
+        """Whose plans it computes."""
+        return self.name
+
+    @property
+    def generation(self) -> int:
+        """The epoch of the replica's lease, for which plans are meant."""
+        return self.epoch
+
     def lease_info(self) -> dict[str, Any]:
         """The base's fields; the epoch of the scheduler whose plans it read last; progress and phase of loading; once
         ready, the engine's capacities, whether its steps advance, and the number of captured CUDA graphs."""
@@ -115,13 +124,14 @@ class ExecutorActor(Actor):
         """Load the model. Plans already in the stream were meant for an earlier executor and are skipped."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
-        found = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.name)))
+        found = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.replica)))
         self._position = found or START  # a drain was asked for while the bus was away
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         began_s = self._phase_began_s = time.monotonic()
         path, config, _ = await asyncio.wrap_future(self._finding)
         module = await asyncio.wrap_future(self._importing)
         await self._unless_away(lambda: self._sleeping.wait(self.set_state))
+        config, comm = await self._join(config)
         self._outbox = Outbox(self.bus, self.epoch)
         self._engine = cast("type[Engine]", module.Engine)(
             self.settings,
@@ -132,6 +142,7 @@ class ExecutorActor(Actor):
             path=path,
             kernels_ready=self._wait_for_kernels,
             spans=self._spans,
+            **comm,
         )
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self._watch_engine(), "engine")
@@ -164,6 +175,10 @@ class ExecutorActor(Actor):
         if self._engine.unmatched_entries:
             self.log.warning("quantization_config lists what is not there", entries=self._engine.unmatched_entries)
         await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
+
+    async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
+        """What it computes of the model, and further arguments of the engine: of ranks, what connects them."""
+        return config, {}
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:
         """The model's folder and configuration, and the GPU if there is one to use."""
@@ -200,14 +215,17 @@ class ExecutorActor(Actor):
 
     async def serve(self) -> None:
         """Pass plans to the engine as they arrive."""
-        stream = self.names.steps(self.name)
         while not self.draining.is_set():
-            entries = await self._unless_away(lambda: self.bus.read({stream: self._position}, block_ms=READ_BLOCK_MS))
-            for entry in entries or ():
-                if problem := problem_of(entry):
-                    await self._unless_away(partial(self.bus.dead_letter, STAGE, entry, problem))
-                    raise EngineError(f"entry {entry.id} of {entry.stream} {problem}: the batch is lost")
-                self._take(entry)
+            await self._read_plans()
+
+    async def _read_plans(self) -> None:
+        stream = self.names.steps(self.replica)
+        entries = await self._unless_away(lambda: self.bus.read({stream: self._position}, block_ms=READ_BLOCK_MS))
+        for entry in entries or ():
+            if problem := problem_of(entry):
+                await self._unless_away(partial(self.bus.dead_letter, STAGE, entry, problem))
+                raise EngineError(f"entry {entry.id} of {entry.stream} {problem}: the batch is lost")
+            self._take(entry)
 
     async def drain(self) -> None:
         """Finish the plans that the engine has, and wait until their results are stored."""
@@ -275,7 +293,7 @@ class ExecutorActor(Actor):
         plan = entry.message
         assert isinstance(plan, StepPlan)
         self._position = entry.id
-        if plan.executor_epoch not in (0, self.epoch):
+        if plan.executor_epoch not in (0, self.generation):
             return  # meant for the executor that had this name before
         self._watch.submitted()
         self._engine.submit(plan, entry.id.epoch)
@@ -288,6 +306,11 @@ class ExecutorActor(Actor):
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)
             return
+        self._count(result)
+
+    def _count(self, result: StepResult) -> None:
+        """Add a finished step to the watch and to the metrics."""
+        assert self._engine is not None
         self._watch.done()
         stats = self._engine.stats
         self._busy.inc(stats.busy_s - self._busy.value)
@@ -357,22 +380,6 @@ class ExecutorActor(Actor):
             timer.start()
 
 
-def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
-    """Further labels that vLLM's dashboards may read from ``vllm:cache_config_info``; "None" for what does not
-    exist."""
-    return {
-        "num_cpu_blocks": str(info.num_host_blocks),
-        "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
-        "user_specified_block_size": str(settings.block_size != Settings().block_size),
-        "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
-        "kv_cache_memory_bytes": str(settings.kv_cache_memory_bytes),
-        "kv_offloading_size": str(settings.swap_space),
-        "prefix_caching_hash_algo": "blake2b",
-        "is_attention_free": "False",
-        "sliding_window": str(info.window or None),
-    }
-
-
 def problem_of(entry: Entry) -> str:
     """The reason why an entry is not the expected step plan; empty if it is."""
     if not isinstance(entry.message, StepPlan):
@@ -384,19 +391,3 @@ def import_engine() -> Any:
     """Import :mod:`pagebus.actors.executor.engine`, and with it torch."""
     import_torch()
     return import_module("pagebus.actors.executor.engine")
-
-
-def in_thread(function: Callable[..., T], *args: object) -> Future[T]:
-    """Run ``function`` in a new thread and return its result. If the caller is cancelled, as the actor ends, the result
-    is dropped."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        with contextlib.suppress(InvalidStateError):  # it was cancelled
-            try:
-                future.set_result(function(*args))
-            except BaseException as error:
-                future.set_exception(error)
-
-    threading.Thread(target=run, name=function.__name__).start()
-    return future

@@ -24,12 +24,14 @@ import numpy.typing as npt
 import torch
 
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.actors.executor.device.device import new_stream, prepare_thread, resolve_device, resolve_dtype
 from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress, load
 from pagebus.actors.executor.loading.weights import unmatched_entries
 from pagebus.actors.executor.memory.budget import memory_in_use
+from pagebus.actors.executor.ranks.drift import DriftCheck
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.step.completion import Completion, Launched, Queued, give_scores
 from pagebus.actors.executor.step.expert_counts import ExpertCounts
@@ -54,7 +56,8 @@ class Engine:
 
     ``on_result`` is called with every step's result, in order, ``on_error`` at most once with the error that ended the
     engine, and ``on_progress`` during loading. All are called from the engine's threads and must return quickly.
-    ``kernels_ready`` is called before the first kernel is launched, and may wait.
+    ``kernels_ready`` is called before the first kernel is launched, and may wait. ``config`` is the part of the rank
+    that ``comm`` connects with the others.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Engine:
         path: Path | None = None,
         kernels_ready: Callable[[], None] = lambda: None,
         spans: Spans | None = None,
+        comm: Comm = ONE_RANK,
     ) -> None:
         self._completion = Completion(settings, config, on_result, spans)
         self.stats = self._completion.stats
@@ -77,6 +81,7 @@ class Engine:
         self._path = path
         self._kernels_ready = kernels_ready
         self._spans = spans
+        self._comm, self._drift = comm, DriftCheck(comm)
         self._on_error = on_error or (lambda error: None)
         self._on_progress = on_progress or (lambda phase, share: None)
         self._plans: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
@@ -180,6 +185,7 @@ class Engine:
         except BaseException as error:
             self._fail(error)
         finally:
+            self._comm.close()
             self._completion.put(None)
 
     def _prepare(self, device: torch.device) -> None:
@@ -187,7 +193,7 @@ class Engine:
         dtype = resolve_dtype(settings, config.dtype, device)
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
-        self._once_loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready)
+        self._once_loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready, self._comm)
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
@@ -283,6 +289,7 @@ class Engine:
         self._copy(queued)
         sampled = self._run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
+        self._drift.check(queued.plan.step, work, tokens)
         give_scores(self._loaded.runner.scores, work)
         if self._experts is not None:
             self._experts.fetch()

@@ -28,6 +28,7 @@ from pagebus.actors.model.pooling.modules import Modules, read_modules
 from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.model.quantization.parsing import parse_quantization
 from pagebus.actors.model.quantization.quantization import Quantization
+from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.model.spec import Mla, ModelSpec
 from pagebus.actors.settings import Settings
 
@@ -79,6 +80,8 @@ class ModelConfig:
     """What the model makes of prompts in place of generating; None: it generates."""
     reasoning_parser: str = ""
     """The format of its reasoning, where its architecture says it."""
+    shard: Shard | None = None
+    """Of which model this is one rank's part; None: it is a whole one. Heads and widths are the part's."""
 
     @property
     def latent(self) -> Mla | None:

@@ -43,11 +43,16 @@ def uses_one_process(settings: Settings) -> bool:
 
 
 def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
-    """Check that one process suffices: it can use only one GPU.
+    """Check that one process suffices: it can use only one GPU, and has no ranks.
 
     Raises:
-        SettingsError: more executors are requested.
+        SettingsError: more executors are requested, or ranks.
     """
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks are processes, which find each other over "
+            "Redis; install redis-server or give --bus"
+        )
     if settings.executors > 1 and gpus and settings.device != "cpu":
         raise SettingsError(
             f"--executors {settings.executors}: in one process all would use the same GPU; install redis-server or "

@@ -31,6 +31,8 @@ CLASSES = {
     "executor": ("pagebus.actors.executor.actor", "ExecutorActor"),
     "detokenizer": ("pagebus.actors.detokenizer.actor", "DetokenizerActor"),
 }
+RANKS = "pagebus.actors.executor.rank_actors"
+"""Where the executors are whose model is divided."""
 EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
 """Exit codes: drained; died; cannot work with these settings or this model, so a restart is useless."""
 
@@ -40,9 +42,12 @@ OPEN_REDIS = (
 )
 
 
-def actor_class(kind: str) -> type[Actor]:
-    """The class of a kind of actor. Imports only that actor's package, so that the scheduler starts without torch."""
+def actor_class(kind: str, settings: Settings | None = None) -> type[Actor]:
+    """The class of a kind of actor, with these settings. Imports only that actor's package, so that the scheduler
+    starts without torch."""
     module, name = CLASSES[kind]
+    if kind == "executor" and settings is not None and settings.tensor_parallel_size > 1:
+        module, name = RANKS, "FollowingRank" if settings.rank else "LeadingRank"
     return cast("type[Actor]", getattr(importlib.import_module(module), name))
 
 
@@ -121,7 +126,7 @@ async def _life(kind: str, settings: Settings) -> int:
             if kind == "executor":
                 choose_gpu(settings)
             # Before the bus answers: what takes long to import can begin meanwhile.
-            actor = actor_class(kind)(settings, bus, settings.actor_name or default_name(kind))
+            actor = actor_class(kind, settings)(settings, bus, settings.actor_name or default_name(kind))
             actor.on_ready = keep_what_is_there
             log = actor.log
             if not await unless_stopped(stop, bus.connect()):

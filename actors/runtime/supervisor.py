@@ -44,12 +44,13 @@ class GiveUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
-    """One actor process to run."""
+    """One actor process to run. Those with the same ``group`` are started, and end, together."""
 
     kind: str
     name: str
     command: tuple[str, ...]
     environ: Mapping[str, str]
+    group: str = ""
 
 
 def plan_children(
@@ -58,32 +59,41 @@ def plan_children(
     """The processes to start for ``settings``. ``unique`` becomes part of the names where other machines share the bus.
 
     Raises:
-        SettingsError: more executors than GPUs.
+        SettingsError: more executors than GPUs, or ranks on GPUs.
     """
     cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
+    ranks = settings.tensor_parallel_size
+    if cuda and ranks > 1:
+        raise SettingsError(f"--tensor-parallel-size {ranks}: ranks compute on CPUs only so far; use --device cpu")
     if cuda and gpus and settings.executors > len(gpus):
         raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
-    threads = settings.threads or max(1, cores // settings.executors)
+    threads = settings.threads or max(1, cores // (settings.executors * ranks))
     plans = []
     for kind, count in settings.counts.items():
         for i in range(count):
-            name = f"{kind}-{unique}{i}"
-            own = settings.replace(bus=bus_url, actor_name=name, threads=threads if kind == "executor" else None)
-            variables = child_environment(own, environ)
-            if kind == "executor" and cuda:
-                variables["CUDA_VISIBLE_DEVICES"] = gpus[i] if gpus else str(i)
-            variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
-            # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
-            variables["PYTHONPATH"] = python_path(environ)
-            known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
-            module = (
-                ("pagebus.actors.commands.executor_process",)
-                if known_gpu
-                else ("pagebus.actors.commands.cli", "actor", kind)
-            )
-            command = (sys.executable, "-P", "-m", *module, *to_args(own))
-            plans.append(ChildPlan(kind, name, command, variables))
+            for rank in range(ranks if kind == "executor" else 1):
+                group = f"{kind}-{unique}{i}"
+                name = f"{group}.{rank}" if rank else group
+                own = settings.replace(
+                    bus=bus_url, actor_name=name, threads=threads if kind == "executor" else None, rank=rank
+                )
+                variables = child_environment(own, environ)
+                if kind == "executor" and cuda:
+                    variables["CUDA_VISIBLE_DEVICES"] = gpus[i] if gpus else str(i)
+                variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
+                # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
+                variables["PYTHONPATH"] = python_path(environ)
+                known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
+                command = _command(kind, own, known_gpu=known_gpu)
+                plans.append(ChildPlan("rank" if rank else kind, name, command, variables, group))
     return plans
+
+
+def _command(kind: str, settings: Settings, *, known_gpu: bool) -> tuple[str, ...]:
+    """What starts an actor with its own settings."""
+    process = "pagebus.actors.commands.executor_process"
+    module = (process,) if known_gpu else ("pagebus.actors.commands.cli", "actor", kind)
+    return (sys.executable, "-P", "-m", *module, *to_args(settings))
 
 
 class Supervisor:
@@ -108,14 +118,21 @@ class Supervisor:
         self._log = logs.get_logger(actor="supervisor")
         self._ready = False
         self._stopping = asyncio.Event()
-        self.children = [Child(plan.name, plan.kind, plan.command, plan.environ, progress.line) for plan in plans]
+        self.children: list[Child] = []
+        self._groups: dict[str, list[Child]] = {}
+        for plan in plans:
+            child = Child(plan.name, plan.kind, plan.command, plan.environ, progress.line)
+            self.children.append(child)
+            self._groups.setdefault(plan.group or plan.name, []).append(child)
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._has_port = settings.port != 0
         """Else each ingress takes one, and keeps it when it is started again."""
 
     async def run(self, stop: StopSignal) -> int:
         """Run until a signal (0), a crash loop at startup (1) or a hopeless setting (2); returns that exit code."""
-        self._keepers = {c.name: asyncio.create_task(self._keep(c), name=f"keep:{c.name}") for c in self.children}
+        self._keepers = {
+            name: asyncio.create_task(self._keep(group), name=f"keep:{name}") for name, group in self._groups.items()
+        }
         announcing = asyncio.create_task(self._announce(), name="announce")
         redis = asyncio.create_task(self._keep_redis(), name="keep:redis")
         waiting = asyncio.create_task(stop.event.wait(), name="stop")
@@ -147,17 +164,36 @@ class Supervisor:
 
     # -- children -----------------------------------------------------------------------------------------------------
 
-    async def _keep(self, child: Child) -> None:
-        """Run a child, and restart it whenever it ends, until the drain."""
+    async def _keep(self, group: list[Child]) -> None:
+        """Run a child, or a group that lives and dies together, and restart it whenever it ends, until the drain."""
+        first = group[0]
         while not self._stopping.is_set():
-            code = await child.run_once()
+            child, code = await self._run_once(group)
             if self._stopping.is_set():
                 return
-            pause_s = child.restarts.died(was_ready=await self._release_lease(child))
+            were_ready = [await self._release_lease(each) for each in group]
+            pause_s = first.restarts.died(was_ready=were_ready[0])
             self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
-            self._give_up_if_hopeless(child, code)
+            self._give_up_if_hopeless(first, child, code)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    async def _run_once(self, group: list[Child]) -> tuple[Child, int]:
+        """Run all until one ends, then kill the others; returns who ended first, and its exit code. In a drain the
+        others are needed until the first of the group has ended."""
+        runs = {asyncio.create_task(child.run_once(), name=child.name): child for child in group}
+        try:
+            done, _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopping.is_set():
+                await asyncio.wait([next(iter(runs))])
+            ended = {runs[run]: run.result() for run in done}
+            return next(
+                ((child, code) for child, code in ended.items() if code == EXIT_UNUSABLE), next(iter(ended.items()))
+            )
+        finally:
+            for run in runs:
+                run.cancel()  # which kills it
+            await asyncio.gather(*runs, return_exceptions=True)
 
     async def _keep_redis(self) -> None:
         """Restart our own Redis when it dies: its file holds everything, and the actors wait for it."""
@@ -176,9 +212,9 @@ class Supervisor:
             except BusError as error:
                 raise GiveUp(f"the private redis-server cannot be started again: {error}") from error
 
-    def _give_up_if_hopeless(self, child: Child, code: int) -> None:
-        """End everything if a process proves unable to work during startup."""
-        if self._ready or not (code == EXIT_UNUSABLE or child.restarts.looping):
+    def _give_up_if_hopeless(self, first: Child, child: Child, code: int) -> None:
+        """End everything if a process, of the group of ``first``, proves unable to work during startup."""
+        if self._ready or not (code == EXIT_UNUSABLE or first.restarts.looping):
             return
         cause = "cannot work" if code == EXIT_UNUSABLE else "keeps dying"
         tail = "\n".join("  " + line for line in child.tail)
@@ -246,7 +282,7 @@ class Supervisor:
                 if child.pid is not None:
                     with contextlib.suppress(ProcessLookupError):  # it has just died, and was not reaped yet
                         os.kill(child.pid, signal.SIGTERM)
-            keepers = [self._keepers[child.name] for child in children]
+            keepers = [self._keepers[name] for name, group in self._groups.items() if group[0].kind in wave]
             limit_s = max(deadline_s - clock(), LAST_WAVE_S)
             _, late = await asyncio.wait(keepers, timeout=limit_s) if keepers else ((), ())
             for child in children:

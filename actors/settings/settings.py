@@ -44,6 +44,8 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.uds is not None and self.ingresses > 1:
             raise SettingsError("--uds: one ingress can listen on a socket, --ingresses has to be 1")
+        if self.rank >= self.tensor_parallel_size:
+            raise SettingsError(f"--rank {self.rank}: --tensor-parallel-size is {self.tensor_parallel_size}")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

@@ -32,6 +32,7 @@ ALIASES = {
     "-asc": "ingresses",
     "--data-parallel-size": "executors",
     "-dp": "executors",
+    "-tp": "tensor_parallel_size",
     "-q": "quantization",
     "--max-num-queued-reqs": "max_num_queued_requests",
     "--renderer-num-workers": "tokenizers",
@@ -39,7 +40,7 @@ ALIASES = {
     "--device-memory-utilization": "gpu_memory_utilization",
 }
 """vLLM's names of settings that have another name here."""
-SHARDS = "a model has to fit one GPU (no tensor, pipeline or expert parallelism)"
+SHARDS = "a model has to fit one GPU (tensor parallelism is for CPUs so far; no pipeline or expert parallelism)"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
 EXPERTS = f"there are no models with experts here, and {SHARDS}"
 ADAPTERS = "adapters are not supported: merge one into its model, and serve that"
@@ -50,7 +51,7 @@ MACHINES = "start `pagebus actor KIND --bus redis://...` on each machine"
 SPECULATION = "speculative decoding is not supported"
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"
-NO_GROUPS = "executors do not talk to each other"
+NO_GROUPS = "ranks exchange tensors over gloo, and executors nothing"
 KERNELS = "kernels are Pagebus's own, see --attention-backend"
 READING = "weights are read in order, in pieces, beside the start"
 OBSERVED = "see /metrics and --span-dir"
@@ -119,7 +120,7 @@ TAKEN = (
 )
 """That ask, at least with some values, for how things are anyway."""
 REFUSED = (
-    Flag("--tensor-parallel-size -tp --pipeline-parallel-size -pp", ONE_GPU + "--executors N", ("1",)),
+    Flag("--pipeline-parallel-size -pp", ONE_GPU + "--executors N", ("1",)),
     Flag("--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp", ONE_GPU + "--executors", ("1",)),
     Flag("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", SHARDS),
     Flag("--dcp-q-replicate --enable-hc-sp --enable-batch-sharded-sampling", SHARDS, switch=True),

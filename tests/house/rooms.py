@@ -109,9 +109,10 @@ ROOMS: dict[str, str] = {
     "actors.scheduler.order": "",
     "actors.scheduler.config": "actors.model actors.settings",
     "actors.executor": (
-        "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.sampling "
-        "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model.grammars "
-        "actors.model actors.telemetry actors.settings kernels.linear kernels.moe kernels.common bus bus.messages"
+        "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
+        "actors.executor.sampling actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
+        "actors.model.grammars actors.model actors.telemetry actors.settings kernels.linear kernels.moe kernels.common "
+        "bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.step actors.executor.graphs actors.executor.models actors.executor.layers "
@@ -122,7 +123,10 @@ ROOMS: dict[str, str] = {
     "actors.executor.loading.formats": (
         "actors.executor.loading.weight_copy actors.executor.layers actors.model kernels.quantized"
     ),
-    "actors.executor.loading.weight_copy": "actors.executor.device",
+    "actors.executor.loading.weight_copy": "actors.executor.device actors.model",
+    "actors.executor.ranks": (
+        "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings bus bus.messages"
+    ),
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "

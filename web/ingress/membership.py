@@ -15,6 +15,8 @@ FRESH_S = 2.5
 """A view older than this is unreliable: the bus does not answer, and new requests would wait for it."""
 EAGER_REFRESH_S = 0.05
 """Seconds between refreshes while an actor is missing."""
+RANK = "rank"
+"""The kind of ranks besides an executor, which is rank 0."""
 NEEDED = ("tokenizer", "scheduler", "executor", "detokenizer")
 
 
@@ -60,9 +62,11 @@ class Membership:
         return not any(is_stalled(lease.info) for lease in self.leases)
 
     def states(self) -> dict[str, dict[str, object]]:
-        """States for display: kind -> name -> what the actor reports as its state."""
+        """States for display: kind -> name -> what the actor reports as its state. Ranks are there if there are any."""
         view: dict[str, dict[str, object]] = {kind: {} for kind in NEEDED}
         for lease in self.leases:
+            if lease.kind == RANK:
+                view.setdefault(RANK, {})
             if lease.kind in view:
                 view[lease.kind][lease.name] = _state(lease.info)
         return view

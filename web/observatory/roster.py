@@ -19,9 +19,12 @@ RATES = {
     "tokenizer": ("pagebus:tokenizer_requests", "requests/s"),
     "scheduler": ("pagebus:scheduler_busy_seconds_total", "busy"),
     "executor": ("pagebus:executor_steps_total", "steps/s"),
+    "rank": ("pagebus:executor_steps_total", "steps/s"),
     "detokenizer": ("pagebus:detokenizer_tokens", "tokens/s"),
 }
 """The metrics shown for each kind of actor."""
+COMPUTE = ("executor", "rank")
+"""Kinds that have a device: an executor is rank 0, if there are others."""
 CPU, MEMORY = "process_cpu_seconds_total", "process_resident_memory_bytes"
 STARTED = "process_start_time_seconds"
 GPU_MEMORY, GPU_CAPACITY = "pagebus:gpu_memory_bytes", "pagebus:gpu_memory_capacity_bytes"
@@ -131,7 +134,7 @@ class Roster:
             "unit": unit,
             "cpu": None if (cpu := rate(CPU)) is None else round(cpu, 2),
             "memory_bytes": _rounded(values.get(MEMORY)),
-            "gpu": min(1.0, busy) if lease.kind == "executor" and (busy := rate(GPU_BUSY)) is not None else None,
+            "gpu": min(1.0, busy) if lease.kind in COMPUTE and (busy := rate(GPU_BUSY)) is not None else None,
             "gpu_memory_bytes": _rounded(values.get(GPU_MEMORY)),
             "gpu_capacity_bytes": values.get(GPU_CAPACITY),
             "paths": _shares(paths_before, paths),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pagebus.actors.executor.device import operations
+from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.kernels.attention import paged_attention, rotary_attention
 from pagebus.kernels.batch import copy_blocks, inputs, scatter_words
 from pagebus.kernels.latent import attention as latent
@@ -52,6 +53,8 @@ class Ops:
     apply_bad_words: operations.ApplyBadWords
     token_logprobs: operations.TokenLogprobs
     copy_blocks: operations.CopyBlocks
+    comm: Comm = ONE_RANK
+    """What the ranks of a group exchange."""
 
     @classmethod
     def for_device(cls, device: torch.device) -> Ops:

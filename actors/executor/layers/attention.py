@@ -12,6 +12,7 @@ from pagebus.actors.executor.layers.attention_pass import AttentionPass, Heads, 
 from pagebus.actors.executor.layers.linear import Linear, ResidualLinear
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.rotary import head_order, query_factors
+from pagebus.actors.executor.layers.sharded.norms import norm_widths, widths_of
 from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.paged_attention import AttentionShape, capability_of
@@ -113,6 +114,11 @@ class Attention:
         eps, query = self._config.spec.norm.eps, len(self._q_width_norm)
         flat = qkv.view(len(qkv), -1)
         q, k = flat[:, :query], flat[:, query : query + len(self._k_width_norm)]
+        shard = self._config.shard
+        if shard is not None:
+            weights = self._q_width_norm, self._k_width_norm
+            norm_widths(q, k, weights, eps, widths_of(shard, self._layer), self._ops.comm)
+            return
         self._ops.rms_norm(q, self._q_width_norm, eps, q)
         self._ops.rms_norm(k, self._k_width_norm, eps, k)
 

@@ -29,11 +29,13 @@ class Embedding:
 class Head:
     """Logits over the vocabulary, as ``spec`` says; tied it shares the embedding's matrix."""
 
-    __slots__ = ("_ops", "_spec", "weight")
+    __slots__ = ("_ops", "_spec", "own", "weight")
 
     def __init__(self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, spec: HeadSpec) -> None:
         self._ops, self._spec = ops, spec
         rows, columns = embedding.weight.shape
+        self.own = range(rows)
+        """The tokens whose logits are computed here."""
         self.weight = embedding.weight if spec.tied else parameters.matrix({f"{name}.weight": rows}, columns)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -41,4 +43,8 @@ class Head:
         logits = self._ops.linear(hidden, self.weight, None, torch.float32)
         if self._spec.scale != 1.0 or self._spec.softcap:
             self._ops.cap_logits(logits, self._spec.scale, self._spec.softcap)
+        return self.gathered(logits)
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """Those of the whole vocabulary [R, V], from those computed here [R, own]."""
         return logits

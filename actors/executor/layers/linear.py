@@ -43,7 +43,7 @@ class Linear:
 
 
 class ResidualLinear(Linear):
-    """A product that goes into the residual [T, out]."""
+    """A product that goes into the residual [T, out]; with ranks, the sum of all their products does."""
 
     __slots__ = ("_counters",)
 
@@ -59,6 +59,8 @@ class ResidualLinear(Linear):
         It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
         result; or it has been, and no more (None).
         """
+        if self._ops.comm.size > 1:
+            return self.alone(x)
         following = None
         if before is not None and before.may_be_halved:
             following = NextNorm(before.weight, before.eps, self._counters)
@@ -68,7 +70,9 @@ class ResidualLinear(Linear):
         """The product of x, added to nothing: [T, out], or partial sums [S, T, out] float32."""
         product = self._ops.partial_linear(x, self.weight, self.bias, None, None)
         assert isinstance(product, torch.Tensor)
-        return product
+        if self._ops.comm.size == 1:
+            return product
+        return self._ops.comm.all_reduce(product if product.dim() == 2 else product.sum(0).to(x.dtype))
 
 
 class GatedLinear(Linear):

@@ -20,7 +20,7 @@ from pagebus.actors.executor.loading.weights import our_names, read_headers, wei
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model
 from pagebus.actors.executor.models.decoder import as_decoder
-from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
@@ -67,9 +67,7 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
                 full = f"model.layers.{layer}.{place.format(name=name)}"
                 if full in tensors:
                     with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
-                        found[layer, part] = _checked(
-                            full, source.get_tensor(theirs[id(tensors[full])]), config.num_kv_heads
-                        )
+                        found[layer, part] = _own_heads(full, source.get_tensor(theirs[id(tensors[full])]), config)
     if not found:
         return None
     wanted = [(layer, part) for layer in range(config.num_layers) for part in range(2)]
@@ -80,6 +78,15 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
             f"the weights have {len(found)} scales of the KV cache, but none of layer {layer}'s {'kv'[part]}"
         )
     return torch.stack([found[key] for key in wanted]).view(config.num_layers, 2, -1)
+
+
+def _own_heads(name: str, scale: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """One layer's scales [Hkv], of the rank's heads."""
+    if config.shard is None:
+        return _checked(name, scale, config.num_kv_heads)
+    mixer = config.shard.whole.layers[0].mixer  # all layers have equal heads
+    own = config.shard.kv_heads(mixer)
+    return _checked(name, scale, mixer.kv_heads)[own.start : own.stop]
 
 
 def _checked(name: str, scale: torch.Tensor, num_kv_heads: int) -> torch.Tensor:

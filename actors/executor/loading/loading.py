@@ -10,7 +10,13 @@ import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
-from pagebus.actors.executor.device.device import check_attention, resolve_kv_dtype, resolve_token_budget
+from pagebus.actors.executor.device.comm import ONE_RANK, Comm
+from pagebus.actors.executor.device.device import (
+    check_attention,
+    check_ranks,
+    resolve_kv_dtype,
+    resolve_token_budget,
+)
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes
@@ -78,9 +84,11 @@ class Loaded:
     info: EngineInfo
 
 
-def choose_ops(settings: Settings, device: torch.device) -> Ops:
-    """What steps are computed with: the device's operations, invariant ones if the settings want that."""
-    return Ops.invariant() if settings.deterministic and device.type != "cpu" else Ops.for_device(device)
+def choose_ops(settings: Settings, device: torch.device, comm: Comm = ONE_RANK) -> Ops:
+    """What steps are computed with: the device's operations, invariant ones if the settings want that; and what ranks
+    exchange."""
+    invariant = settings.deterministic and device.type != "cpu"
+    return replace(Ops.invariant() if invariant else Ops.for_device(device), comm=comm)
 
 
 def load(
@@ -91,9 +99,10 @@ def load(
     dtype: torch.dtype,
     progress: Progress,
     kernels_ready: Callable[[], None],
+    comm: Comm = ONE_RANK,
 ) -> Loaded:
     """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
-    before the first kernel.
+    before the first kernel. ``comm`` meets the other ranks once the weights are there.
 
     Raises:
         ModelError: the weights do not fit the configuration.
@@ -104,7 +113,7 @@ def load(
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
     memory = HostMemory(num_blocks, block_bytes, device)
     try:
-        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory)
+        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, comm)
     except BaseException:
         memory.close()
         raise
@@ -119,11 +128,13 @@ def _load(
     progress: Progress,
     kernels_ready: Callable[[], None],
     memory: HostMemory,
+    comm: Comm,
 ) -> Loaded:
+    check_ranks(comm.size, device)
     check_attention(settings, device)
     check_gpu(settings, config, target_of(device))
     read_user_tables(launch_shapes_folder(settings))
-    ops = choose_ops(settings, device)
+    ops = choose_ops(settings, device, comm)
     limits = batch_limits(settings, config, device, num_blocks=1)
     demand = demand_of(limits, memory.block_bytes)
     known_bytes = fixed_kv_bytes(settings, demand, device)
@@ -139,6 +150,7 @@ def _load(
         backend=settings.attention_backend, deterministic=settings.deterministic,
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
+    comm.connect()
     progress("kernels", 0.0)
     kernels_ready()
     if is_float8(kv_dtype):
@@ -157,21 +169,23 @@ def _load(
     if known_bytes is None:
         with model.few_layers():
             known_bytes = _profile(settings, device, batch, runner, use_graphs=most_tokens > 0)
-    limits = replace(limits, num_blocks=blocks_in(known_bytes, demand, settings, device, measured=measured))
+    num_blocks = blocks_in(known_bytes, demand, settings, device, measured=measured)
+    limits = replace(limits, num_blocks=int(comm.least(num_blocks)))
     batch.limits = runner.limits = limits
     runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, device)
     progress("kv cache", 1.0)
 
     _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
     prefill_backend.plan_s = PLAN_S
-    copy_rate = measure_copy_rate(runner.kv_cache, memory)
-    prefill_rate = measure_prefill_rate(batch, runner) if copy_rate else 0.0
+    memory.use(int(comm.least(memory.num_blocks)))
+    copy_rate = comm.least(measure_copy_rate(runner.kv_cache, memory))
+    prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate else 0.0)
     info = EngineInfo(
         **asdict(limits),
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         num_host_blocks=memory.num_ready,
-        block_bytes=demand.block_bytes,
+        block_bytes=int(-comm.least(-demand.block_bytes)),
         copy_bytes_per_s=copy_rate,
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),

@@ -9,46 +9,53 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from pathlib import Path
 from threading import Lock, local
 
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
+from pagebus.actors.model.shards.cuts import Cut
 
 PIECE_BYTES = 8 << 20
 """Long enough to be read and copied at full speed, short enough for many to be under way."""
 MAX_THREADS = 8
 """On an H200 with 16 cores 4 threads moved 26 GB/s out of the page cache, 8 moved 33, 12 no more."""
 BUFFERS = 2
-
+RUN_BYTES = 1 << 16
+"""The least that is worth a read of its own; of shorter runs the bytes between them are read too."""
 
 FORMATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as a safetensors file's header describes it; its bytes lie from ``offset`` on in the file."""
+    """One tensor as a safetensors file's header describes it; its bytes lie from ``offset`` on in the file. ``cut``:
+    what is wanted of it, None: all."""
 
     file: Path
     offset: int
     format: str
     shape: tuple[int, ...]
     num_bytes: int
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """``target`` [n] is a part of a model's tensor, whose values lie from ``offset`` on in ``file``."""
+    """From ``offset`` on in ``file`` lie rows of ``width`` values. Each of the ``targets`` [r, c], parts of a model's
+    tensor, gets the columns from its number on."""
 
     file: int
     offset: int
     dtype: torch.dtype
-    target: torch.Tensor
+    width: int
+    targets: tuple[tuple[int, torch.Tensor], ...]
 
     @property
     def num_bytes(self) -> int:
-        return len(self.target) * self.dtype.itemsize
+        return len(self.targets[0][1]) * self.width * self.dtype.itemsize
 
 
 def copy_weights(pairs: Sequence[tuple[StoredTensor, torch.Tensor]], on_bytes: Callable[[int], None]) -> None:
@@ -89,11 +96,61 @@ def copy_weights(pairs: Sequence[tuple[StoredTensor, torch.Tensor]], on_bytes: C
 
 
 def _pieces(file: int, stored: StoredTensor, tensor: torch.Tensor) -> Iterator[_Piece]:
-    dtype, flat = FORMATS[stored.format], tensor.view(-1)
+    """Pieces that fill the ``tensor``. A cut of rows reads no others; one of columns reads runs of each row where they
+    are long, and whole rows where they are short."""
+    dtype, cut = FORMATS[stored.format], stored.cut
+    if cut is None:
+        yield from _run(file, stored.offset, dtype, tensor.view(-1))
+        return
+    if cut.is_zero:
+        tensor.zero_()
+        return
+    rows, step = prod(stored.shape[: cut.dim]), prod(stored.shape[cut.dim + 1 :])
+    width, size = cut.whole * step, dtype.itemsize
+    parts = tensor.view(rows, -1).split([len(each) * step for each in cut.ranges], dim=1)
+    if _reads_whole_rows(stored, cut):
+        yield from _rows(file, stored.offset, dtype, width, [
+            (each.start * step, part) for each, part in zip(cut.ranges, parts, strict=True)
+        ])  # fmt: skip
+        return
+    for row in range(rows):
+        for each, part in zip(cut.ranges, parts, strict=True):
+            first = stored.offset + (row * width + each.start * step) * size
+            yield from _run(file, first, dtype, part[row])
+
+
+def bytes_to_read(stored: StoredTensor) -> int:
+    """What :func:`copy_weights` reads for a tensor."""
+    cut = stored.cut
+    if cut is None or _reads_whole_rows(stored, cut):
+        return stored.num_bytes
+    return 0 if cut.is_zero else stored.num_bytes // cut.whole * sum(map(len, cut.ranges))
+
+
+def _reads_whole_rows(stored: StoredTensor, cut: Cut) -> bool:
+    if cut.is_zero or prod(stored.shape[: cut.dim]) == 1:
+        return False
+    step = prod(stored.shape[cut.dim + 1 :]) * FORMATS[stored.format].itemsize
+    return min(map(len, cut.ranges)) * step < RUN_BYTES and cut.whole * step <= PIECE_BYTES
+
+
+def _run(file: int, offset: int, dtype: torch.dtype, flat: torch.Tensor) -> Iterator[_Piece]:
+    """Values that lie behind each other."""
     size = dtype.itemsize
     for start in range(0, len(flat), PIECE_BYTES // size):
-        target = flat[start : start + PIECE_BYTES // size]
-        yield _Piece(file, stored.offset + start * size, dtype, target)
+        target = flat[start : start + PIECE_BYTES // size].unsqueeze(0)
+        yield _Piece(file, offset + start * size, dtype, target.shape[1], ((0, target),))
+
+
+def _rows(
+    file: int, offset: int, dtype: torch.dtype, width: int, targets: Sequence[tuple[int, torch.Tensor]]
+) -> Iterator[_Piece]:
+    """Columns of rows that are read whole."""
+    count, row_bytes = len(targets[0][1]), width * dtype.itemsize
+    most = PIECE_BYTES // row_bytes
+    for start in range(0, count, most):
+        own = tuple((first, part[start : start + most]) for first, part in targets)
+        yield _Piece(file, offset + start * row_bytes, dtype, width, own)
 
 
 class _CopyThread:
@@ -119,10 +176,11 @@ class _CopyThread:
         buffer = self._buffers[index][: piece.num_bytes]
         read_into(piece.file, buffer.numpy().data, piece.offset)
         with torch.inference_mode(), self._on_stream():
-            values = buffer.view(piece.dtype)
-            if values.dtype != piece.target.dtype:
-                values = values.to(piece.target.device, non_blocking=True)
-            piece.target.copy_(values, non_blocking=True)
+            values, whole = buffer.view(piece.dtype).view(-1, piece.width), piece.targets[0][1]
+            if values.dtype != whole.dtype or values.shape != whole.shape:  # strided copies are the device's work
+                values = values.to(whole.device, non_blocking=True)
+            for first, target in piece.targets:
+                target.copy_(values[:, first : first + target.shape[1]], non_blocking=True)
             if self._stream is not None:
                 self._copied[index] = copied = new_event()
                 copied.record(self._stream)

@@ -10,8 +10,10 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 
@@ -20,12 +22,14 @@ from pagebus.actors.executor.loading.formats.finding import Module, find_modules
 from pagebus.actors.executor.loading.formats.modules import read_modules
 from pagebus.actors.executor.loading.formats.noise import fill_layout
 from pagebus.actors.executor.loading.gguf_tensors import gguf_tensors
-from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, copy_weights
+from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, bytes_to_read, copy_weights
 from pagebus.actors.executor.models import Model
 from pagebus.actors.model.config import ModelError, read_json
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.model.pooling.pooler import Pooler
+from pagebus.actors.model.shards.cuts import cut_of
+from pagebus.actors.model.shards.shard import Shard
 
 Progress = Callable[[float], None]
 
@@ -63,6 +67,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
     else:
         stored = stored_tensors(path, model.config.names)
         stored |= module_tensors(path, model.config.pooler)
+        stored = own_parts(stored, model)
         model.parameters.find(stored)
         modules = _quantized_modules(model, stored)
         views = _copied(model, modules)
@@ -74,7 +79,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
 
 def check_files(model: Model, path: Path) -> None:
     """Whether the files in ``path`` have what the model wants, by their headers. Raises ModelError."""
-    stored = stored_tensors(path, model.config.names)
+    stored = own_parts(stored_tensors(path, model.config.names), model)
     model.parameters.find(stored)
     check_tensors(model, stored, _copied(model, _quantized_modules(model, stored)))
 
@@ -126,6 +131,14 @@ def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, Stor
     return found
 
 
+def own_parts(stored: dict[str, StoredTensor], model: Model) -> dict[str, StoredTensor]:
+    """The same, each with what the model's rank takes of it. Raises ModelError."""
+    shard, names = model.config.shard, model.config.names
+    if shard is None:
+        return stored
+    return {name: replace(tensor, cut=cut_of(name, shard, names)) for name, tensor in stored.items()}
+
+
 def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]:
     """The tensors of dense modules of sentence-transformers, each of which has a folder. Raises ModelError."""
     found: dict[str, StoredTensor] = {}
@@ -139,10 +152,24 @@ def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]
 def fill_with_noise(model: Model, seed: int) -> None:
     """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
     generator = _make_generator(model.parameters.device).manual_seed(seed)
+    if model.config.shard is not None:
+        _fill_parts_with_noise(model, model.config.shard, seed, generator)
+        return
     for tensor in model.parameters.tensors:
         tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
     for layout in model.parameters.layouts:
         fill_layout(layout, DUMMY_RANGE, generator)
+
+
+def _fill_parts_with_noise(model: Model, shard: Shard, seed: int, generator: torch.Generator) -> None:
+    """The same for one rank: what is whole on all ranks is equal on all of them."""
+    for name, view in model.parameters.views.items():
+        cut = cut_of(name, shard, model.config.names)
+        generator.manual_seed(crc32(f"{seed} {name} {0 if cut is None else shard.rank}".encode()))
+        if cut is not None and cut.is_zero:
+            view.zero_()
+        else:
+            view.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
 
 
 def _make_generator(device: torch.device) -> torch.Generator:
@@ -220,8 +247,9 @@ def check_tensors(model: Model, stored: dict[str, StoredTensor], views: Views) -
         raise ModelError(f"the weights lack {_some(missing)}, which config.json asks for")
     for name, view in views.items():
         tensor = stored[name]
-        if tensor.shape != tuple(view.shape):
-            found, promised = list(tensor.shape), list(view.shape)
+        shape = tuple(view.shape) if tensor.cut is None else tensor.cut.stored_shape(view.shape)
+        if tensor.shape != shape:
+            found, promised = list(tensor.shape), list(shape)
             raise ModelError(f"tensor {name} in {tensor.file.name} has shape {found}, config.json says {promised}")
         if tensor.format not in FORMATS:
             known = ", ".join(FORMATS)
@@ -242,7 +270,8 @@ def _copy_all(
     model: Model, stored: dict[str, StoredTensor], views: Views, modules: list[Module], progress: Progress
 ) -> None:
     """Copy every tensor of the model out of its file, in the order in which they lie there; then what is quantized."""
-    total, done = sum(stored[name].num_bytes for name in views) + sum(each.num_bytes for each in modules), 0
+    wanted = sum(bytes_to_read(stored[name]) for name in views)
+    total, done = wanted + sum(each.num_bytes for each in modules), 0
 
     def count(num_bytes: int) -> None:
         nonlocal done

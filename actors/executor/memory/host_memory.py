@@ -62,6 +62,11 @@ class HostMemory:
         if device.type == "cuda" and num_blocks:
             self._lock_next()
 
+    def use(self, num_blocks: int) -> None:
+        """Use no more than that many blocks: ranks have equally many."""
+        self.num_blocks = min(self.num_blocks, num_blocks)
+        self.num_ready = min(self.num_ready, self.num_blocks)
+
     def lock_rest(self) -> None:
         """Begin to lock what is not locked yet, in the background."""
         if self.num_ready < self.num_blocks:

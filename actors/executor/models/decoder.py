@@ -19,6 +19,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
+from pagebus.actors.executor.layers.sharded.vocabulary import embedding_of, head_of
 from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.pooling.head import NoHead, PooledHead
 from pagebus.actors.model.config import ModelConfig
@@ -59,7 +60,7 @@ class Decoder(Network):
             place: rotary_table(None if place is None else spec.rope[place], width, num_positions, device)
             for place in {layer.mixer.rope: None for layer in spec.layers}
         }
-        self.embedding = Embedding(parameters, "model.embed_tokens", spec.vocab, spec.hidden, ops, spec.embed_scale)
+        self.embedding = embedding_of(config, parameters, ops)
         self.layers = [
             DecoderLayer(config, index, parameters, f"model.layers.{index}", ops, tables[layer.mixer.rope])
             for index, layer in enumerate(spec.layers)
@@ -148,4 +149,4 @@ def _head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, 
     """None of a model that neither generates nor tells tokens."""
     if config.pooler is not None and config.pooler.between is None:
         return None
-    return Head(parameters, "lm_head", embedding, ops, config.spec.head)
+    return head_of(config, parameters, embedding, ops)

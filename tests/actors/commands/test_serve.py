@@ -37,6 +37,12 @@ def test_one_process_has_one_gpu() -> None:
         check_one_process(Settings(executors=2), ["0", "1"])
 
 
+def test_one_process_has_no_ranks() -> None:
+    """They are processes, which find each other over Redis."""
+    with pytest.raises(SettingsError, match=r"--tensor-parallel-size 2: .* install redis-server or give --bus"):
+        check_one_process(Settings(tensor_parallel_size=2, device="cpu"), [])
+
+
 def test_banner_names_everything() -> None:
     """Model, device, bus and actors."""
     settings = Settings(model="m", executors=2, bus="redis://user:pa55@h:1/0")
@@ -46,6 +52,11 @@ def test_banner_names_everything() -> None:
         "  bus      redis://h:1/0",
         "  actors   ingress, jobs, tokenizer, scheduler, 2 x executor, detokenizer",
     ]
+
+
+def test_banner_names_ranks() -> None:
+    settings = Settings(executors=2, tensor_parallel_size=4, device="cpu")
+    assert "2 x executor, detokenizer; executors of 4 ranks" in banner(settings, one_process=False, gpus=0)
 
 
 def test_passwords_do_not_show() -> None:

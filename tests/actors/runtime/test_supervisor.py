@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,50 @@ async def test_restarts_and_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> 
     assert await watched.running == EXIT_OK
 
 
+def ranks(first: str, second: str) -> list[ChildPlan]:
+    """An executor of two ranks."""
+    both = plan("executor-0", first), plan("executor-0.1", second, "rank")
+    return [replace(each, group="executor-0") for each in both]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_ranks_end_and_start_together(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one dies the other is killed, and the leases of both are given up."""
+    monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
+    watched = Watched(*ranks(DRAINS, STUBBORN))
+    for kind, name in (("executor", "executor-0"), ("rank", "executor-0.1")):
+        await watched.bus.acquire_lease(kind, name, {"actor": name, "state": "loading"}, ttl_s=60)
+    await watched.until("up", times=2)
+    before = [child.pid for child in watched.supervisor.children]
+    killed = before[which]
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    await watched.until("up", times=4)
+    assert await watched.bus.leases() == []
+    assert not {child.pid for child in watched.supervisor.children} & {None, *before}
+    watched.stop()
+    assert await watched.running == EXIT_OK
+    assert [child.pid for child in watched.supervisor.children] == [None, None]
+
+
+async def test_ranks_are_needed_until_rank_0_has_drained() -> None:
+    """The drain is told to rank 0; the others end with it, and need not know how."""
+    watched = Watched(*ranks(DRAINS, STUBBORN.replace("up", "rank up")))
+    await watched.until("up", times=2)
+    watched.stop()
+    assert await watched.running == EXIT_OK
+    assert "drained" in watched.out.getvalue()
+    assert "it did not drain in time" not in watched.out.getvalue()
+    assert [child.pid for child in watched.supervisor.children] == [None, None]
+
+
+async def test_a_rank_that_cannot_work_ends_everything() -> None:
+    """With its lines, not those of the ranks that were killed for it."""
+    watched = Watched(*ranks(DRAINS, "echo another model; exit 2"))
+    assert await watched.running == EXIT_UNUSABLE
+    assert "executor-0.1 cannot work (exit code 2). Its last lines:\n  another model\n" in watched.out.getvalue()
+
+
 async def test_crash_loop_at_startup_ends_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five deaths in a row while starting end everything; the last lines of the process are shown."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.001)
@@ -264,6 +309,32 @@ def test_plan_shares_the_cores_out() -> None:
     executors = [plan for plan in plans if plan.kind == "executor"]
     assert all("--threads=2" in plan.command and plan.environ["OMP_NUM_THREADS"] == "2" for plan in executors)
     assert "CUDA_VISIBLE_DEVICES" not in executors[0].environ
+
+
+def test_plan_of_ranks() -> None:
+    """Each knows which it is; they share the cores, and an executor's end together."""
+    settings = Settings(executors=2, tensor_parallel_size=2, device="cpu")
+    plans = plan_children(settings, "redis://h", environ={}, gpus=["0"], cores=8)
+    found = [(plan.kind, plan.name, plan.group) for plan in plans if plan.kind in ("executor", "rank")]
+    assert found == [
+        ("executor", "executor-0", "executor-0"),
+        ("rank", "executor-0.1", "executor-0"),
+        ("executor", "executor-1", "executor-1"),
+        ("rank", "executor-1.1", "executor-1"),
+    ]
+    for each in plans:
+        assert ("--rank=1" in each.command) == (each.kind == "rank")
+        if each.kind in ("executor", "rank"):
+            assert "--threads=2" in each.command
+            assert "--tensor-parallel-size=2" in each.command
+
+
+def test_ranks_on_gpus_are_refused() -> None:
+    """At once, and with the way out."""
+    two = Settings(tensor_parallel_size=2)
+    for settings, gpus in ((two, ["0", "1"]), (two.replace(device="cuda"), [])):
+        with pytest.raises(SettingsError, match=r"--tensor-parallel-size 2: .* use --device cpu"):
+            plan_children(settings, "redis://h", environ={}, gpus=gpus, cores=1)
 
 
 @pytest.mark.parametrize(

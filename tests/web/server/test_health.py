@@ -118,6 +118,19 @@ async def test_an_executor_loads(serve, http):
     assert body["actors"]["executor"] == {"executor-0": "loading (50%)"}
 
 
+async def test_ranks_are_shown_beside_their_executor(serve, http):
+    """If there are any; what counts is the executor, which is ready once all its ranks are."""
+    served = await serve()
+    assert "rank" not in (await get(http, served, "/health"))[1]["actors"]
+    loading = {"state": "loading", "progress": 0.5}
+    await served.backend.bus.acquire_lease("rank", "executor-0.1", loading, ttl_s=60)
+    await served.refresh()
+
+    status, body = await get(http, served, "/health")
+
+    assert (status, body["actors"]["rank"]) == (200, {"executor-0.1": "loading (50%)"})
+
+
 async def test_the_bus_is_away(serve):
     """A view of the leases that cannot be renewed is not believed for long."""
     served = await serve()

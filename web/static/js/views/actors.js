@@ -7,9 +7,10 @@ import { expertLoad, showExpertLoad } from "../parts/experts.js";
 
 const ABOUT = {
   ingress: "HTTP in, text out", tokenizer: "Text to tokens", scheduler: "Plans every step", executor: "Computes the steps",
-  detokenizer: "Tokens to text", jobs: "Queued work",
+  rank: "Computes the steps with its executor", detokenizer: "Tokens to text", jobs: "Queued work",
 };
-const ORDER = ["ingress", "tokenizer", "scheduler", "executor", "detokenizer", "jobs"];
+const ORDER = ["ingress", "tokenizer", "scheduler", "executor", "rank", "detokenizer", "jobs"];
+const COMPUTES = ["executor", "rank"];
 
 export function actorsView({ world, view, signal }) {
   const cards = h("div", { class: "actors" });
@@ -45,8 +46,8 @@ function meter(name) {
 function makeCard(world, row, problem) {
   const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}),
     cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU"), experts: expertLoad() };
-  card.gpu.element.hidden = row.kind !== "executor";
-  const attention = h("div", { class: "meter", hidden: row.kind !== "executor" }, h("span", {}, "Attention"), h("span", {}), card.paths);
+  card.gpu.element.hidden = !COMPUTES.includes(row.kind);
+  const attention = h("div", { class: "meter", hidden: !COMPUTES.includes(row.kind) }, h("span", {}, "Attention"), h("span", {}), card.paths);
   const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
   card.buttons = [act("drain", "Drain"), act("stop", "Stop")];
   card.element = h("section", { class: "card actor", data: { actor: row.name }, "aria-label": row.name },

@@ -1,0 +1,26 @@
+"""What dashboards made for vLLM read of the cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagebus.actors.settings import Settings
+
+if TYPE_CHECKING:  # torch is imported while other things happen
+    from pagebus.actors.executor.loading.loading import EngineInfo
+
+
+def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
+    """Further labels that vLLM's dashboards may read from ``vllm:cache_config_info``; "None" for what does not
+    exist."""
+    return {
+        "num_cpu_blocks": str(info.num_host_blocks),
+        "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
+        "user_specified_block_size": str(settings.block_size != Settings().block_size),
+        "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
+        "kv_cache_memory_bytes": str(settings.kv_cache_memory_bytes),
+        "kv_offloading_size": str(settings.swap_space),
+        "prefix_caching_hash_algo": "blake2b",
+        "is_attention_free": "False",
+        "sliding_window": str(info.window or None),
+    }

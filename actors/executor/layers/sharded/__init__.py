@@ -1,0 +1,1 @@
+"""Layers that ranks compute together, where each has a part: the vocabulary, and norms over all heads."""

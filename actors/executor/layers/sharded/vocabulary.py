@@ -1,0 +1,60 @@
+"""Embedding and head of a rank, which has a range of the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.embedding import Embedding, Head
+from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.shard import Shard, share
+from pagebus.actors.model.spec import HeadSpec
+
+
+def embedding_of(config: ModelConfig, parameters: Parameters, ops: Ops) -> Embedding:
+    """The model's, or its rank's part."""
+    spec, name = config.spec, "model.embed_tokens"
+    if config.shard is None:
+        return Embedding(parameters, name, spec.vocab, spec.hidden, ops, spec.embed_scale)
+    return PartEmbedding(parameters, name, config.shard.of(spec.vocab), spec.hidden, ops, spec.embed_scale)
+
+
+def head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, ops: Ops) -> Head:
+    """The model's, or its rank's part."""
+    if config.shard is None:
+        return Head(parameters, "lm_head", embedding, ops, config.spec.head)
+    return PartHead(parameters, "lm_head", embedding, ops, config.spec.head, config.shard)
+
+
+class PartEmbedding(Embedding):
+    """The rows ``own`` of the matrix. A token's row is the sum over ranks: the others have zeros."""
+
+    def __init__(
+        self, parameters: Parameters, name: str, own: range, hidden_size: int, ops: Ops, scale: float = 1.0
+    ) -> None:
+        super().__init__(parameters, name, len(own), hidden_size, ops, scale)
+        self._own = own
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
+        places = input_ids - self._own.start
+        missing = (places < 0) | (places >= len(self._own))
+        rows = super().__call__(places.masked_fill(missing, 0))
+        return self._ops.comm.all_reduce(rows.masked_fill_(missing.unsqueeze(1), 0.0))
+
+
+class PartHead(Head):
+    """Logits over the rank's range of the vocabulary, gathered to those of all of it."""
+
+    def __init__(
+        self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, spec: HeadSpec, shard: Shard
+    ) -> None:
+        super().__init__(parameters, name, embedding, ops, spec)
+        vocab = shard.whole.vocab
+        self.own = shard.of(vocab)
+        self._widths = [len(share(vocab, rank, shard.world)) for rank in range(shard.world)]
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """As in :class:`Head`; an exchange between ranks."""
+        return self._ops.comm.gather_columns(logits, self._widths)

@@ -1,0 +1,235 @@
+"""The ranks of a replica as actors: rank 0 is the executor that everybody knows, the others follow the same plans.
+
+All read the same log of plans. A rank that is lost ends all of them, and all start anew together: no group goes on
+without one of its ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pagebus.actors.executor.actor import ExecutorActor
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.ranks.group import (
+    LOOPBACK,
+    RANK,
+    RECORD_TTL_S,
+    Record,
+    check_alike,
+    description,
+    lost_rank,
+    own_address,
+    rank_name,
+    ranks_there,
+    record_state,
+    replica_of,
+)
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.runtime.actor import RETRY_S, describe
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
+from pagebus.bus.messages import StepResult
+
+JOIN_LOOK_S = 0.1
+LOOKS_PER_LEASE = 5
+PATIENCE = 3
+"""Looks without a lease after which a rank is lost: a server of the bus that was restarted may have forgotten it for
+one."""
+HANG_S = 20.0
+"""Longest wait for another rank within a step."""
+
+
+def meet(settings: Settings, where: str, hostname: str) -> Any:
+    """What connects this rank with the others, once its weights are loaded. Imports torch."""
+    from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
+
+    rank, size = settings.rank, settings.tensor_parallel_size
+    timeout_s = min(HANG_S, settings.step_timeout_s)
+    return GlooComm(rank, size, partial(open_store, where, rank, size), hostname, timeout_s)
+
+
+class RankActor(ExecutorActor):
+    """What all ranks have in common: each loads its part, and watches those on which it depends."""
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        if settings.actor_name is None:
+            raise SettingsError("--actor-name is needed: the ranks of an executor find each other by its name")
+        super().__init__(settings, bus, name)
+        self._address = own_address(settings.bus)
+        self._needs: dict[str, str] = {}
+
+    def lease_info(self) -> dict[str, Any]:
+        """The executor's fields; which rank it is, of how many, and what it computes with."""
+        told = {"rank": self.settings.rank, "world": self.settings.tensor_parallel_size, "address": self._address}
+        return {**super().lease_info(), **told, "needs": self._needs}
+
+    def _own_part(self, config: ModelConfig) -> ModelConfig:
+        self._needs = description(self.settings, config)
+        return local_config(config, self.settings.rank, self.settings.tensor_parallel_size)
+
+    async def _watch_leases(self, kind: str, epochs: dict[str, int]) -> None:
+        """End with an error when one of the leases is lost."""
+        missed: dict[str, int] = {}
+        while True:
+            await asyncio.sleep(self.settings.lease_ttl_s / LOOKS_PER_LEASE)
+            with contextlib.suppress(BusUnavailable):  # the next look will do
+                leases = await self.bus.leases(kind)
+                if (name := lost_rank(epochs, leases, missed, PATIENCE)) is not None:
+                    await self._rank_lost(name)
+                    return
+                self._others_live([lease for lease in leases if lease.name in epochs])
+
+    async def _rank_lost(self, name: str) -> None:
+        self._engine_failed(EngineError(f"{name} is gone, and no rank goes on without it"))
+
+    def _others_live(self, leases: list[LeaseInfo]) -> None:
+        """Look at the live leases of those on which it depends."""
+
+
+class LeadingRank(RankActor):
+    """Rank 0: holds the executor's lease, tells the results, and says which ranks are its group."""
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        super().__init__(settings, bus, name)
+        self._folder: Path | None = None
+        self._record: Record | None = None
+
+    async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
+        own = self._own_part(config)
+        self.set_state(self.state)
+        others = await self._wait_for_ranks()
+        check_alike(self._needs, others)
+        addresses = {self._address, *(str(lease.info.get("address")) for lease in others)}
+        where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
+        comm = await asyncio.to_thread(meet, self.settings, where, hostname)
+        self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where)
+        await self._unless_away(self._write_record)
+        self.spawn(self._watch_leases(RANK, {lease.name: lease.epoch for lease in others}), "ranks")
+        return own, {"comm": comm}
+
+    async def _write_record(self, *, ended: bool = False) -> None:
+        if self._record is not None:
+            state = {**self._record.as_state(), "ended": ended}
+            await self.bus.put_state(record_state(self.replica), state, ttl_s=RECORD_TTL_S)
+
+    async def _wait_for_ranks(self) -> list[LeaseInfo]:
+        told = False
+        while True:
+            leases = await self._unless_away(partial(self.bus.leases, RANK))
+            others = ranks_there(leases or (), self.replica, self.settings.tensor_parallel_size)
+            if others is not None:
+                return others
+            if not told:
+                told = True
+                self.log.info("waiting for the other ranks", world=self.settings.tensor_parallel_size)
+            await asyncio.sleep(JOIN_LOOK_S)
+
+    def _place(self, one_host: bool) -> tuple[str, str]:
+        """Where ranks meet, and this one's address: on one host in a folder of its own, without a port."""
+        if one_host:
+            self._folder = Path(tempfile.mkdtemp(prefix="pagebus-ranks-"))
+            return f"file:{self._folder / 'store'}", LOOPBACK
+        return f"tcp:{self._address}:{free_port(self._address)}", self._address
+
+    def _others_live(self, leases: list[LeaseInfo]) -> None:
+        if any(lease.info.get("state") == "draining" for lease in leases):
+            self.request_drain()
+
+    async def drain(self) -> None:
+        """Also tell the other ranks that this was no accident."""
+        await super().drain()
+        with contextlib.suppress(BusUnavailable):  # they end all the same
+            await self._write_record(ended=True)
+
+    async def stop(self) -> None:
+        """Also remove the folder in which ranks met."""
+        await super().stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class FollowingRank(RankActor):
+    """Any other rank: computes the same plans, and tells nobody but the other ranks."""
+
+    kind: ClassVar[str] = RANK
+
+    def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
+        self._replica = replica_of(name, settings.rank)
+        self._generation = 0
+        super().__init__(settings, bus, rank_name(self._replica, settings.rank))
+        self._over = asyncio.Event()
+
+    @property
+    def replica(self) -> str:
+        """Rank 0's name."""
+        return self._replica
+
+    @property
+    def generation(self) -> int:
+        """The epoch of rank 0's lease; 0 before there is a group."""
+        return self._generation
+
+    def lease_info(self) -> dict[str, Any]:
+        """Those of all ranks, and the group to which it belongs."""
+        return {**super().lease_info(), "generation": self._generation}
+
+    async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
+        own = self._own_part(config)
+        self.set_state(self.state)
+        record = await self._wait_for_record()
+        self._position, self._generation = record.start, record.generation
+        self.set_state(self.state)
+        hostname = LOOPBACK if record.store.startswith("file:") else self._address
+        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname)
+        self.spawn(self._watch_leases("executor", {self._replica: record.generation}), "leader")
+        return own, {"comm": comm}
+
+    async def _wait_for_record(self) -> Record:
+        """The group that has this life of this rank."""
+        while True:
+            states = await self._unless_away(partial(self.bus.get_state, record_state(self._replica)))
+            if states and states[0] is not None:
+                record = Record.of_state(states[0])
+                if record.epochs[self.settings.rank - 1] == self.epoch:
+                    return record
+            await asyncio.sleep(JOIN_LOOK_S)
+
+    async def serve(self) -> None:
+        """Pass plans to the engine as they arrive. A drain is rank 0's: until that has ended, its steps need this
+        rank."""
+        while not self._over.is_set():
+            await self._read_plans()
+            if self.bus_is_away:
+                await asyncio.sleep(RETRY_S)
+
+    async def _rank_lost(self, name: str) -> None:
+        [state] = await self.bus.get_state(record_state(self._replica))
+        if state is not None and state.get("ended") and state["generation"] == self._generation:
+            self.request_drain()
+            self._over.set()
+        else:
+            await super()._rank_lost(name)
+
+    def _publish(self, result: StepResult) -> None:
+        self._count(result)
+
+    async def bequeath(self, error: BaseException) -> None:
+        """The fence is rank 0's to write."""
+        if not isinstance(error, BusError):
+            self.log.error("this rank ends its group", error=describe(error))
+
+
+def free_port(address: str) -> int:
+    """A port of this host that nobody has."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,132 @@
+"""How the ranks of a replica find each other, over the bus alone.
+
+Each rank takes a lease and says in it what it would compute with. Rank 0 waits for all leases, compares, and writes the
+group's record: who belongs to it, by epoch, where tensors are exchanged, and from which plan on all of them read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.runtime.version import version
+from pagebus.actors.settings import GROUPS, Settings, SettingsError
+from pagebus.bus.contract import EntryId, LeaseInfo
+
+RANK = "rank"
+"""The kind of the leases of ranks but the first, whose lease is the executor's."""
+RECORD_TTL_S = 600.0
+"""Ranks read the record at once; a stale one harms nobody, because it names the epochs of the leases."""
+LOOPBACK = "127.0.0.1"
+OWN_SETTINGS = ("model", "tokenizer", "served_model_name", "threads")
+"""Of the compared groups of settings those in which ranks may differ: paths of their hosts, names for clients."""
+
+
+def record_state(replica: str) -> str:
+    """The key on the bus of a replica's record."""
+    return f"group:{replica}"
+
+
+def rank_name(replica: str, rank: int) -> str:
+    """The name of a rank; rank 0 has the replica's."""
+    return f"{replica}.{rank}" if rank else replica
+
+
+def replica_of(name: str, rank: int) -> str:
+    """The replica of the rank of this name; the replica's own name is taken for it too."""
+    return name.removesuffix(f".{rank}") if rank else name
+
+
+def description(settings: Settings, config: ModelConfig) -> dict[str, str]:
+    """What has to be the same on all ranks, by what to call it."""
+    groups = ("engine", "memory", "model")
+    names = [field.name for group in groups for field in dataclasses.fields(GROUPS[group])]
+    values = [(name, getattr(settings, name)) for name in names if name not in OWN_SETTINGS]
+    return {"version": version(), "settings": _digest(values), "model": _digest(config)}
+
+
+def _digest(value: object) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
+
+
+def own_address(bus_url: str | None) -> str:
+    """The address with which this host reaches the bus, and so one under which its ranks may be reached."""
+    first = urlsplit(bus_url or "").netloc.rpartition("@")[2].split(",")[0]
+    parts = urlsplit(f"//{first}")
+    if not parts.hostname:
+        return LOOPBACK
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 6379, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of datagrams: nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return LOOPBACK
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A group: ``generation`` is the epoch of rank 0's lease, ``epochs`` are those of the other ranks', in their order;
+    all read plans behind ``start``. They meet at ``store``, of :func:`~pagebus.actors.executor.ranks.gloo.open_store`.
+    """
+
+    generation: int
+    epochs: tuple[int, ...]
+    start: EntryId
+    store: str
+
+    def as_state(self) -> dict[str, Any]:
+        """As it is on the bus."""
+        return {
+            "generation": self.generation, "epochs": list(self.epochs), "start": str(self.start), "store": self.store,
+        }  # fmt: skip
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Record:
+        """From the bus."""
+        return cls(state["generation"], tuple(state["epochs"]), EntryId.parse(state["start"]), state["store"])
+
+
+def ranks_there(leases: Sequence[LeaseInfo], replica: str, world: int) -> list[LeaseInfo] | None:
+    """The leases of ranks 1.. of a replica, once all are there and wait for a group."""
+    waiting = {
+        lease.name: lease for lease in leases if lease.kind == RANK and lease.info.get("needs") and not _joined(lease)
+    }
+    names = [rank_name(replica, rank) for rank in range(1, world)]
+    return [waiting[name] for name in names] if all(name in waiting for name in names) else None
+
+
+def _joined(lease: LeaseInfo) -> bool:
+    return bool(lease.info.get("generation"))
+
+
+def check_alike(own: Mapping[str, str], others: Sequence[LeaseInfo]) -> None:
+    """Raises SettingsError for a rank that would compute something else."""
+    for rank, lease in enumerate(others, 1):
+        told = lease.info.get("needs")
+        assert isinstance(told, dict)
+        for what, value in own.items():
+            if told.get(what) != value:
+                raise SettingsError(
+                    f"rank {rank} on {lease.info.get('host')} has another {what} than rank 0: {told.get(what)}, "
+                    f"not {value}; ranks of one model need the same"
+                )
+
+
+def lost_rank(
+    epochs: Mapping[str, int], leases: Sequence[LeaseInfo], missed: dict[str, int], patience: int
+) -> str | None:
+    """Which of the names in ``epochs`` has another life, or has had no lease in ``patience`` looks; ``missed`` counts
+    them."""
+    live = {lease.name: lease.epoch for lease in leases}
+    for name, epoch in epochs.items():
+        missed[name] = 0 if name in live else missed.get(name, 0) + 1
+        if live.get(name, epoch) != epoch or missed[name] >= patience:
+            return name
+    return None

@@ -1,0 +1,68 @@
+"""A model as one rank sees it: the same layers with fewer heads and smaller widths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.errors import ModelError
+from pagebus.actors.model.oracle import ORACLE
+from pagebus.actors.model.shards.shard import Shard
+from pagebus.actors.model.spec import Dense, Feed, LayerSpec, Moe
+
+
+def local_config(config: ModelConfig, rank: int, world: int) -> ModelConfig:
+    """The part of ``rank`` of the model, ``shard`` saying of what; the same configuration for a ``world`` of 1.
+
+    Raises:
+        ModelError: the model cannot be divided among so many ranks; the text names what is in the way.
+    """
+    if world == 1:
+        return config
+    check(config, world)
+    shard = Shard(rank, world, config.spec)
+    if config.architecture == ORACLE:  # it has no weights, and one head: each rank computes the hash
+        return replace(config, shard=replace(shard, divides_layers=False))
+    layers = tuple(_local_layer(layer, shard) for layer in config.spec.layers)
+    mixer, feed = layers[0].mixer, layers[0].feed
+    return replace(
+        config, shard=shard, spec=replace(config.spec, layers=layers), num_heads=mixer.heads,
+        num_kv_heads=mixer.kv_heads, intermediate_size=feed.width,
+    )  # fmt: skip
+
+
+def check(config: ModelConfig, world: int) -> None:
+    """Raises ModelError for what is not divided among ranks."""
+    why = ""
+    if config.spec.encoder is not None:
+        why = "encoders are not divided among ranks"
+    elif config.quantization is not None:
+        why = "quantized weights are not divided among ranks yet"
+    elif config.pooler is not None and config.pooler.between is not None:
+        why = "a classifier made of two rows of the head is not divided among ranks"
+    elif config.vocab_size < world:
+        why = f"a vocabulary of {config.vocab_size} tokens is smaller than that"
+    if why:
+        raise ModelError(f"--tensor-parallel-size {world}: {why} ({config.architecture})")
+
+
+def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
+    mixer = layer.mixer
+    local = replace(mixer, heads=len(shard.heads(mixer)), kv_heads=len(shard.kv_heads(mixer)))
+    return replace(layer, mixer=local, feed=_local_feed(layer.feed, shard))
+
+
+def _local_feed(feed: Feed, shard: Shard) -> Feed:
+    if feed.width < shard.world:
+        raise ModelError(f"--tensor-parallel-size {shard.world}: a feed-forward part is only {feed.width} wide")
+    width = len(shard.of(feed.width))
+    if isinstance(feed, Dense):
+        return replace(feed, width=width)
+    shared = feed.shared
+    return replace(feed, width=width, shared=None if shared is None else _local_dense(shared, shard))
+
+
+def _local_dense(feed: Dense, shard: Shard) -> Dense:
+    local = _local_feed(feed, shard)
+    assert not isinstance(local, Moe)
+    return local

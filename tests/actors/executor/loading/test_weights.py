@@ -170,10 +170,10 @@ def test_a_cut_off_file_is_refused(folder: Path) -> None:
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
-    """Other weight formats are not read."""
+    """Files that run what they hold are not read."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
-    with pytest.raises(ModelError, match="no safetensors weights"):
+    with pytest.raises(ModelError, match="holds pickles"):
         load(folder)
 
 

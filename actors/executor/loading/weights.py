@@ -204,7 +204,8 @@ def _other_files(path: Path) -> str:
     pickles = [each.name for suffix in PICKLES for each in sorted(path.glob(f"*{suffix}"))]
     if not pickles:
         return "no safetensors weights (other formats are not read)"
-    return f"{pickles[0]} holds pickles, which run what they hold and are never read (save the model as safetensors)"
+    why = f"{pickles[0]} holds pickles, which run what they hold and are never read"
+    return f"no safetensors weights: {why} (save the model as safetensors)"
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, StoredTensor]:

@@ -120,6 +120,7 @@ class System:
 
     async def start(self) -> None:
         self.bus = await self._bus()
+        await self.bus.delete(self.names.replies("test"))  # of another test on the same server
         self.collector = TokenCollector(self.settings, await self._bus(), "collector")
         self.scheduler = SchedulerActor(self.settings, await self._bus(), "scheduler-0")
         tokenizer = TokenizerActor(self.settings, await self._bus(), "tokenizer-0")

@@ -13,9 +13,9 @@ from tests.kernels.test_compile import ROOT, SHARED_LIMIT, needs_triton
 
 
 @needs_triton
-@pytest.mark.parametrize("arch", [90, 80, 89, 120])
+@pytest.mark.parametrize("arch", [90, 80, 89])
 def test_nothing_spills(arch: int) -> None:
-    """Tensor cores get weights from registers, and shared memory suffices."""
+    """Tensor cores get weights from registers, and shared memory suffices. 120 has the limits of 89."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.quantized.compile_quantized", "--arch", str(arch)],

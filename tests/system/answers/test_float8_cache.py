@@ -15,7 +15,6 @@ from pagebus.actors.executor.loading.kv_scales import calculate_scales
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.model.config import ModelConfig
-from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from pagebus.kernels.common.int8 import from_int8_reference, to_int8_reference
 from tests.helpers.model_factory import (
     REFERENCE_CONFIGS,
@@ -27,8 +26,8 @@ from tests.helpers.model_factory import (
 from tests.helpers.waiting import eventually
 from tests.system.answers.test_beam_search import CONDITIONS, SEARCHES, preempted
 from tests.system.answers.test_beam_search import prompts_for as beam_prompts_for
-from tests.system.answers.test_tokens import prompts_for
-from tests.system.harness import OpenBus, running
+from tests.system.answers.test_tokens import TIGHT, memory_bus, prompts_for
+from tests.system.harness import running
 from tests.system.serving import serving
 
 NUM_PROMPTS, NUM_TOKENS = 12, 8
@@ -77,11 +76,6 @@ def calculated(folder: Path) -> torch.Tensor:
     return calculate_scales(model)
 
 
-def memory_bus() -> OpenBus:
-    server = MemoryServer()
-    return lambda: MemoryBus(server)
-
-
 def agreement(got: list[Any], expected: list[Any]) -> float:
     """The share of answers that are equal. Sums in another order round a number to its other neighbour now and then."""
     return sum(a == b for a, b in zip(got, expected, strict=True)) / len(expected)
@@ -94,7 +88,7 @@ async def test_equals_transformers_with_a_rounded_cache(config: ReferenceConfig,
     folder, prompts = make_reference(tmp_path, config), prompts_for(config.vocab_size, NUM_PROMPTS)
     expected = expected_tokens(folder, prompts, FORMATS[name], calculated(folder))
     assert agreement(reference_generate(folder, prompts, NUM_TOKENS), expected) < 0.9  # the rounding shows
-    tight = {"num_gpu_blocks_override": 14, "max_model_len": 128, "preemption_mode": "swap"}
+    tight = {**TIGHT, "preemption_mode": "swap"}
 
     for options in ({}, tight):
         async with running(folder, memory_bus(), kv_cache_dtype=name, max_num_batched_tokens=64, **options) as system:

@@ -98,11 +98,15 @@ def widen(numbers, TYPE: tl.constexpr, CODE: tl.constexpr, NATIVE: tl.constexpr)
 
 
 @triton.jit
+def _pairs(numbers, CODE: tl.constexpr, TYPE: tl.constexpr):
+    """Four bytes of a register as two registers of two numbers of ``TYPE``."""
+    return tl.inline_asm_elementwise(CODE, "=r,=r,r", [numbers], dtype=TYPE.value, is_pure=True, pack=4)
+
+
+@triton.jit
 def _widen_int8(numbers, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     if NATIVE and tl.bfloat16 == TYPE:
-        result = tl.inline_asm_elementwise(
-            _INT8_BFLOAT16, "=r,=r,r", [numbers], dtype=tl.bfloat16, is_pure=True, pack=4
-        )  # fmt: skip
+        result = _pairs(numbers, _INT8_BFLOAT16, tl.bfloat16)
     elif NATIVE and tl.float32 == TYPE:
         result = tl.inline_asm_elementwise(
             _INT8_FLOAT32, "=r,=r,=r,=r,r", [numbers], dtype=tl.float32, is_pure=True, pack=4
@@ -115,13 +119,10 @@ def _widen_int8(numbers, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 @triton.jit
 def _widen_e4m3(numbers, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     if NATIVE and tl.bfloat16 == TYPE:
-        result = tl.inline_asm_elementwise(
-            _E4M3_BFLOAT16, "=r,=r,r", [numbers], dtype=tl.bfloat16, is_pure=True, pack=4
-        )  # fmt: skip
+        result = _pairs(numbers, _E4M3_BFLOAT16, tl.bfloat16)
     elif NATIVE:
         CODE: tl.constexpr = _E4M3_FLOAT16_89 if NATIVE == 2 else _E4M3_FLOAT16
-        half = tl.inline_asm_elementwise(CODE, "=r,=r,r", [numbers], dtype=tl.float16, is_pure=True, pack=4)
-        result = half.to(TYPE)
+        result = _pairs(numbers, CODE, tl.float16).to(TYPE)
     else:
         bits = numbers.to(tl.int16)
         half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)

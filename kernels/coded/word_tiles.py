@@ -69,12 +69,12 @@ def _each(
     ptr, scales, column, size, stride_group, WIDTH: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr
 ):  # fmt: skip
     """Scales, or zeros, of the groups of the tile from ``column`` on; behind the last one, that. float32."""
-    found = ()
+    found: tl.tuple = ()
     for group in tl.static_range(128 // GROUP):
         place = scales
         if WIDTH:
             place += tl.minimum(column + group * GROUP, size - 1) // WIDTH * stride_group
-        found += (_load(ptr, place, SCALES),)  # type: ignore[assignment]
+        found += (_load(ptr, place, SCALES),)
     return found
 
 
@@ -86,9 +86,9 @@ def _load(ptr, places, SCALES: tl.constexpr):
 @triton.jit
 def _slices(inputs, place, k, part, present, EVEN_K: tl.constexpr):
     """Eight times 16 inputs of each token [BLOCK_M, 16]."""
-    found = ()
+    found: tl.tuple = ()
     for index in tl.static_range(8):
         column = (k + 16 * index + place)[None, :]
         inside = present if EVEN_K else present & (column < part)
-        found += (tl.load(inputs + column, mask=inside, other=0.0),)  # type: ignore[assignment]
+        found += (tl.load(inputs + column, mask=inside, other=0.0),)
     return found

@@ -45,7 +45,7 @@ class Nemesis:
     @property
     def spares_ingresses(self) -> bool:
         """Whether clients without keys get their answers: ingresses are neither killed, nor so far away that their
-        leases lapse. At 500 times as slow an exchange takes up to half a lease's time."""
+        leases lapse. At 500 times the usual latency, an exchange takes up to half a lease's time."""
         return not self.kills_ingresses
 
     async def run(self, for_s: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,11 @@ class HandScheduler:
     @property
     def done(self) -> bool:
         return not self.waiting and not self.running and not self.freed
+
+
+def scheduler_for(info: Mapping[str, Any]) -> HandScheduler:
+    """For an executor whose lease says this; chunks of 8 tokens."""
+    return HandScheduler(info["num_blocks"], info["block_size"], info["max_num_seqs"], 8)
 
 
 class Driver:

@@ -48,8 +48,9 @@ class Comm(ABC):
         """The smallest ``value`` of any rank. Raises EngineError if a rank is lost."""
         return float(self.all_gather(torch.tensor([value], dtype=torch.float64)).min())
 
-    def close(self) -> None:  # noqa: B027 (optional)
-        """Leave the group without waiting for others."""
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group without waiting for other ranks."""
 
 
 class OneRank(Comm):
@@ -67,6 +68,9 @@ class OneRank(Comm):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """x itself."""
         return x
+
+    def close(self) -> None:
+        """There is no group to leave."""
 
 
 ONE_RANK = OneRank()

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pagebus.actors.executor.actor import ExecutorActor, in_thread
+from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled, PlanError, is_device_fault
 from pagebus.actors.executor.engine import Engine
+from pagebus.actors.executor.in_thread import in_thread
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.runtime.actor import metrics_state
 from pagebus.actors.settings import Settings
@@ -22,7 +23,7 @@ from pagebus.bus.dead_letters import read_dead_letters
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from pagebus.bus.messages import ReplicaFenced, SequenceEnded, StepPlan, StepResult
 from pagebus.bus.streams import Names
-from tests.helpers.engine_driver import HandScheduler
+from tests.helpers.engine_driver import scheduler_for
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
 from tests.helpers.waiting import LIMIT_S
 
@@ -96,10 +97,6 @@ async def world(settings: Settings, server: MemoryServer | None = None) -> Async
 
 def empty_plan(step: int = 1) -> StepPlan:
     return StepPlan(step=step, planned_s=0.0, num_decodes=0)
-
-
-def scheduler_for(info: dict[str, Any]) -> HandScheduler:
-    return HandScheduler(info["num_blocks"], info["block_size"], info["max_num_seqs"], 8)
 
 
 async def test_a_ready_executor_says_what_it_can_hold(folder: Path) -> None:

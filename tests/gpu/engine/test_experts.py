@@ -15,7 +15,7 @@ from pagebus.actors.executor.step.step_kernels import expert_shape, moe_of
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe.choice import ExpertsKernel, choose_experts
 from tests.gpu.engine.engine_cases import SETTINGS, make_prompts
-from tests.gpu.engine.test_batch_invariance import outputs_of
+from tests.gpu.engine_checks import check_graphs, check_independence, scored
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden
 
@@ -32,26 +32,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**WIDE, "mlp_only_layers": [1]},
     "qwen2_moe": {**WIDE, "shared_expert_intermediate_size": 384},
 }
-
-
-def scored(driver: Driver, prompts: list[list[int]]) -> list[list[float]]:
-    """Logits of each prompt's last token, in one pass over all of them."""
-    rows: list[torch.Tensor] = []
-    model = driver.engine._loaded.runner.model
-    original, found = model.logits, rows.append
-
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
-        result = original(hidden)
-        found(result.float().cpu())
-        return result
-
-    model.logits = logits  # type: ignore[method-assign]
-    scheduler = driver.scheduler(2048)
-    for prompt in prompts:
-        scheduler.add(prompt, 1)
-    driver.drive(scheduler, depth=1)
-    model.logits = original  # type: ignore[method-assign]
-    return torch.cat(rows).tolist()
 
 
 @pytest.mark.parametrize("model_type", MODELS)
@@ -89,13 +69,7 @@ def test_graphs_give_the_same_tokens(model_type: str, tmp_path: Path) -> None:
     the graph, anew in each replay."""
     folder = make_golden(tmp_path, model_type, MODELS[model_type])
     driver = Driver(folder, **SETTINGS | {"dtype": "bfloat16", "deterministic": True})
-    prompts = make_prompts(DEFAULTS["vocab_size"], 30, seed=4)
-    runner = driver.engine._loaded.runner
-    assert runner.graphs is not None
-    driver.synchronize()
-    captured = [outputs_of(driver, prompts, 0, budget) for budget in (64, 2048)]
-    runner.graphs = None
-    assert [outputs_of(driver, prompts, 0, budget) for budget in (64, 2048)] == captured
+    check_graphs(driver)
     driver.close()
 
 
@@ -105,11 +79,5 @@ def test_deterministic_requests_do_not_know_each_other(model_type: str, dtype: s
     """Tokens and every bit of their log probabilities, among others or alone, and after a preemption."""
     folder = make_golden(tmp_path, model_type, MODELS[model_type])
     driver = Driver(folder, **SETTINGS | {"dtype": dtype, "deterministic": True, "max_num_seqs": 64})
-    prompts = make_prompts(DEFAULTS["vocab_size"], 64, 5)
-    expected = outputs_of(driver, prompts, 0, 2048)
-    for budget in (100, 65):
-        assert outputs_of(driver, prompts, 0, budget) == expected, f"budget {budget}"
-    for i in range(0, 64, 9):
-        assert outputs_of(driver, prompts[i : i + 1], i, 199) == expected[i : i + 1], f"prompt {i} alone"
-    assert outputs_of(driver, prompts, 0, 300, preempted_at=9) == expected
+    check_independence(driver)
     driver.close()

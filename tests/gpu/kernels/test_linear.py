@@ -26,6 +26,7 @@ from pagebus.kernels.linear.linear import (
 )
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from tests.gpu.errors import worst_row
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -60,11 +61,6 @@ def seeded() -> None:
 def poison(*shape: int, dtype: torch.dtype) -> None:
     """Leave not-a-number where the next tensor of this size will be."""
     torch.full(shape, math.nan, dtype=dtype, device="cuda")
-
-
-def worst_row(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative error of a token."""
-    return float(((result.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1)).max())
 
 
 def weights(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:

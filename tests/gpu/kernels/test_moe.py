@@ -17,6 +17,7 @@ from pagebus.kernels.moe.pairs import PairConfig
 from pagebus.kernels.moe.routing import Routing, Score, route, route_reference
 from pagebus.kernels.moe.sorting import sort_pairs, sort_pairs_reference
 from pagebus.kernels.moe.weights import ExpertWeights
+from tests.gpu.errors import worst_row
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -67,10 +68,6 @@ def make_tokens(
     x = torch.randn(count, shape.hidden, dtype=dtype, device="cuda")
     experts = torch.rand(count, shape.experts, device="cuda").topk(shape.top_k, dim=1).indices.int()
     return x, torch.softmax(torch.randn(count, shape.top_k, device="cuda"), 1), experts
-
-
-def worst_row(result: torch.Tensor, expected: torch.Tensor) -> float:
-    return float(((result.float() - expected).norm(dim=1) / expected.norm(dim=1)).max())
 
 
 def expected(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: ExpertWeights) -> torch.Tensor:

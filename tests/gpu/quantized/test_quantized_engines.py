@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from tests.gpu.engine.engine_cases import BFLOAT16_SHAPE, MAX_TOKENS, SETTINGS, make_prompts
-from tests.gpu.engine.test_batch_invariance import outputs_of
-from tests.gpu.engine.test_experts import scored
 from tests.gpu.engine.test_families import answers
+from tests.gpu.engine_checks import check_graphs, check_independence, scored
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden, reference_generate
 from tests.helpers.quantized.checkpoints import quantize
@@ -67,13 +66,7 @@ def test_graphs_give_the_same_tokens(method: str, tmp_path: Path) -> None:
     folder = make_golden(tmp_path, "qwen3", BFLOAT16_SHAPE)
     settings = {"dtype": "bfloat16", "deterministic": True, "quantization": method}
     driver = Driver(folder, **SETTINGS | settings)
-    prompts = make_prompts(DEFAULTS["vocab_size"], 30, seed=4)
-    runner = driver.engine._loaded.runner
-    assert runner.graphs is not None
-    driver.synchronize()
-    captured = [outputs_of(driver, prompts, 0, budget) for budget in (64, 2048)]
-    runner.graphs = None
-    assert [outputs_of(driver, prompts, 0, budget) for budget in (64, 2048)] == captured
+    check_graphs(driver)
     driver.close()
 
 
@@ -83,11 +76,5 @@ def test_deterministic_requests_do_not_know_each_other(name: str, tmp_path: Path
     model = make_golden(tmp_path / "model", "qwen3", {**FIELDS, **BFLOAT16_SHAPE})
     folder, _ = quantize(model, tmp_path, PACKERS[name])
     driver = Driver(folder, **SETTINGS | {"dtype": "bfloat16", "deterministic": True, "max_num_seqs": 64})
-    prompts = make_prompts(DEFAULTS["vocab_size"], 64, 5)
-    expected = outputs_of(driver, prompts, 0, 2048)
-    for budget in (100, 65):
-        assert outputs_of(driver, prompts, 0, budget) == expected, f"budget {budget}"
-    for i in range(0, 64, 9):
-        assert outputs_of(driver, prompts[i : i + 1], i, 199) == expected[i : i + 1], f"prompt {i} alone"
-    assert outputs_of(driver, prompts, 0, 300, preempted_at=9) == expected
+    check_independence(driver)
     driver.close()

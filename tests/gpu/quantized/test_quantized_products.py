@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +26,7 @@ from pagebus.kernels.quantized.products import (
     partial_linear_invariant,
 )
 from pagebus.kernels.quantized.rounding import round_tokens, round_tokens_reference
+from tests.gpu.errors import worst_row
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w4_words, w8_blocks, w8_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -43,11 +46,6 @@ LIMITS = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 2e-5}
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(7)
-
-
-def worst_row(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest relative error of a token."""
-    return float(((result.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1)).max())
 
 
 def whole(product: torch.Tensor | HalfNorm | None) -> torch.Tensor:
@@ -155,9 +153,9 @@ def test_invariant(name: str) -> None:
     "make",
     [lambda: w4_words(28672, 4096, 128, CUDA, zeros=True), lambda: w8_blocks(28672, 4096, E4M3, (128, 128), CUDA)],
 )
-def test_dequantized_for_the_library(make: object) -> None:
+def test_dequantized_for_the_library(make: Callable[[], Layout]) -> None:
     """In pieces that take little memory."""
-    layout: Layout = make()  # type: ignore[operator]
+    layout = make()
     assert kind_of(layout) is not None
     x = torch.randn(2000, 4096, device=CUDA).bfloat16()
     torch.cuda.synchronize()

@@ -320,14 +320,20 @@ async def test_a_batch_that_is_cancelled_as_a_job_begins(world: World, monkeypat
     assert (await world.results(1))["a"]["response"]["status_code"] == 200
 
 
-async def test_a_job_that_another_actor_took_over_is_let_go(world: World) -> None:
-    """It leaves the window; what comes of it there is the answer."""
+async def whose_job_is_taken_over(world: World) -> JobsActor:
+    """An actor that has begun a job, of which it does not know yet that another one has it."""
     world.backend.answers = False
     first = await world.begin()
     await world.push(Job(request=line("a")))
     await world.backend.requested(1)
     await world.bus.acquire_lease("jobs", "other", {}, ttl_s=60)
     await world.bus.claim(world.names.jobs, JOBS_GROUP, "other", "jobs-0")
+    return first
+
+
+async def test_a_job_that_another_actor_took_over_is_let_go(world: World) -> None:
+    """It leaves the window; what comes of it there is the answer."""
+    first = await whose_job_is_taken_over(world)
     first.lease_lapsed()
     await until(lambda: first.window.jobs == 0)
     assert (await world.bus.consumers(world.names.jobs, JOBS_GROUP))["other"] == 1
@@ -337,12 +343,7 @@ async def test_a_job_that_was_let_go_and_is_given_back_is_begun_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server comes back with what it had before the other actor took it over, which this one had been told."""
-    world.backend.answers = False
-    first = await world.begin()
-    await world.push(Job(request=line("a")))
-    await world.backend.requested(1)
-    await world.bus.acquire_lease("jobs", "other", {}, ttl_s=60)
-    await world.bus.claim(world.names.jobs, JOBS_GROUP, "other", "jobs-0")
+    first = await whose_job_is_taken_over(world)
     holders = first.bus.holders
 
     async def told(*asked: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -27,20 +28,21 @@ def _read(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
     first = _quantized(parts[0], scheme)
     if len(parts) == 1:
         return first
-    made = Codes(*(None if each is None else _room(each, rows) for each in _fields(first)))  # type: ignore[arg-type]
-    for index, part in enumerate(parts):
-        for all_rows, own in zip(_fields(made), _fields(_quantized(part, scheme)), strict=True):
-            if all_rows is not None and own is not None:
-                all_rows[index * height : index * height + len(own)] = own
-    return made
+    zero = None if first.zero is None else _empty(rows, first.zero)
+    whole = Codes(_empty(rows, first.values), _empty(rows, first.scale), zero)
+    for index, codes in enumerate(chain((first,), (_quantized(part, scheme) for part in parts[1:]))):
+        for target, own in zip(_fields(whole), _fields(codes), strict=True):
+            target[index * height : index * height + len(own)] = own
+    return whole
 
 
-def _fields(codes: Codes) -> tuple[torch.Tensor | None, ...]:
-    return codes.values, codes.scale, codes.zero
+def _fields(codes: Codes) -> list[torch.Tensor]:
+    """Those that have a row for each of the weight's."""
+    return [each for each in (codes.values, codes.scale, codes.zero) if each is not None]
 
 
-def _room(part: torch.Tensor, rows: int) -> torch.Tensor:
-    return part.new_empty(rows, *part.shape[1:])
+def _empty(rows: int, like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty(rows, *like.shape[1:])
 
 
 def _quantized(part: torch.Tensor, scheme: Scheme) -> Codes:

@@ -35,7 +35,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class Quality:
-    """A cache's logits against the float32 cache's, over all predicted tokens."""
+    """Logits against the exact ones, over all predicted tokens."""
 
     logit_error: float
     other_choice: float
@@ -93,7 +93,11 @@ def measure(cache_dtype: torch.dtype, samples: list[tuple[list[int], int]], *, c
         exact.append(logits_of(exact_model, ids, torch.float32)[start - 1 : -1])
         got.append(logits_of(model, ids, cache_dtype)[start - 1 : -1])
         chosen.append(torch.tensor(ids[start:]))
-    truth, result, tokens = torch.cat(exact), torch.cat(got), torch.cat(chosen)
+    return compare(torch.cat(got), torch.cat(exact), torch.cat(chosen))
+
+
+def compare(result: torch.Tensor, truth: torch.Tensor, tokens: torch.Tensor) -> Quality:
+    """Logits [T, V] with the exact ones, where ``tokens`` [T] came next."""
     spread = truth - truth.mean(1, keepdim=True)
     p, q = truth.log_softmax(1), result.log_softmax(1)
     return Quality(

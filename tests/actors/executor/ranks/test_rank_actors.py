@@ -21,7 +21,7 @@ from pagebus.bus.contract import FENCE_INDEX, START, EntryId, LeaseInfo, LogEntr
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from pagebus.bus.messages import ReplicaFenced, StepPlan, StepResult
 from pagebus.bus.streams import Names
-from tests.helpers.engine_driver import HandScheduler
+from tests.helpers.engine_driver import scheduler_for
 from tests.helpers.model_factory import make_model, reference_generate
 from tests.helpers.waiting import LIMIT_S
 
@@ -87,8 +87,7 @@ class Group:
 
     async def generate(self, count: int) -> list[int]:
         """The tokens behind the prompt."""
-        info = (await self.leases())[NAME].info
-        scheduler = HandScheduler(info["num_blocks"], info["block_size"], info["max_num_seqs"], 8)  # type: ignore[arg-type]
+        scheduler = scheduler_for((await self.leases())[NAME].info)
         sequence = scheduler.add(PROMPT, count)
         while (plan := scheduler.plan()) is not None:
             await self.send(plan)

@@ -52,7 +52,9 @@ def test_the_flag_may_repeat_it(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--quantization int8: the checkpoint is quantized by gguf"):
         with_quantization(Settings(model=str(file), quantization="int8"), ModelConfig.load(file))
     plain = ModelConfig.load(write(source, tmp_path / "b.gguf", Type.BF16))
-    assert with_quantization(Settings(quantization="int8"), plain).quantization.online  # type: ignore[union-attr]
+    quantized = with_quantization(Settings(quantization="int8"), plain).quantization
+    assert quantized is not None
+    assert quantized.online
 
 
 def test_tokens_that_end_an_answer(source: Path, tmp_path: Path) -> None:

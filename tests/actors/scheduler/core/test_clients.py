@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from pagebus.actors.scheduler.events import RequestGivenUp, RequestOver
-from pagebus.bus.contract import START, BusRefused
+from pagebus.bus.contract import START, BusRefused, EntryId
 from pagebus.bus.messages import (
     AbortRequest,
     RequestFailed,
@@ -18,11 +18,21 @@ from pagebus.bus.messages import (
     SchedulerLeads,
     SequenceEnded,
     SequenceStarted,
+    TokenizedRequest,
 )
 from pagebus.bus.streams import address_of
 from tests.actors.scheduler.fake_executor import expected_tokens
 from tests.actors.scheduler.served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask
 from tests.helpers.waiting import until, until_empty
+
+
+async def attempts_left(deployment: Deployment) -> dict[EntryId, str]:
+    """Of tokenized requests on the bus: the attempt of each entry."""
+    left = {}
+    for entry in await deployment.bus.read({NAMES.tokenized: START}, block_ms=0):
+        assert isinstance(entry.message, TokenizedRequest)
+        left[entry.id] = entry.message.attempt
+    return left
 
 
 async def test_requests_of_a_gone_ingress_are_given_up() -> None:
@@ -125,8 +135,7 @@ async def test_a_request_asked_for_anew_keeps_its_entry_when_the_attempt_before_
         await until_empty(deployment.bus, NAMES.control)
         work = deployment.scheduler._leader.work
         await until(lambda: not work.has_settled)
-        left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
-        assert [entry.message.attempt for entry in left] == ["2"]  # type: ignore[union-attr]
+        assert list((await attempts_left(deployment)).values()) == ["2"]
         assert deployment.scheduler.core.attempt_of("r") == "2"
         await deployment.lose_scheduler()
         await deployment.start_scheduler()
@@ -178,9 +187,8 @@ async def test_who_asks_again_for_the_same_is_served_by_the_newest_entry(same: b
         await until_empty(deployment.bus, NAMES.control)
         scheduler = deployment.scheduler
         await until(lambda: not scheduler._leader.work.has_settled)
-        left = await deployment.bus.read({NAMES.tokenized: START}, block_ms=0)
-        assert [entry.message.attempt for entry in left] == ["again" if same else ""]  # type: ignore[union-attr]
-        assert [entry.id for entry in left] == [scheduler._leader.work.requests["r"].id]
+        newest = scheduler._leader.work.requests["r"].id
+        assert await attempts_left(deployment) == {newest: "again" if same else ""}
         await deployment.lose_scheduler()
         await deployment.start_scheduler()
         await deployment.add_executor()

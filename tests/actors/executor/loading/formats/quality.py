@@ -29,7 +29,7 @@ from pagebus.actors.model.gguf.header import read_header
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.quantization.sizes import bits_per_weight
 from pagebus.actors.settings import Settings
-from tests.actors.executor.loading.float8_quality import CPU, WORDS, Quality, logits_of, texts
+from tests.actors.executor.loading.float8_quality import CPU, WORDS, compare, logits_of, texts
 from tests.helpers.quantized.gguf_files import write_gguf
 
 TEXT = Path(__file__).with_name("quality_text.json")
@@ -99,17 +99,9 @@ def logits(model: Model, samples: list[Sample]) -> torch.Tensor:
     return torch.cat([logits_of(model, ids, dtype)[start - 1 : -1] for ids, start in samples])
 
 
-def compare(result: torch.Tensor, truth: torch.Tensor, samples: list[Sample]) -> Quality:
-    """Logits [T, V] with the exact ones."""
-    tokens = torch.cat([torch.tensor(ids[start:]) for ids, start in samples])
-    spread = truth - truth.mean(1, keepdim=True)
-    p, q = truth.log_softmax(1), result.log_softmax(1)
-    return Quality(
-        float((result - truth).norm() / spread.norm()),
-        float((truth.argmax(1) != result.argmax(1)).float().mean()),
-        float((p.exp() * (p - q)).sum(1).mean()),
-        float((-q.gather(1, tokens.unsqueeze(1)).mean()).exp()),
-    )
+def tokens_of(samples: list[Sample]) -> torch.Tensor:
+    """All tokens of the answers, [T]."""
+    return torch.cat([torch.tensor(ids[start:]) for ids, start in samples])
 
 
 def main() -> None:
@@ -125,7 +117,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for each in formats():
             model, bits = each.load(Path(folder))
-            found = compare(logits(model, samples), truth, samples)
+            found = compare(logits(model, samples), truth, tokens_of(samples))
             print(
                 f"| {each.name} | {bits:.3g} | {found.logit_error:.4f} | {found.other_choice:.2%} "
                 f"| {found.divergence:.5f} | {found.perplexity:.4f} |",

@@ -14,8 +14,8 @@ from pagebus.actors.executor.layers.quantized.weights import empty_layout
 from pagebus.actors.executor.loading.formats.gguf import READERS
 from pagebus.actors.executor.loading.formats.storing import store
 from pagebus.actors.model.gguf.types import BY_NAME
-from pagebus.actors.model.quantization.scheme import mixed
-from pagebus.kernels.quantized.layouts import W4Words, W8Blocks
+from pagebus.actors.model.quantization.scheme import Scheme, mixed
+from pagebus.kernels.quantized.layouts import W4Words, W8Blocks, W8Rows
 from tests.actors.executor.loading.formats.test_checkpoints import check
 from tests.helpers.model_factory import LLAMA3_ROPE, make_golden
 from tests.helpers.quantized.checkpoints import noise
@@ -52,6 +52,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 TYPES = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K)
 
 
+def scheme_of(kind: Type) -> Scheme:
+    scheme = BY_NAME[kind.name].scheme
+    assert scheme is not None
+    return scheme
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_tokens_equal_the_dequantized_model(name: str, tmp_path: Path) -> None:
     """A mixture of types, with different ones in one product."""
@@ -70,17 +76,19 @@ def test_each_type_alone(kind: Type, tmp_path: Path) -> None:
 def test_a_product_of_dense_and_quantized_parts(tmp_path: Path) -> None:
     """It is dense."""
     model = make_golden(tmp_path / "model", "llama", SIZES)
-    of = lambda name: Type.F16 if "attn_k." in name else Type.Q4_K if "attn" in name else Type.Q8_0  # noqa: E731
-    check(write_gguf(model, tmp_path / "model.gguf", of, dense=tmp_path / "dense"), tmp_path / "dense")
+
+    def type_of(name: str) -> Type:
+        return Type.F16 if "attn_k." in name else Type.Q4_K if "attn" in name else Type.Q8_0
+
+    check(write_gguf(model, tmp_path / "model.gguf", type_of, dense=tmp_path / "dense"), tmp_path / "dense")
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_numbers_are_those_of_the_library(kind: Type) -> None:
     """In the type's own layout, and in that of a product with a part of narrower groups."""
     data, expected = pack(noise(24, 512), kind, 3)
-    own = BY_NAME[kind.name].scheme
-    assert own is not None
-    for scheme in (own, mixed([own, BY_NAME["Q6_K"].scheme, BY_NAME["Q4_K"].scheme])):  # type: ignore[list-item]
+    own = scheme_of(kind)
+    for scheme in (own, mixed([own, scheme_of(Type.Q6_K), scheme_of(Type.Q4_K)])):
         layout = empty_layout(scheme, [24], 512, torch.device("cpu"))
         store(layout, READERS[own.packing].read({"weight": torch.from_numpy(data)}, own, 24, 512), own)
         torch.testing.assert_close(layout.dense(), expected, rtol=1e-6, atol=3e-7)
@@ -90,9 +98,10 @@ def test_layouts() -> None:
     """4 bits stay 4 bits; others become bytes, whose groups are those of the file."""
     found = {}
     for kind in TYPES:
-        layout = empty_layout(BY_NAME[kind.name].scheme, [64], 512, torch.device("cpu"))  # type: ignore[arg-type]
-        width = layout.group if isinstance(layout, W4Words) else layout.block[1]  # type: ignore[union-attr]
-        found[kind.name] = (type(layout), width, layout.low is not None)  # type: ignore[union-attr]
+        layout = empty_layout(scheme_of(kind), [64], 512, torch.device("cpu"))
+        assert not isinstance(layout, W8Rows)
+        width = layout.group if isinstance(layout, W4Words) else layout.block[1]
+        found[kind.name] = (type(layout), width, layout.low is not None)
     assert found == {
         "Q4_0": (W4Words, 32, False), "Q4_1": (W4Words, 32, True), "Q4_K": (W4Words, 32, True),
         "Q5_0": (W8Blocks, 32, False), "Q5_1": (W8Blocks, 32, True), "Q5_K": (W8Blocks, 32, True),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pagebus.actors.model.config import SHIPPED_MODEL
-from tests.actors.executor.loading.float8_quality import Quality
-from tests.actors.executor.loading.formats.quality import compare, formats, logits, model_of, read_text
+from tests.actors.executor.loading.float8_quality import Quality, compare
+from tests.actors.executor.loading.formats.quality import formats, logits, model_of, read_text, tokens_of
 
 LIMITS = {"float": (0.03, 1.02), "int8": (0.04, 1.02), "fp8": (0.1, 1.05), "F16": (0.03, 1.02), "Q8": (0.04, 1.02),
           "Q6": (0.1, 1.05), "Q5": (0.2, 1.15), "Q4": (0.4, 1.5), "int4": (0.4, 1.5)}  # fmt: skip
@@ -20,7 +20,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Quality]:
     samples = read_text()[:6]
     truth = logits(model_of(SHIPPED_MODEL), samples)
     folder: Path = tmp_path_factory.mktemp("gguf")
-    return {each.name: compare(logits(each.load(folder)[0], samples), truth, samples) for each in formats()}
+    tokens = tokens_of(samples)
+    return {each.name: compare(logits(each.load(folder)[0], samples), truth, tokens) for each in formats()}
 
 
 def test_no_format_changes_the_model(found: dict[str, Quality]) -> None:

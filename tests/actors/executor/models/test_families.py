@@ -24,7 +24,7 @@ GOLDEN = [(family, name) for family in FAMILIES for name in family.golden]
 MAX_TOKENS, LONGEST = 32, 300
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": LONGEST, "max_num_seqs": 8, "max_num_batched_tokens": 512,
-    "num_gpu_blocks_override": 120, "threads": 2,
+    "num_gpu_blocks_override": 120, "threads": 1,
 }  # fmt: skip
 MARGIN = 1e-4
 """Of the best logit before the second, by which a token is beyond the rounding of sums."""

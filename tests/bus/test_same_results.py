@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -120,9 +122,11 @@ class Side:
         return [await bus.last_id(self.key(stream)) for stream in LOGS]
 
     async def delete(self, bus: Bus, actor: str, stream: str) -> None:
+        """Ids of a new stream begin with the time: it waits for the next millisecond, so that none is the same."""
         await bus.delete(self.key(stream))
-        if stream in self.positions:  # ids of a new stream begin with the time, perhaps in the same millisecond
-            self.positions[stream] = START
+        deleted_ms = time.time_ns() // 1_000_000
+        while time.time_ns() // 1_000_000 <= deleted_ms:
+            await asyncio.sleep(0)
 
     async def acquire(self, bus: Bus, actor: str, kind: str, lease: str) -> int:
         epoch = await bus.acquire_lease(kind, lease, {"by": actor}, ttl_s=1000)

@@ -1,7 +1,8 @@
-"""What steps launch, beside what `explain` says of them: `python launched_kernels.py FOLDER SM SETTINGS`.
+"""What steps launch, beside what `explain` says of them: `python launched_kernels.py SM CASES`.
 
-A process of its own, because Triton's driver is exchanged and its interpreter must be off. Prints a JSON array of
-steps as of ``pagebus explain --json``, each with the names of the ``launched`` kernels.
+A process of its own, because Triton's driver is exchanged and its interpreter must be off. Cases are a JSON array of
+pairs: a model's folder, and settings. Prints a JSON array for each on a line of its own: steps as of ``pagebus explain
+--json``, with the names of the ``launched`` kernels.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pagebus.actors.executor.loading.compilation import AbsentGpu, Recorder
 from pagebus.actors.executor.loading.compile_command import parse_target
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
+from pagebus.kernels.common.target import Target
 
 
 def launched(engine: AbsentEngine, decodes: int, prompt_tokens: int) -> set[str]:
@@ -50,18 +52,23 @@ def launched(engine: AbsentEngine, decodes: int, prompt_tokens: int) -> set[str]
     return names
 
 
+def steps_of(folder: str, changes: dict[str, Any], target: Target) -> list[dict[str, Any]]:
+    """All steps of a model, as JSON."""
+    engine = AbsentEngine(Settings(model=folder, **changes), ModelConfig.load(Path(folder)), target)
+    return [
+        step.as_json() | {"launched": sorted(launched(engine, step.decodes, step.prompt_tokens))}
+        for step in engine.steps()
+    ]
+
+
 def main() -> None:
-    folder, name, given = sys.argv[1:]
+    name, cases = sys.argv[1:]
     sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
     target = parse_target(name, None)
     driver.set_active(AbsentGpu(target))
-    engine = AbsentEngine(Settings(model=folder, **json.loads(given)), ModelConfig.load(Path(folder)), target)
     with torch.inference_mode(), Recorder(set(), lambda kernel: None):
-        steps = [
-            step.as_json() | {"launched": sorted(launched(engine, step.decodes, step.prompt_tokens))}
-            for step in engine.steps()
-        ]
-    print(json.dumps(steps))
+        for folder, changes in json.loads(cases):
+            print(json.dumps(steps_of(folder, changes, target)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -126,7 +125,7 @@ class Side:
         await bus.delete(self.key(stream))
         deleted_ms = time.time_ns() // 1_000_000
         while time.time_ns() // 1_000_000 <= deleted_ms:
-            await asyncio.sleep(0)
+            pass
 
     async def acquire(self, bus: Bus, actor: str, kind: str, lease: str) -> int:
         epoch = await bus.acquire_lease(kind, lease, {"by": actor}, ttl_s=1000)

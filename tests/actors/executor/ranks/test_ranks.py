@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
@@ -17,12 +16,12 @@ from pagebus.actors.executor.loading.kv_scales import calculate_scales
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.family import Family
-from pagebus.bus.messages import StepPlan, StepResult
+from pagebus.bus.messages import StepResult
 from tests.actors.executor.models.test_families import SETTINGS, prompts_for, reference_tokens
-from tests.helpers.engine_driver import Driver, ints
+from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.oracle import make_oracle
-from tests.helpers.rank_driver import RankDriver, meeting
+from tests.helpers.ranks.rank_driver import RankDriver, meeting
 
 SMALL = SETTINGS | {"threads": 1}
 GOLDEN = [(family, next(iter(family.golden))) for family in FAMILIES]
@@ -162,26 +161,6 @@ def test_scales_of_a_float8_cache_are_those_of_the_whole(tmp_path: Path) -> None
     torch.testing.assert_close(torch.cat(own, dim=2), whole)
     one.close()
     two.close()
-
-
-def test_a_rank_that_gets_another_plan_ends_all(tmp_path: Path) -> None:
-    """Before anything is made of the step's tokens."""
-    folder = make_model(tmp_path, "llama2", seed=10, num_attention_heads=4, num_key_value_heads=2)
-    driver = RankDriver(folder, 2, **SMALL)
-    scheduler = driver.scheduler(64)
-    scheduler.add(list(range(20)), 8)
-    plan = scheduler.plan()
-    assert plan is not None
-    driver.engines[0].submit(plan, 1)
-    driver.engines[1].submit(in_another_slot(plan), 1)
-    with pytest.raises(EngineError, match=r"drifted apart \(rank 0: step 1, \w+, rank 1: step 1, \w+\)"):
-        driver.result()
-    driver.close()
-
-
-def in_another_slot(plan: StepPlan) -> StepPlan:
-    [new] = plan.new_sequences
-    return structs.replace(plan, new_sequences=(structs.replace(new, slot=1),), slots=ints([1]))
 
 
 def test_a_lost_rank_ends_the_others(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
 from pagebus.actors.executor.device.device import (
     check_attention,
-    check_ranks,
     resolve_kv_dtype,
     resolve_token_budget,
 )
@@ -136,7 +135,6 @@ def _load(
     agreement: Agreement,
 ) -> Loaded:
     comm = agreement.comm
-    check_ranks(comm.size, device)
     check_attention(settings, device)
     check_gpu(settings, config, target_of(device))
     read_user_tables(launch_shapes_folder(settings))

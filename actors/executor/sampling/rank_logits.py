@@ -47,7 +47,7 @@ class RankLogits:
         """Penalties. A column behind the others takes those of tokens of other ranks."""
         width = len(self._own)
         wider = F.pad(logits, (0, 1))
-        seen = self._places(tokens.index_select(0, slots), width)
+        seen = self._places(tokens[:, : int(lens.max())].index_select(0, slots), width)
         rows = torch.arange(len(slots), dtype=slots.dtype, device=slots.device)
         self._ops.apply_penalties(wider, seen, rows, prompt_lens, lens, repetition, presence, frequency)
         logits.copy_(wider[:, :width])

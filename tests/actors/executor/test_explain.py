@@ -262,7 +262,7 @@ def test_the_answer_is_json_or_text(folder: Path, capsys: pytest.CaptureFixture[
         (("--target", "sm_80", "--kv-cache-dtype", "fp8"), "--kv-cache-dtype int8"),
         (("--device", "cpu", "--deterministic"), "--deterministic"),
         (("--target", "sm_90", "-tp", "2"), "--tensor-parallel-size 2: ranks compute on CPUs only"),
-        (("--target", "cpu", "-tp", "3"), "cannot be divided by so many ranks"),
+        (("--target", "cpu", "-tp", "64"), "cannot be divided by so many ranks"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.loading.weights import load_weights
@@ -15,10 +16,12 @@ from pagebus.actors.model.quantization.asked import ONLINE, with_quantization
 from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.model.shards.quantized import module_cut
 from pagebus.actors.settings import Settings
+from tests.actors.executor.loading.formats.test_gpt_oss import small_gpt_oss
 from tests.actors.executor.ranks.test_ranks import SMALL, answers
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
 from tests.helpers.quantized.checkpoints import PRODUCTS, quantize
+from tests.helpers.quantized.gguf_files import uniform, write_gguf
 from tests.helpers.quantized.packers import PACKERS
 from tests.helpers.ranks.rank_driver import RankDriver
 
@@ -110,9 +113,16 @@ def test_a_weight_with_its_columns_in_order_may_be_divided_by_rows(dense: Path, 
     check_parts(folder)
 
 
-@pytest.mark.parametrize("name", ["fp8-blocks", "gptq-4-zeros"])
+def test_parts_of_a_gguf_file(tmp_path: Path) -> None:
+    """Rows of queries and keys are put into another order, head by head."""
+    fields = {**FIELDS, "head_dim": 32}
+    check_parts(write_gguf(make_golden(tmp_path / "model", "llama", fields), tmp_path / "m.gguf", uniform(Type.Q8_0)))
+
+
+@pytest.mark.parametrize("name", ["gptq-4-zeros", "gpt-oss"])
 def test_ranks_answer_as_one_rank_does(name: str, dense: Path, tmp_path: Path) -> None:
-    folder, _ = quantize(dense, tmp_path, PACKERS[name])
+    """Also with all experts in one tensor, whose gates and ups come by turns."""
+    folder, _ = small_gpt_oss(tmp_path) if name == "gpt-oss" else quantize(dense, tmp_path, PACKERS[name])
     prompts = [[1, 2, 3], list(range(40))]
     one, two = Driver(folder, **SMALL), RankDriver(folder, 2, **SMALL)
     assert answers(two, prompts) == answers(one, prompts)

@@ -18,6 +18,7 @@ from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.family import Family
 from pagebus.bus.messages import StepResult
 from tests.actors.executor.models.test_families import SETTINGS, prompts_for, reference_tokens
+from tests.actors.executor.sampling.test_grammars import LETTERS, PROMPT, SHIPPED, constrained
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.oracle import make_oracle
@@ -104,15 +105,34 @@ SAMPLED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("params", SAMPLED, ids=["plain", "truncated", "penalized", "logprobs"])
-def test_ranks_sample_what_one_rank_samples(params: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_sample_what_one_rank_samples(tmp_path: Path) -> None:
     """The noise depends on seed, index and token alone, and the logits on the ranks by their rounding alone."""
     folder = make_model(tmp_path, "qwen3", seed=6, num_attention_heads=4, num_key_value_heads=2)
     prompts = [[1], list(range(2, 90)), list(range(40))]
     one, two = Driver(folder, **SMALL), RankDriver(folder, 2, **SMALL)
-    assert answers(two, prompts, **params) == answers(one, prompts, **params)
+    for params in SAMPLED:
+        assert answers(two, prompts, **params) == answers(one, prompts, **params)
     one.close()
     two.close()
+
+
+def test_ranks_keep_to_grammars_masks_and_lists() -> None:
+    """Each bans the tokens of its part. The shipped model: a grammar needs a tokenizer."""
+    wanted: list[dict[str, Any]] = [
+        {"temperature": 1.0, "seed": 3, **constrained(**LETTERS)},
+        {"temperature": 1.0, "seed": 4, "allowed_token_ids": (7, 300, 2047, 2048, 2049, 4000)},
+        {"temperature": 0.8, "seed": 5, "bad_words_token_ids": ((100,), (5, 3000)), "logit_bias": {2500: 9.0, 9: 8.0}},
+    ]
+    told = []
+    for made in (Driver, RankDriver):
+        driver = made(SHIPPED, *((2,) if made is RankDriver else ()), **SMALL)
+        scheduler = driver.scheduler(64)
+        sequences = [scheduler.add(PROMPT, COUNT, **params) for params in wanted]
+        driver.drive(scheduler)
+        driver.close()
+        told.append([sequence.output for sequence in sequences])
+    assert told[0] == told[1]
+    assert set(told[1][1]) <= {7, 300, 2047, 2048, 2049, 4000}
 
 
 def test_logprobs_are_those_of_one_rank(tmp_path: Path) -> None:

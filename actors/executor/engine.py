@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.agreement import Agreement
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.actors.executor.device.device import new_stream, prepare_thread, resolve_device, resolve_dtype
 from pagebus.actors.executor.device.errors import EngineError, PlanError
@@ -81,7 +82,8 @@ class Engine:
         self._path = path
         self._kernels_ready = kernels_ready
         self._spans = spans
-        self._comm, self._drift = comm, DriftCheck(comm)
+        self._comm, self._agreement = comm, Agreement(comm)
+        self._drift = DriftCheck(self._agreement)
         self._on_error = on_error or (lambda error: None)
         self._on_progress = on_progress or (lambda phase, share: None)
         self._plans: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
@@ -193,7 +195,9 @@ class Engine:
         dtype = resolve_dtype(settings, config.dtype, device)
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
-        self._once_loaded = load(settings, config, path, device, dtype, self._progress, self._kernels_ready, self._comm)
+        self._once_loaded = load(
+            settings, config, path, device, dtype, self._progress, self._kernels_ready, self._agreement
+        )
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
@@ -287,9 +291,10 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         self._copy(queued)
+        self._drift.begin(queued.plan.step, work)
         sampled = self._run(work)
         tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
-        self._drift.check(queued.plan.step, work, tokens)
+        self._drift.end(tokens)
         give_scores(self._loaded.runner.scores, work)
         if self._experts is not None:
             self._experts.fetch()

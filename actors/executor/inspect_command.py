@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pagebus.actors.executor.explain_command import WIDTH, target_of_arguments
+from pagebus.actors.executor.explain_command import WIDTH, part_of, target_of_arguments
 from pagebus.actors.executor.loading.compile_command import add_target_details
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
@@ -49,7 +49,8 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     target = target_of_arguments(settings, arguments)
     try:
         path = resolve_model(settings, weights=False)
-        config = with_quantization(settings, ModelConfig.load(path, settings.classifier_from_token))
+        loaded = ModelConfig.load(path, settings.classifier_from_token)
+        config = part_of(settings, with_quantization(settings, loaded), target)
         from pagebus.actors.executor.inspection import Inspection
 
         inspection = Inspection(settings, config, target, path, arguments.memory_gib)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.settings import Settings, SettingsError
@@ -48,9 +48,10 @@ def run_tune(arguments: argparse.Namespace) -> int:
     """Measure and write the table; returns the exit code.
 
     Raises:
-        SettingsError: there is no GPU, no Triton, or this GPU cannot do what the settings ask.
+        SettingsError: there is no GPU, no Triton, ranks are asked for, or this GPU cannot do what the settings ask.
     """
     settings = load_settings(arguments)
+    refuse_ranks(settings)
     if not 0 < arguments.minutes <= 24 * 60:
         raise SettingsError("--minutes: more than 0 and at most 1440 are needed")
     if find_spec("triton") is None:

@@ -22,8 +22,19 @@ def apply_bad_words_reference(
     sampled: the output so far is tokens[slot, prompt_len:prompt_len + index]). word_tokens [S, F] int32 holds a slot's
     words one after another; word_lens [S, F] int32 is a word's length where its last token stands, 0 elsewhere.
     """
-    if word_tokens.shape[1] == 0:
-        return
+    if word_tokens.shape[1]:
+        logits[banned_reference(tokens, slots, prompt_lens, indexes, word_tokens, word_lens)] = -torch.inf
+
+
+def banned_reference(
+    tokens: torch.Tensor,
+    slots: torch.Tensor,
+    prompt_lens: torch.Tensor,
+    indexes: torch.Tensor,
+    word_tokens: torch.Tensor,
+    word_lens: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows and the ids of the tokens [n] that `apply_bad_words_reference` bans, F being at least 1."""
     slots = slots.long()
     words, lens, output = word_tokens[slots].long(), word_lens[slots], indexes.unsqueeze(1)
     ends = (prompt_lens + indexes).long().unsqueeze(1)
@@ -34,7 +45,7 @@ def apply_bad_words_reference(
         written = tokens[slots].gather(1, (ends - back).clamp(min=0)).long()
         banned &= (back >= lens) | (before == written)
     rows, places = banned.nonzero(as_tuple=True)
-    logits[rows, words[rows, places]] = -torch.inf
+    return rows, words[rows, places]
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "prompt_lens_ptr", "indexes_ptr", "stride_words", "size"])

@@ -16,22 +16,41 @@ def token_logprobs_reference(logits: torch.Tensor, tokens: torch.Tensor, num_top
     token's log probability, its rank (1 for the most likely), the ids of the most likely tokens, their log
     probabilities. Of equal logits the lower id comes first; NaN counts as -inf.
     """
-    num_rows, vocab = logits.shape
-    logits = torch.where(logits == logits, logits, -torch.inf) + 0.0  # and -0 becomes 0, which it is equal to
-    total = torch.logsumexp(logits, dim=1, keepdim=True)
-    bits = logits.view(torch.int32)
-    ids = torch.arange(vocab, device=logits.device)
-    # Keys compare like (logit, lower id): ids are at most 31 bits.
-    keys = ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32) | (0x7FFFFFFF - ids)
-    picked = tokens.long().unsqueeze(1)
-    ranks = (keys > keys.gather(1, picked)).sum(1, keepdim=True) + 1
-    top = 0x7FFFFFFF - (keys.topk(num_top, dim=1).values & 0x7FFFFFFF)
-    result = torch.empty((num_rows, 2 + 2 * num_top), dtype=torch.int32, device=logits.device)
-    result[:, :1] = (logits.gather(1, picked) - total).view(torch.int32)
-    result[:, 1:2] = ranks
-    result[:, 2 : 2 + num_top] = top
-    result[:, 2 + num_top :] = (logits.gather(1, top) - total).view(torch.int32)
-    return result
+    total = torch.logsumexp(without_nan(logits), dim=1, keepdim=True)
+    keys = keys_reference(logits)
+    own = keys.gather(1, tokens.long().unsqueeze(1))
+    top = keys.topk(num_top, dim=1).values
+    return packed_reference(own, (keys > own).sum(1, keepdim=True) + 1, top, total)
+
+
+def pick_logits(logits: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Logits [K] of the tokens ``ids`` [K] int64 in ``rows`` [K] int64 of logits [R, V]."""
+    return logits[rows, ids]
+
+
+def without_nan(logits: torch.Tensor) -> torch.Tensor:
+    """Logits of which NaN is -inf, and -0 is 0, which it is equal to."""
+    return torch.where(logits == logits, logits, -torch.inf) + 0.0
+
+
+def keys_reference(logits: torch.Tensor, first_id: int = 0) -> torch.Tensor:
+    """int64 keys of logits [R, W] float32 of the tokens from ``first_id`` on, that compare like (logit, lower id)."""
+    bits = without_nan(logits).view(torch.int32)
+    ids = torch.arange(first_id, first_id + logits.shape[1], device=logits.device)  # at most 31 bits
+    return ((bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32) | (0x7FFFFFFF - ids)
+
+
+def packed_reference(own: torch.Tensor, rank: torch.Tensor, top: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """What `token_logprobs_reference` returns, from the keys of each row's token [R, 1], its ranks [R, 1], the keys of
+    the most likely tokens [R, k], from the largest on, and the logs of the rows' sums of exponentials [R, 1]."""
+    logprobs = (_logits_of(torch.cat([own, top], dim=1)) - total).view(torch.int32)
+    ids = 0x7FFFFFFF - (top & 0x7FFFFFFF)
+    return torch.cat([logprobs[:, :1], rank.int(), ids.int(), logprobs[:, 1:]], dim=1)
+
+
+def _logits_of(keys: torch.Tensor) -> torch.Tensor:
+    ordered = (keys >> 32).to(torch.int32)
+    return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).view(torch.float32)
 
 
 @triton.jit

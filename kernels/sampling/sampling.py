@@ -11,27 +11,19 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+from pagebus.kernels.sampling.draw import CHUNK, best_within, chunked, draw_chunk
 from pagebus.kernels.sampling.limits import sampling_cuts
-from pagebus.kernels.sampling.noise import (
-    exponential,
-    gumbel_reference,
-    row_keys,
-    row_keys_reference,
-    token_hash,
-    token_hash_reference,
-)
+from pagebus.kernels.sampling.noise import exponential, row_keys, row_keys_reference, token_hash
 
 GREEDY_BELOW = 1e-5  # temperatures below it mean greedy
-CHUNK = 1024  # tokens; it decides which noise a token gets, so changing it changes what a seed draws
 CHUNKS_PER_PROGRAM = 2  # by one warp, which need not wait for others
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def _thresholds_reference(
+def thresholds_reference(
     logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
     """The smallest kept logit of each row, [R, 1]: a token is kept exactly when its logit is >= it (ties stay)."""
@@ -89,7 +81,7 @@ def sample_reference(
     part, heat = logits[rows].float(), temperature[mine]
     scaled = part * heat.reciprocal().unsqueeze(1)
     if any_truncation:
-        cut = _thresholds_reference(part, heat, top_k[mine], top_p[mine], min_p[mine])
+        cut = thresholds_reference(part, heat, top_k[mine], top_p[mine], min_p[mine])
         scaled.masked_fill_(part < cut, -math.inf)
     chosen[rows] = _draw_reference(scaled, row_keys_reference(seeds[mine], indexes[rows]))
     return chosen.to(torch.int32)
@@ -97,14 +89,8 @@ def sample_reference(
 
 def _draw_reference(scaled: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """A token id per row of scaled [R, V], drawn by its softmax with the noise of the rows' keys: [R] int64."""
-    chunks: torch.Tensor = F.pad(scaled, (0, -scaled.shape[1] % CHUNK), value=-math.inf).unflatten(1, (-1, CHUNK))
-    numbers = torch.arange(chunks.shape[1], device=scaled.device)
-    noise = gumbel_reference(token_hash_reference(keys[::-1], numbers))  # keys exchanged: other noise than the tokens'
-    chunk = (chunks.logsumexp(2) + noise).argmax(1)
-    tokens = chunk.unsqueeze(1) * CHUNK + torch.arange(CHUNK, device=scaled.device)
-    scores = chunks[torch.arange(len(chunk), device=scaled.device), chunk]
-    place = (scores + gumbel_reference(token_hash_reference(keys, tokens))).argmax(1)
-    return chunk * CHUNK + place
+    chunks = chunked(scaled)
+    return best_within(chunks, draw_chunk(chunks.logsumexp(2), keys), keys)[1]
 
 
 @triton.jit

@@ -115,10 +115,10 @@ ROOMS: dict[str, str] = {
         "bus bus.messages"
     ),
     "actors.executor.loading": (
-        "actors.executor.step actors.executor.graphs actors.executor.models actors.executor.layers "
-        "actors.executor.memory actors.executor.batch actors.executor.device actors.runtime actors.model "
-        "actors.executor.loading.formats actors.executor.loading.weight_copy actors.settings kernels.attention "
-        "kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
+        "actors.executor.step actors.executor.graphs actors.executor.sampling actors.executor.models "
+        "actors.executor.layers actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
+        "actors.model actors.executor.loading.formats actors.executor.loading.weight_copy actors.settings "
+        "kernels.attention kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
     ),
     "actors.executor.loading.formats": (
         "actors.executor.loading.weight_copy actors.executor.layers actors.model kernels.quantized"
@@ -137,7 +137,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.sampling": (
         "actors.executor.models actors.executor.pooling actors.executor.batch actors.executor.device "
-        "actors.model.grammars kernels.sampling bus.messages"
+        "actors.model.grammars actors.model kernels.sampling bus.messages"
     ),
     "actors.executor.models": (
         "actors.executor.pooling actors.executor.layers actors.executor.device actors.model actors.settings "

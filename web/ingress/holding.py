@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Collection
 
 from pagebus.actors.runtime.actor import orders_state
-from pagebus.bus.contract import Bus
+from pagebus.bus.contract import Bus, LeaseInfo
 from pagebus.bus.messages import (
     HOLD_KEEP,
     HOLD_NONE,
@@ -32,6 +32,8 @@ BACK_S = 30.0
 TAGS = ("weights", "kv_cache", "scheduling")
 """The parts that vLLM can wake separately."""
 ASLEEP = "asleep"
+EXECUTOR, RANK = "executor", "rank"
+"""Kinds of leases of what sleeps."""
 
 
 class Holding:
@@ -94,15 +96,16 @@ class Holding:
         if not level:
             return
         await self._bus.put_state(SLEEP_STATE, {"level": level, "woken": []})
-        wanted = len(await self._executors(asleep=False)) + len(await self._executors(asleep=True))
-        while awake := await self._executors(asleep=False):
-            for name, epoch in awake:
-                order = {"epoch": epoch, "order": "drain"}
-                await self._bus.put_state(orders_state("executor", name), order, ttl_s=ORDER_TTL_S)
+        wanted = len(await self._sleepers(asleep=False)) + len(await self._sleepers(asleep=True))
+        while awake := await self._sleepers(asleep=False):
+            for lease in awake:
+                if lease.kind == EXECUTOR:  # its other ranks end with it
+                    order = {"epoch": lease.epoch, "order": "drain"}
+                    await self._bus.put_state(orders_state(EXECUTOR, lease.name), order, ttl_s=ORDER_TTL_S)
             await asyncio.sleep(LOOK_S)
         with contextlib.suppress(TimeoutError):  # no need to start them again
             async with asyncio.timeout(BACK_S):
-                while len(await self._executors(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus does not notify)
+                while len(await self._sleepers(asleep=True)) < wanted:  # noqa: ASYNC110 (the bus does not notify)
                     await asyncio.sleep(LOOK_S)
 
     async def wake(self, tags: Collection[str]) -> bool:
@@ -116,13 +119,13 @@ class Holding:
                 await self._bus.put_state(SLEEP_STATE, {**state, "woken": sorted(woken)})
                 return False
             await self._bus.delete_state(SLEEP_STATE)
-            while await self._executors(asleep=True) or "executor" in self._membership.missing():  # noqa: ASYNC110
+            while await self._sleepers(asleep=True) or EXECUTOR in self._membership.missing():  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
         await self.let_go()
         return True
 
-    async def _executors(self, *, asleep: bool) -> list[tuple[str, int]]:
-        """Names and epochs of the executors that sleep, or that do not."""
+    async def _sleepers(self, *, asleep: bool) -> list[LeaseInfo]:
+        """The leases of executors, and of their ranks, that sleep, or that do not."""
         await self._membership.refresh()
-        leases = [lease for lease in self._membership.leases if lease.kind == "executor"]
-        return [(each.name, each.epoch) for each in leases if (each.info.get("state") == ASLEEP) == asleep]
+        leases = [lease for lease in self._membership.leases if lease.kind in (EXECUTOR, RANK)]
+        return [each for each in leases if (each.info.get("state") == ASLEEP) == asleep]

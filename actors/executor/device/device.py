@@ -72,15 +72,6 @@ def check_attention(settings: Settings, device: torch.device) -> None:
         raise SettingsError("--deterministic: needs a CUDA device; on a CPU, products depend on the size of the batch")
 
 
-def check_ranks(count: int, device: torch.device) -> None:
-    """Raises SettingsError where so many ranks of this device cannot exchange anything."""
-    if count > 1 and device.type != "cpu":
-        raise SettingsError(
-            f"--tensor-parallel-size {count}: ranks compute on CPUs only so far (--device cpu); on GPUs a model has to "
-            "fit one, and --executors serves more requests with more of them"
-        )
-
-
 def prepare_thread(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
     """Set what torch keeps per thread or process. Call it in the thread that computes."""
     if device.type == "cpu":

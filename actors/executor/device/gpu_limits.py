@@ -24,6 +24,19 @@ def check_first_gpu(settings: Settings) -> None:
         check_gpu(settings, None, first_target())
 
 
+def refuse_ranks(settings: Settings) -> None:
+    """For what computes on a GPU, or prepares that.
+
+    Raises:
+        SettingsError: executors of several ranks are asked for.
+    """
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks compute on CPUs only so far (--device cpu, "
+            "--target cpu); on GPUs a model has to fit one, and --executors serves more requests with more of them"
+        )
+
+
 def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | None) -> None:
     """Whether a ``target`` (None: a CPU) can do what is asked of it. Without a ``config``, as far as settings say.
 
@@ -32,6 +45,7 @@ def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | N
     """
     if target is None or settings.device == "cpu":
         return
+    refuse_ranks(settings)
     name = f"this GPU (sm_{target.capability})"
     if settings.kv_cache_dtype in E4M3_CACHES and target.capability < LEAST_OF_E4M3:
         raise SettingsError(

@@ -254,6 +254,12 @@ class TokenLogprobs(Protocol):
     def __call__(self, logits: Tensor, tokens: Tensor, num_top: int) -> Tensor: ...
 
 
+class PickLogits(Protocol):
+    """:func:`pagebus.kernels.sampling.logprobs.pick_logits`"""
+
+    def __call__(self, logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor: ...
+
+
 class CopyBlocks(Protocol):
     """:func:`pagebus.kernels.batch.copy_blocks.copy_blocks`"""
 

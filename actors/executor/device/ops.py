@@ -53,6 +53,9 @@ class Ops:
     apply_bad_words: operations.ApplyBadWords
     token_logprobs: operations.TokenLogprobs
     copy_blocks: operations.CopyBlocks
+    sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
+    """The same, with any number of alternatives."""
+    pick_logits: operations.PickLogits = logprobs.pick_logits
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
 

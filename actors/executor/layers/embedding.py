@@ -39,12 +39,8 @@ class Head:
         self.weight = embedding.weight if spec.tied else parameters.matrix({f"{name}.weight": rows}, columns)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> float32 [R, V]."""
+        """hidden [R, H] -> float32 [R, len(own)]."""
         logits = self._ops.linear(hidden, self.weight, None, torch.float32)
         if self._spec.scale != 1.0 or self._spec.softcap:
             self._ops.cap_logits(logits, self._spec.scale, self._spec.softcap)
-        return self.gathered(logits)
-
-    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
-        """Those of the whole vocabulary [R, V], from those computed here [R, own]."""
         return logits

@@ -8,7 +8,7 @@ import sys
 import time
 from importlib.util import find_spec
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings, SettingsError
@@ -53,6 +53,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     if find_spec("triton") is None:
         raise SettingsError("Triton is missing, which compiles kernels: pip install triton")
     settings = load_settings(arguments)
+    refuse_ranks(settings)
     targets = [target_in(arguments, name) for name in arguments.target] or [_target_here()]
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
     try:

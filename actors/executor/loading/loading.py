@@ -10,10 +10,9 @@ import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
-from pagebus.actors.executor.device.comm import ONE_RANK, Comm
+from pagebus.actors.executor.device.agreement import ALONE, Agreement
 from pagebus.actors.executor.device.device import (
     check_attention,
-    check_ranks,
     resolve_kv_dtype,
     resolve_token_budget,
 )
@@ -29,9 +28,11 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, blocks_needed, is_float8, kv_block_bytes
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend, latent_sizes
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
+from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
@@ -84,11 +85,14 @@ class Loaded:
     info: EngineInfo
 
 
-def choose_ops(settings: Settings, device: torch.device, comm: Comm = ONE_RANK) -> Ops:
-    """What steps are computed with: the device's operations, invariant ones if the settings want that; and what ranks
-    exchange."""
+def choose_ops(
+    settings: Settings, device: torch.device, agreement: Agreement = ALONE, shard: Shard | None = None
+) -> Ops:
+    """What steps are computed with: the device's operations, invariant ones if the settings want that; those of a rank
+    that holds ``shard``."""
     invariant = settings.deterministic and device.type != "cpu"
-    return replace(Ops.invariant() if invariant else Ops.for_device(device), comm=comm)
+    ops = Ops.invariant() if invariant else Ops.for_device(device)
+    return ops if shard is None else ops_of_rank(ops, agreement, shard)
 
 
 def load(
@@ -99,10 +103,10 @@ def load(
     dtype: torch.dtype,
     progress: Progress,
     kernels_ready: Callable[[], None],
-    comm: Comm = ONE_RANK,
+    agreement: Agreement = ALONE,
 ) -> Loaded:
     """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
-    before the first kernel. ``comm`` meets the other ranks once the weights are there.
+    before the first kernel. ``agreement`` has what meets the other ranks once the weights are there.
 
     Raises:
         ModelError: the weights do not fit the configuration.
@@ -113,7 +117,7 @@ def load(
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
     memory = HostMemory(num_blocks, block_bytes, device)
     try:
-        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, comm)
+        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, agreement)
     except BaseException:
         memory.close()
         raise
@@ -128,13 +132,13 @@ def _load(
     progress: Progress,
     kernels_ready: Callable[[], None],
     memory: HostMemory,
-    comm: Comm,
+    agreement: Agreement,
 ) -> Loaded:
-    check_ranks(comm.size, device)
+    comm = agreement.comm
     check_attention(settings, device)
     check_gpu(settings, config, target_of(device))
     read_user_tables(launch_shapes_folder(settings))
-    ops = choose_ops(settings, device, comm)
+    ops = choose_ops(settings, device, agreement, config.shard)
     limits = batch_limits(settings, config, device, num_blocks=1)
     demand = demand_of(limits, memory.block_bytes)
     known_bytes = fixed_kv_bytes(settings, demand, device)

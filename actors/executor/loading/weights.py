@@ -29,6 +29,7 @@ from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.model.shards.cuts import cut_of
+from pagebus.actors.model.shards.quantized import module_cut
 from pagebus.actors.model.shards.shard import Shard
 
 Progress = Callable[[float], None]
@@ -102,7 +103,7 @@ def _quantized_modules(model: Model, stored: dict[str, StoredTensor]) -> list[Mo
     if model.config.tie_word_embeddings:
         for name in [name for name in stored if name.startswith(TIED_HEAD)]:
             del stored[name]
-    found = find_modules(parameters, stored, quantization, names)
+    found = find_modules(parameters, stored, quantization, names, model.config.shard)
     for name in found.used:
         del stored[name]
     return found.modules
@@ -170,6 +171,11 @@ def _fill_parts_with_noise(model: Model, shard: Shard, seed: int, generator: tor
             view.zero_()
         else:
             view.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+    for ways in model.parameters.parts:
+        for part in ways[0]:
+            cut = module_cut(part.module, len(part.weight.shape) == 3, shard, model.config.names)
+            generator.manual_seed(crc32(f"{seed} {part.module} {0 if cut is None else shard.rank}".encode()))
+            fill_layout(part.weight, DUMMY_RANGE, generator)
 
 
 def _make_generator(device: torch.device) -> torch.Generator:

@@ -46,4 +46,4 @@ class Network(ABC):
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H] -> float32 [R, V]."""
+        """hidden [R, H] -> float32 [R, V]; of a rank those of its range of the vocabulary."""

@@ -54,7 +54,7 @@ class OracleModel(Decoder):
         hashes = ((halves[:, 0] << 16) | halves[:, 1]).unsqueeze(1)
         assert self.head is not None
         tokens = torch.arange(self.head.own.start, self.head.own.stop).unsqueeze(0)
-        return self.head.gathered(scramble(hashes + scramble(tokens)).to(torch.float32) * (LOGIT_RANGE / 2**32))
+        return scramble(hashes + scramble(tokens)).to(torch.float32) * (LOGIT_RANGE / 2**32)
 
 
 def prefix_hashes(key_cache: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:

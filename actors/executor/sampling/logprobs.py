@@ -13,7 +13,6 @@ from pagebus.actors.executor.batch.logprob_rows import MAX_TOP, LogprobRows
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.models import Model
 from pagebus.actors.executor.pooling.head import PooledHead
-from pagebus.kernels.sampling.logprobs import token_logprobs_reference
 
 MIN_PROMPT_ROWS = 64
 MAX_PROMPT_ROWS = 256
@@ -72,7 +71,7 @@ class LogprobComputer:
         packed = self._logprobs(logits, chosen, requested.num_top)
         if "picked_ids" not in deltas:
             return packed, None
-        return packed, picked_logprobs(logits, packed, deltas["picked_rows"], deltas["picked_ids"])
+        return packed, self._picked(logits, packed, deltas["picked_rows"], deltas["picked_ids"])
 
     def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
         """Packed rows; with more alternatives than the kernel finds a few rows at a time are sorted."""
@@ -80,7 +79,20 @@ class LogprobComputer:
             return self._ops.token_logprobs(logits, tokens, num_top)
         starts = range(0, len(logits), SORTED_ROWS)
         pieces = [slice(start, start + SORTED_ROWS) for start in starts]
-        return torch.cat([token_logprobs_reference(logits[piece], tokens[piece], num_top) for piece in pieces])
+        return torch.cat([self._ops.sorted_logprobs(logits[piece], tokens[piece], num_top) for piece in pieces])
+
+    def _picked(
+        self, logits: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Log probabilities [K] of ``ids`` [K] in ``rows`` [K] of ``logits`` [m, V]. The ``packed`` rows [m, 2 + 2k], k
+        at least 1, tell the most likely token's, from which the others differ by their logits; NaN counts as -inf."""
+        num_top = (packed.shape[1] - 2) // 2
+        rows = rows.long()
+        likeliest = packed[:, 2].long()[rows]
+        best = packed[:, 2 + num_top].view(torch.float32)[rows]
+        own, most = self._ops.pick_logits(logits, rows.repeat(2), torch.cat([ids.long(), likeliest])).chunk(2)
+        found = own - most + best
+        return torch.where(found == found, found, -torch.inf)
 
     def prompts(
         self,
@@ -99,17 +111,6 @@ class LogprobComputer:
             logits = model.logits(hidden.index_select(0, hidden_index[piece]))
             pieces.append(self._logprobs(logits, tokens[piece], requested.prompt_num_top))
         return torch.cat(pieces)
-
-
-def picked_logprobs(logits: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log probabilities [K] of ``ids`` [K] in ``rows`` [K] of ``logits`` [m, V]. The ``packed`` rows [m, 2 + 2k], k at
-    least 1, tell the most likely token's, from which the others differ by their logits; NaN counts as -inf."""
-    num_top = (packed.shape[1] - 2) // 2
-    rows, ids = rows.long(), ids.long()
-    likeliest = packed[:, 2].long()[rows]
-    best = packed[:, 2 + num_top].view(torch.float32)[rows]
-    found = logits[rows, ids] - logits[rows, likeliest] + best
-    return torch.where(found == found, found, -torch.inf)
 
 
 def pool(

@@ -83,7 +83,7 @@ class KernelChooser:
         qkv = self._product("qkv", "plain", num_tokens, rows, size, half_normed=down.form == "residual")
         rows, half_normed = (1 + gated) * width, out.form == "residual"
         gate_up = self._product(names[2], form, num_tokens, rows, size, half_normed=half_normed)
-        head = self._product("lm_head", "wide", num_sampled, config.vocab_size, size)
+        head = self._product("lm_head", "wide", num_sampled, head_rows(config), size)
         return dict(zip(names, (qkv, out, gate_up, down, head), strict=True))
 
     def _expert_products(self, moe: Moe, num_tokens: int, num_sampled: int) -> dict[str, Choice]:
@@ -95,7 +95,7 @@ class KernelChooser:
             self._residual("o", num_tokens, size, attended, biased=biased, adds=adds, norms=False),
             self._product("router", "wide", num_tokens, moe.experts + moe.shared_gate, size),
             self._experts(moe, num_tokens),
-            self._product("lm_head", "wide", num_sampled, config.vocab_size, size),
+            self._product("lm_head", "wide", num_sampled, head_rows(config), size),
         )
         products: dict[str, Choice] = dict(zip(EXPERT_PRODUCTS, found, strict=True))
         if moe.shared is None:
@@ -188,6 +188,11 @@ def attention_sizes(config: ModelConfig) -> tuple[int, int]:
         return config.latent.projected, config.latent.attended
     heads = config.num_heads * config.head_dim
     return heads + 2 * config.num_kv_heads * config.head_dim, heads
+
+
+def head_rows(config: ModelConfig) -> int:
+    """The tokens whose logits are computed; of a rank those of its part."""
+    return config.vocab_size if config.shard is None else len(config.shard.of(config.vocab_size))
 
 
 def added_at_once(spec: ModelSpec) -> tuple[bool, bool]:

@@ -36,8 +36,6 @@ def check(config: ModelConfig, world: int) -> None:
     why = ""
     if config.spec.encoder is not None:
         why = "encoders are not divided among ranks"
-    elif config.quantization is not None:
-        why = "quantized weights are not divided among ranks yet"
     elif config.pooler is not None and config.pooler.between is not None:
         why = "a classifier made of two rows of the head is not divided among ranks"
     elif config.vocab_size < world:

@@ -207,6 +207,15 @@ def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]
     assert explained(capsys, folder, "--target", "cpu")["target"] == "cpu"
 
 
+def test_a_rank_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which part of the model that is, is said."""
+    found = explained(capsys, folder, "--target", "cpu", "-tp", "2")
+    assert found["rank"] == "0 of 2"
+    assert found["steps"]
+    assert main(["explain", str(folder), "--target", "cpu", "-tp", "2", "--rank", "1", "--actor-name", "x"]) == 0
+    assert "rank 1 of 2" in capsys.readouterr().out
+
+
 @needs_triton
 def test_experts_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Beside the router and the shared expert, with the launch shapes of both of their products."""
@@ -252,6 +261,8 @@ def test_the_answer_is_json_or_text(folder: Path, capsys: pytest.CaptureFixture[
         (("--target", "sm_12"), "--multiprocessors"),
         (("--target", "sm_80", "--kv-cache-dtype", "fp8"), "--kv-cache-dtype int8"),
         (("--device", "cpu", "--deterministic"), "--deterministic"),
+        (("--target", "sm_90", "-tp", "2"), "--tensor-parallel-size 2: ranks compute on CPUs only"),
+        (("--target", "cpu", "-tp", "64"), "cannot be divided by so many ranks"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -45,6 +45,13 @@ def test_without_a_gpu_it_says_so(folder: Path, capsys: pytest.CaptureFixture[st
     assert "no GPU" in capsys.readouterr().err
 
 
+def test_ranks_are_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They compute on CPUs only, and this is for GPUs; the same where kernels are compiled for them."""
+    for command in (("tune",), ("compile-kernels", "--target", "sm_90")):
+        assert main([command[0], str(folder), *command[1:], "-tp", "2"]) == 2
+        assert "--tensor-parallel-size 2: ranks compute on CPUs only so far" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("minutes", ["0", "-1", "1e9"])
 def test_minutes_are_a_time(folder: Path, minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(folder), "--minutes", minutes]) == 2

@@ -8,7 +8,6 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.embedding import Embedding, Head
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.shards.shard import Shard, share
 from pagebus.actors.model.spec import HeadSpec
 
 
@@ -24,7 +23,7 @@ def head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, o
     """The model's, or its rank's part."""
     if config.shard is None:
         return Head(parameters, "lm_head", embedding, ops, config.spec.head)
-    return PartHead(parameters, "lm_head", embedding, ops, config.spec.head, config.shard)
+    return PartHead(parameters, "lm_head", embedding, ops, config.spec.head, config.shard.of(config.spec.vocab))
 
 
 class PartEmbedding(Embedding):
@@ -45,16 +44,10 @@ class PartEmbedding(Embedding):
 
 
 class PartHead(Head):
-    """Logits over the rank's range of the vocabulary, gathered to those of all of it."""
+    """Logits over the rank's range of the vocabulary."""
 
     def __init__(
-        self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, spec: HeadSpec, shard: Shard
+        self, parameters: Parameters, name: str, embedding: Embedding, ops: Ops, spec: HeadSpec, own: range
     ) -> None:
         super().__init__(parameters, name, embedding, ops, spec)
-        vocab = shard.whole.vocab
-        self.own = shard.of(vocab)
-        self._widths = [len(share(vocab, rank, shard.world)) for rank in range(shard.world)]
-
-    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
-        """As in :class:`Head`; an exchange between ranks."""
-        return self._ops.comm.gather_columns(logits, self._widths)
+        self.own = own

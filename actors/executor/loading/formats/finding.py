@@ -18,6 +18,9 @@ from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.gguf.types import row_bytes
 from pagebus.actors.model.quantization.quantization import Quantization, all_names
 from pagebus.actors.model.quantization.scheme import Scheme
+from pagebus.actors.model.shards.cuts import Cut
+from pagebus.actors.model.shards.quantized import check_whole_groups, module_cut
+from pagebus.actors.model.shards.shard import Shard
 
 READERS: Mapping[str, Reader] = (
     eight_bits.READERS | packed.READERS | four_bit_floats.READERS | online.READERS | gguf.READERS
@@ -34,7 +37,7 @@ Stored = Mapping[str, StoredTensor]
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
     """One to be read: its tensors by the names that its reader has for them, for ``part``; or, where the model computes
-    with a dense weight, for ``view``."""
+    with a dense weight, for ``view``. ``cut``: what the rank takes of its weight of this ``shape``."""
 
     name: str
     scheme: Scheme
@@ -42,6 +45,7 @@ class Module:
     shape: tuple[int, ...]
     part: QuantizedPart | None
     view: torch.Tensor | None = None
+    cut: Cut | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -57,16 +61,20 @@ class Found:
     used: frozenset[str]
 
 
-def find_modules(parameters: Parameters, stored: Stored, quantization: Quantization, names: NameMap) -> Found:
-    """What the files have for the quantized parts, and for dense parts that they have quantized.
+def find_modules(
+    parameters: Parameters, stored: Stored, quantization: Quantization, names: NameMap, shard: Shard | None = None
+) -> Found:
+    """What the files have for the quantized parts, and for dense parts that they have quantized; with ``shard`` for
+    those of a rank.
 
     Raises:
         ModelError: a tensor is missing or not what its scheme promises; the text names both.
     """
     modules, used = [], set[str]()
     for part in parameters.chosen_parts(lambda part: _any(part.module, part.scheme, part.weight.shape, stored)):
-        tensors, taken = _tensors(part.module, part.scheme, part.weight.shape, stored)
-        modules.append(Module(part.module, part.scheme, tensors, part.weight.shape, part))
+        cut, shape = _whole(part.module, part.scheme, part.weight.shape, names, shard)
+        tensors, taken = _tensors(part.module, part.scheme, shape, stored)
+        modules.append(Module(part.module, part.scheme, tensors, shape, part, cut=cut))
         used |= taken
     for name, view in parameters.views.items():
         module = name.removesuffix(".weight")
@@ -74,11 +82,24 @@ def find_modules(parameters: Parameters, stored: Stored, quantization: Quantizat
             continue
         scheme = quantization.scheme(all_names(module, names)) or quantization.default
         if scheme is not None and _any(module, scheme, tuple(view.shape), stored):
-            tensors, taken = _tensors(module, scheme, tuple(view.shape), stored)
-            modules.append(Module(module, scheme, tensors, tuple(view.shape), None, view))
+            cut, shape = _whole(module, scheme, tuple(view.shape), names, shard)
+            tensors, taken = _tensors(module, scheme, shape, stored)
+            modules.append(Module(module, scheme, tensors, shape, None, view, cut))
             used |= taken
     first = {id(each): min((t.file, t.offset) for t in each.tensors.values()) for each in modules}
     return Found(sorted(modules, key=lambda each: first[id(each)]), frozenset(used))
+
+
+def _whole(
+    module: str, scheme: Scheme, local: tuple[int, ...], names: NameMap, shard: Shard | None
+) -> tuple[Cut | None, tuple[int, ...]]:
+    """What the rank takes of a module of which it has the ``local`` shape, and the shape of the whole."""
+    cut = module_cut(module, len(local) == 3, shard, names)
+    if cut is None or shard is None:
+        return None, local
+    shape = cut.stored_shape(local)
+    check_whole_groups(module, cut, scheme, shape, shard.world)
+    return cut, shape
 
 
 def _is_dense(tensor: StoredTensor | None) -> bool:

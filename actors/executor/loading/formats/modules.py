@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pagebus.actors.executor.layers.quantized.weights import empty_layout
+from pagebus.actors.executor.loading.formats.cutting import own_codes
 from pagebus.actors.executor.loading.formats.finding import DTYPES, READERS, Module
 from pagebus.actors.executor.loading.formats.gguf import FORMATS as GGUF_FORMATS
 from pagebus.actors.executor.loading.formats.reading import FormatError
@@ -53,12 +54,13 @@ def _fill(module: Module, tensors: Mapping[str, torch.Tensor], device: torch.dev
         _read_layout(module, tensors, module.part.weight)
         return
     assert module.view is not None
-    layout = empty_layout(module.scheme, module.shape[:1], module.shape[1], device)
+    count, columns = module.view.shape
+    layout = empty_layout(module.scheme, (count,), columns, device)
     _read_layout(module, tensors, layout)
     height = layout.block[0] if isinstance(layout, W8Blocks) else 1
-    rows = max(1, DENSE_AT_ONCE // (module.shape[1] * height)) * height
-    for start in range(0, module.shape[0], rows):
-        stop = min(start + rows, module.shape[0])
+    rows = max(1, DENSE_AT_ONCE // (columns * height)) * height
+    for start in range(0, count, rows):
+        stop = min(start + rows, count)
         module.view[start:stop] = layout.part(None, start, stop).dense(module.view.dtype)
 
 
@@ -66,11 +68,12 @@ def _read_layout(module: Module, tensors: Mapping[str, torch.Tensor], layout: La
     reader, scheme = READERS[module.scheme.packing], module.scheme
     rows, columns = module.shape[-2:]
     if len(module.shape) == 2:
-        store(layout, reader.read(tensors, scheme, rows, columns), scheme)
+        store(layout, own_codes(reader.read(tensors, scheme, rows, columns), module.cut, scheme, 0), scheme)
         return
     for expert in range(module.shape[0]):
         own = {name: tensor[expert] for name, tensor in tensors.items()}
-        store(layout.part(expert, 0, rows), reader.read(own, scheme, rows, columns), scheme)
+        codes = own_codes(reader.read(own, scheme, rows, columns), module.cut, scheme, 1)
+        store(layout.part(expert, 0, layout.shape[-2]), codes, scheme)
 
 
 def _read(tensor: StoredTensor, files: dict[Path, int]) -> torch.Tensor:

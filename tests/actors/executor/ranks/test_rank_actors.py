@@ -19,7 +19,7 @@ from pagebus.actors.runtime.process import actor_class
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import FENCE_INDEX, START, EntryId, LeaseInfo, LogEntry
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
-from pagebus.bus.messages import ReplicaFenced, StepPlan, StepResult
+from pagebus.bus.messages import SLEEP_STATE, ReplicaFenced, StepPlan, StepResult
 from pagebus.bus.streams import Names
 from tests.helpers.engine_driver import scheduler_for
 from tests.helpers.model_factory import make_model, reference_generate
@@ -198,6 +198,18 @@ async def test_a_group_drains_as_one(rank: int, folder: Path) -> None:
         await running.ended(0)
         await running.ended(1)
         assert await running.bus.leases() == []
+
+
+async def test_ranks_sleep_and_wake_together(folder: Path) -> None:
+    """Nothing of the model is in memory until they are woken; then they are a group like any other."""
+    async with group(folder) as running:
+        await running.bus.put_state(SLEEP_STATE, {"level": 1, "woken": []})
+        running.start(0)
+        running.start(1)
+        leases = await running.leases("asleep")
+        assert set(leases) == {NAME, f"{NAME}.1"}
+        await running.bus.delete_state(SLEEP_STATE)
+        assert await running.generate(2) == reference_generate(folder, [PROMPT], 2)[0]
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, LeadingRank), (1, FollowingRank)])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
@@ -17,12 +16,13 @@ from pagebus.actors.executor.loading.kv_scales import calculate_scales
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.family import Family
-from pagebus.bus.messages import StepPlan, StepResult
+from pagebus.bus.messages import StepResult
 from tests.actors.executor.models.test_families import SETTINGS, prompts_for, reference_tokens
-from tests.helpers.engine_driver import Driver, ints
+from tests.actors.executor.sampling.test_grammars import LETTERS, PROMPT, SHIPPED, constrained
+from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.oracle import make_oracle
-from tests.helpers.rank_driver import RankDriver, meeting
+from tests.helpers.ranks.rank_driver import RankDriver, meeting
 
 SMALL = SETTINGS | {"threads": 1}
 GOLDEN = [(family, next(iter(family.golden))) for family in FAMILIES]
@@ -105,15 +105,34 @@ SAMPLED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("params", SAMPLED, ids=["plain", "truncated", "penalized", "logprobs"])
-def test_ranks_sample_what_one_rank_samples(params: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_sample_what_one_rank_samples(tmp_path: Path) -> None:
     """The noise depends on seed, index and token alone, and the logits on the ranks by their rounding alone."""
     folder = make_model(tmp_path, "qwen3", seed=6, num_attention_heads=4, num_key_value_heads=2)
     prompts = [[1], list(range(2, 90)), list(range(40))]
     one, two = Driver(folder, **SMALL), RankDriver(folder, 2, **SMALL)
-    assert answers(two, prompts, **params) == answers(one, prompts, **params)
+    for params in SAMPLED:
+        assert answers(two, prompts, **params) == answers(one, prompts, **params)
     one.close()
     two.close()
+
+
+def test_ranks_keep_to_grammars_masks_and_lists() -> None:
+    """Each bans the tokens of its part. The shipped model: a grammar needs a tokenizer."""
+    wanted: list[dict[str, Any]] = [
+        {"temperature": 1.0, "seed": 3, **constrained(**LETTERS)},
+        {"temperature": 1.0, "seed": 4, "allowed_token_ids": (7, 300, 2047, 2048, 2049, 4000)},
+        {"temperature": 0.8, "seed": 5, "bad_words_token_ids": ((100,), (5, 3000)), "logit_bias": {2500: 9.0, 9: 8.0}},
+    ]
+    told = []
+    for made in (Driver, RankDriver):
+        driver = made(SHIPPED, *((2,) if made is RankDriver else ()), **SMALL)
+        scheduler = driver.scheduler(64)
+        sequences = [scheduler.add(PROMPT, COUNT, **params) for params in wanted]
+        driver.drive(scheduler)
+        driver.close()
+        told.append([sequence.output for sequence in sequences])
+    assert told[0] == told[1]
+    assert set(told[1][1]) <= {7, 300, 2047, 2048, 2049, 4000}
 
 
 def test_logprobs_are_those_of_one_rank(tmp_path: Path) -> None:
@@ -162,26 +181,6 @@ def test_scales_of_a_float8_cache_are_those_of_the_whole(tmp_path: Path) -> None
     torch.testing.assert_close(torch.cat(own, dim=2), whole)
     one.close()
     two.close()
-
-
-def test_a_rank_that_gets_another_plan_ends_all(tmp_path: Path) -> None:
-    """Before anything is made of the step's tokens."""
-    folder = make_model(tmp_path, "llama2", seed=10, num_attention_heads=4, num_key_value_heads=2)
-    driver = RankDriver(folder, 2, **SMALL)
-    scheduler = driver.scheduler(64)
-    scheduler.add(list(range(20)), 8)
-    plan = scheduler.plan()
-    assert plan is not None
-    driver.engines[0].submit(plan, 1)
-    driver.engines[1].submit(in_another_slot(plan), 1)
-    with pytest.raises(EngineError, match=r"drifted apart \(rank 0: step 1, \w+, rank 1: step 1, \w+\)"):
-        driver.result()
-    driver.close()
-
-
-def in_another_slot(plan: StepPlan) -> StepPlan:
-    [new] = plan.new_sequences
-    return structs.replace(plan, new_sequences=(structs.replace(new, slot=1),), slots=ints([1]))
 
 
 def test_a_lost_rank_ends_the_others(tmp_path: Path) -> None:

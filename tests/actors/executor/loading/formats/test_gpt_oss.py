@@ -30,9 +30,8 @@ def packed(stacked: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"blocks": torch.stack(blocks), "scales": torch.stack(scales)}, torch.stack(dense)
 
 
-@pytest.mark.skipif("GptOssForCausalLM" not in ARCHITECTURES, reason="the family is not served")
-def test_gpt_oss(tmp_path: Path) -> None:
-    """Tokens of the model that transformers computes with the dequantized experts."""
+def small_gpt_oss(tmp_path: Path) -> tuple[Path, Path]:
+    """A quantized model, and the same with dequantized experts."""
     fields = {
         "hidden_size": 96, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48, "sliding_window": 20,
@@ -47,7 +46,13 @@ def test_gpt_oss(tmp_path: Path) -> None:
             quantized |= {f"{name}_{part}": each for part, each in parts.items()}
         else:
             quantized[name] = dense[name] = tensor
-    check(write(tmp_path / "quantized", model, quantized, CONFIG), write(tmp_path / "dense", model, dense))
+    return write(tmp_path / "quantized", model, quantized, CONFIG), write(tmp_path / "dense", model, dense)
+
+
+@pytest.mark.skipif("GptOssForCausalLM" not in ARCHITECTURES, reason="the family is not served")
+def test_gpt_oss(tmp_path: Path) -> None:
+    """Tokens of the model that transformers computes with the dequantized experts."""
+    check(*small_gpt_oss(tmp_path))
 
 
 def test_only_experts_are_quantized() -> None:

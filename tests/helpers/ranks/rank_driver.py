@@ -14,6 +14,7 @@ from pagebus.actors.executor.engine import Engine
 from pagebus.actors.executor.loading.loading import EngineInfo
 from pagebus.actors.executor.ranks.gloo import GlooComm
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import StepPlan
@@ -64,7 +65,7 @@ class RankDriver(Driver):
     def __init__(self, path: Path, world: int, comms: list[Comm] | None = None, **settings: Any) -> None:
         self.settings = Settings(model=str(path), **settings)
         self.results = queue.Queue()
-        whole = ModelConfig.load(path)
+        whole = with_quantization(self.settings, ModelConfig.load(path))
         self.engines = [
             Engine(
                 self.settings, local_config(whole, rank, world), path=path, comm=comm, on_error=self.results.put,

@@ -64,10 +64,18 @@ def _is_of(name: str, kind: str) -> bool:
 
 
 def read_file(path: Path) -> GgufFile:
-    """A model's file, with the tensors of those that it was split into. Raises ModelError."""
-    first, split = read_header(path), SPLIT.fullmatch(str(path))
+    """The model in the file, or in the files of which it is the first.
+
+    Raises:
+        ModelError: a file is missing or damaged, has a tensor of another one, or is not the first.
+    """
+    split = SPLIT.fullmatch(str(path))
     if split is None:
-        return first
+        return read_header(path)
+    if int(split[2]) != 1:
+        start = Path(f"{split[1]}-00001-of-{split[3]}{SUFFIX}").name
+        raise ModelError(f"{path} is part {int(split[2])} of a model: name the first, {start}")
+    first = read_header(path)
     tensors = dict(first.tensors)
     for number in range(2, int(split[3]) + 1):
         part = Path(f"{split[1]}-{number:05}-of-{split[3]}{SUFFIX}")

@@ -94,6 +94,8 @@ class _Reader:
             self._where = "a key"
             key = self._string()
             self._where = key
+            if key in found:
+                raise ValueError(f"key {key} is there twice")
             found[key] = self._value(self._number("I"))
         return found
 

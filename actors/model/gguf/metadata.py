@@ -52,7 +52,7 @@ class Metadata:
             raise self.wrong(key, "is not supported for this architecture")
 
     def table(self, name: str, length: int) -> list[float] | None:
-        """The numbers of a small tensor of float32; None if it is not there."""
+        """The numbers of a small tensor of float32, finite and above 0; None if it is not there."""
         tensor = self.file.tensors.get(name)
         if tensor is None:
             return None
@@ -60,7 +60,11 @@ class Metadata:
             raise ModelError(f"{tensor.file}: tensor {name} is {tensor.type} {list(tensor.shape)}, not F32 [{length}]")
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)
-            return list(struct.unpack(f"<{length}f", stream.read(tensor.num_bytes)))
+            found = list(struct.unpack(f"<{length}f", stream.read(tensor.num_bytes)))
+        for number in found:
+            if not 0 < number < math.inf:
+                raise ModelError(f"{tensor.file}: tensor {name} has {number}, not a number above 0")
+        return found
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor that has to be there."""

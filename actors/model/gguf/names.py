@@ -27,7 +27,9 @@ SANDWICH = {
 }  # fmt: skip
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""What the configuration says, too."""
+"""Tables that become part of the configuration."""
+MOST_EXPERTS = 4096
+"""Of a layer; each becomes a tensor of its own. No model comes near."""
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -69,6 +71,9 @@ def _experts(tensor: GgufTensor) -> Iterator[GgufTensor]:
     """The parts of [E, N, K]."""
     if len(tensor.shape) != 3:
         raise ModelError(f"{tensor.file}: tensor {tensor.name} has shape {list(tensor.shape)}, no three dimensions")
-    size = tensor.num_bytes // tensor.shape[0]
-    for expert in range(tensor.shape[0]):
+    count = tensor.shape[0]
+    if count > MOST_EXPERTS:
+        raise ModelError(f"{tensor.file}: tensor {tensor.name} has {count} experts, more than {MOST_EXPERTS}")
+    size = tensor.num_bytes // count
+    for expert in range(count):
         yield replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * size, num_bytes=size)

@@ -15,6 +15,8 @@ from pagebus.actors.model.gguf.tokens import PREFIX, Kind, token_id, tokens_of
 BLANK = "▁"
 """A space in SentencePiece's tokens."""
 BYTE_PAIRS, SENTENCE_PIECE = "gpt2", "llama"
+MOST_CHARACTERS = 1000
+"""Of a token whose merges are looked for, place by place. No tokenizer comes near."""
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
            "pad_token": "padding_token_id"}  # fmt: skip
 NO_RSTRIP = ("<s>", "<unk>", "<|endoftext|>")
@@ -88,6 +90,10 @@ def _sentence_piece(file: GgufFile) -> Tokenizer:
     texts, kinds = tokens_of(file)
     both = zip(texts, kinds, strict=True)
     texts = [text if kind == Kind.CONTROL else text.replace(" ", BLANK) for text, kind in both]
+    longest = max(texts, key=len, default="")
+    if len(longest) > MOST_CHARACTERS:
+        found = f"{len(longest)} characters ({longest[:40]!r}...)"
+        raise ModelError(f"{file.path}: {PREFIX}.tokens has a token of {found}, more than {MOST_CHARACTERS}")
     unknown = token_id(file, "unknown_token_id")
     merges = find_merges(texts, _ranks(file, texts))
     tokenizer = _bpe(
@@ -113,7 +119,7 @@ def _ranks(file: GgufFile, texts: Sequence[str]) -> list[float]:
 
 
 def find_merges(texts: Sequence[str], ranks: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens whose text is a token, those of the lowest rank first."""
+    """All pairs of tokens whose text is a token, those of the lowest rank first. Takes a look-up per character."""
     ids = {text: index for index, text in enumerate(texts)}
     order = sorted(range(len(texts)), key=lambda index: (ranks[index], index))
     found: list[tuple[str, str]] = []

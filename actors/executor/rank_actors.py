@@ -198,7 +198,7 @@ class FollowingRank(RankActor):
             states = await self._unless_away(partial(self.bus.get_state, record_state(self._replica)))
             if states and states[0] is not None:
                 record = Record.of_state(states[0])
-                if record.epochs[self.settings.rank - 1] == self.epoch:
+                if record.has(self.settings.rank, self.epoch):
                     return record
             await asyncio.sleep(JOIN_LOOK_S)
 

@@ -81,6 +81,10 @@ class Record:
     start: EntryId
     store: str
 
+    def has(self, rank: int, epoch: int) -> bool:
+        """Whether this life of a rank belongs to the group; the record may be of an earlier one, with fewer ranks."""
+        return rank <= len(self.epochs) and self.epochs[rank - 1] == epoch
+
     def as_state(self) -> dict[str, Any]:
         """As it is on the bus."""
         return {

@@ -11,16 +11,16 @@ from pagebus.actors.model.gguf.header import GgufFile, read_header
 
 SUFFIX = ".gguf"
 PROJECTOR = "mmproj"
-"""In the names of image towers, which lie beside their models."""
+"""Marks the names of image towers, which lie beside their models."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 DYNAMIC = "UD-"
-"""Before types of which some layers are kept more exactly; they are meant only by their whole names."""
+"""Prefix of types that keep some layers more exactly. They are chosen only by their whole names."""
 TYPE = re.compile(r"[A-Za-z0-9_-]+")
 """What may follow a colon behind a folder or an id: ``Q4_K_M``."""
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name."""
+    """Whether the name is that of a GGUF file."""
     return path.suffix == SUFFIX
 
 

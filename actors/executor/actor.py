@@ -98,12 +98,12 @@ class ExecutorActor(Actor):
 
     @property
     def replica(self) -> str:
-        """Whose plans it computes."""
+        """The name of the replica whose plans it computes."""
         return self.name
 
     @property
     def generation(self) -> int:
-        """The epoch of the replica's lease, for which plans are meant."""
+        """The epoch of the replica's lease; plans with another one are skipped."""
         return self.epoch
 
     def lease_info(self) -> dict[str, Any]:
@@ -177,7 +177,8 @@ class ExecutorActor(Actor):
         await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
 
     async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
-        """What it computes of the model, and further arguments of the engine: of ranks, what connects them."""
+        """The configuration of its part of the model, and further arguments of the engine. Ranks wait for the others
+        here."""
         return config, {}
 
     def _find_model(self) -> tuple[Path, ModelConfig, Target | None]:

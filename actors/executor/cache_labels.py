@@ -1,4 +1,4 @@
-"""What dashboards made for vLLM read of the cache."""
+"""Labels of the cache for dashboards that were made for vLLM."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ if TYPE_CHECKING:  # torch is imported while other things happen
 
 
 def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
-    """Further labels that vLLM's dashboards may read from ``vllm:cache_config_info``; "None" for what does not
-    exist."""
+    """Labels of ``vllm:cache_config_info`` besides the common ones; "None" for what does not exist here."""
     return {
         "num_cpu_blocks": str(info.num_host_blocks),
         "kv_cache_size_tokens": str(info.num_blocks * info.block_size),

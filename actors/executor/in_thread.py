@@ -1,4 +1,4 @@
-"""Long calls in threads of their own."""
+"""Runs a long call in a new thread, as a future."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 
 def _of_one_sequence(cache: dict[str, Any]) -> str:
-    """What the longest one takes of the cache."""
+    """The line about the longest sequence's part of the cache."""
     count, size = cache["sequence_blocks"], readable(cache["sequence_blocks"] * cache["block_bytes"])
     window = f", as all layers have windows of at most {cache['window']} tokens" if cache["window"] else ""
     return f"longest sequence: {size} in at most {count} blocks{window}"

@@ -1,7 +1,6 @@
-"""The ranks of a replica as actors: rank 0 is the executor that everybody knows, the others follow the same plans.
+"""The ranks of a replica as actors: rank 0 is the executor for all other actors, and the others follow the same plans.
 
-All read the same log of plans. A rank that is lost ends all of them, and all start anew together: no group goes on
-without one of its ranks.
+All ranks read the same log of plans. When one is lost, the whole group ends and starts anew.
 """
 
 from __future__ import annotations
@@ -41,14 +40,13 @@ from pagebus.bus.messages import StepResult
 JOIN_LOOK_S = 0.1
 LOOKS_PER_LEASE = 5
 PATIENCE = 3
-"""Looks without a lease after which a rank is lost: a server of the bus that was restarted may have forgotten it for
-one."""
+"""Looks without a lease after which a rank counts as lost: a restarted server of the bus may miss it for one."""
 HANG_S = 20.0
 """Longest wait for another rank within a step."""
 
 
 def meet(settings: Settings, where: str, hostname: str) -> Any:
-    """What connects this rank with the others, once its weights are loaded. Imports torch."""
+    """The exchange with the other ranks, which connects once the weights are loaded. Imports torch."""
     from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
 
     rank, size = settings.rank, settings.tensor_parallel_size
@@ -57,7 +55,7 @@ def meet(settings: Settings, where: str, hostname: str) -> Any:
 
 
 class RankActor(ExecutorActor):
-    """What all ranks have in common: each loads its part, and watches those on which it depends."""
+    """The base of all ranks: loads its part of the model, and watches the ranks on which it depends."""
 
     def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
         if settings.actor_name is None:
@@ -67,7 +65,7 @@ class RankActor(ExecutorActor):
         self._needs: dict[str, str] = {}
 
     def lease_info(self) -> dict[str, Any]:
-        """The executor's fields; which rank it is, of how many, and what it computes with."""
+        """The executor's fields; the rank, the number of ranks, the address, and digests of what it computes with."""
         told = {"rank": self.settings.rank, "world": self.settings.tensor_parallel_size, "address": self._address}
         return {**super().lease_info(), **told, "needs": self._needs}
 
@@ -91,11 +89,11 @@ class RankActor(ExecutorActor):
         self._engine_failed(EngineError(f"{name} is gone, and no rank goes on without it"))
 
     def _others_live(self, leases: list[LeaseInfo]) -> None:
-        """Look at the live leases of those on which it depends."""
+        """Called with the live leases of the ranks on which it depends."""
 
 
 class LeadingRank(RankActor):
-    """Rank 0: holds the executor's lease, tells the results, and says which ranks are its group."""
+    """Rank 0: holds the executor's lease, writes the results, and writes the record of its group."""
 
     def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
         super().__init__(settings, bus, name)
@@ -133,7 +131,7 @@ class LeadingRank(RankActor):
             await asyncio.sleep(JOIN_LOOK_S)
 
     def _place(self, one_host: bool) -> tuple[str, str]:
-        """Where ranks meet, and this one's address: on one host in a folder of its own, without a port."""
+        """The store at which ranks meet, and this rank's address. On one host it is a file, so no port is open."""
         if one_host:
             self._folder = Path(tempfile.mkdtemp(prefix="pagebus-ranks-"))
             return f"file:{self._folder / 'store'}", LOOPBACK
@@ -144,7 +142,7 @@ class LeadingRank(RankActor):
             self.request_drain()
 
     async def drain(self) -> None:
-        """Also tell the other ranks that this was no accident."""
+        """Also record that the group ends on purpose."""
         await super().drain()
         with contextlib.suppress(BusUnavailable):  # they end all the same
             await self._write_record(ended=True)
@@ -157,7 +155,7 @@ class LeadingRank(RankActor):
 
 
 class FollowingRank(RankActor):
-    """Any other rank: computes the same plans, and tells nobody but the other ranks."""
+    """Any other rank: computes the same plans, and exchanges tensors only with the other ranks."""
 
     kind: ClassVar[str] = RANK
 
@@ -178,7 +176,7 @@ class FollowingRank(RankActor):
         return self._generation
 
     def lease_info(self) -> dict[str, Any]:
-        """Those of all ranks, and the group to which it belongs."""
+        """The fields of all ranks, and the generation of its group."""
         return {**super().lease_info(), "generation": self._generation}
 
     async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
@@ -193,17 +191,17 @@ class FollowingRank(RankActor):
         return own, {"comm": comm}
 
     async def _wait_for_record(self) -> Record:
-        """The group that has this life of this rank."""
+        """The record of the group that includes this life of the rank."""
         while True:
             states = await self._unless_away(partial(self.bus.get_state, record_state(self._replica)))
             if states and states[0] is not None:
                 record = Record.of_state(states[0])
-                if record.epochs[self.settings.rank - 1] == self.epoch:
+                if record.has(self.settings.rank, self.epoch):
                     return record
             await asyncio.sleep(JOIN_LOOK_S)
 
     async def serve(self) -> None:
-        """Pass plans to the engine as they arrive. A drain is rank 0's: until that has ended, its steps need this
+        """Pass plans to the engine as they arrive, until rank 0 has ended: in a drain its steps still need this
         rank."""
         while not self._over.is_set():
             await self._read_plans()
@@ -222,13 +220,13 @@ class FollowingRank(RankActor):
         self._count(result)
 
     async def bequeath(self, error: BaseException) -> None:
-        """The fence is rank 0's to write."""
+        """Only log the error: rank 0 writes the fence."""
         if not isinstance(error, BusError):
             self.log.error("this rank ends its group", error=describe(error))
 
 
 def free_port(address: str) -> int:
-    """A port of this host that nobody has."""
+    """A free port of this host."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((address, 0))

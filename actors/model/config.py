@@ -97,7 +97,7 @@ class ModelConfig:
 
     @property
     def kept_window(self) -> int:
-        """How many tokens, the newest included, some layer may still read; 0: all, as one layer has no window. Chunks
+        """How many tokens, the newest included, some layer may still read; 0: all, as a layer has no window. Chunks
         count as windows of their length."""
         reaches = [abs(reach) for reach in self.layer_windows]
         return max(reaches) if reaches and all(reaches) and not self.in_one_step else 0
@@ -117,7 +117,7 @@ class ModelConfig:
         """
         if is_gguf(path):
             if classifier_from_token:
-                raise ModelError("--classifier-from-token: not supported of GGUF files")
+                raise ModelError("--classifier-from-token: not supported for GGUF files")
             return _of_gguf(path)
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
@@ -126,7 +126,7 @@ class ModelConfig:
 
 
 def _of_gguf(path: Path) -> ModelConfig:
-    """Of a GGUF file. Raises ModelError."""
+    """The configuration in a GGUF file. Raises ModelError."""
     said = describe(read_file(path))
     config = parse_config(said.fields, said.generation)
     return replace(config, spec=said.as_stored(config.spec), quantization=said.quantization)
@@ -200,13 +200,15 @@ def resolve_tokenizer(settings: Settings) -> Path:
 
 
 def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
-    """A local folder or GGUF file as it is, a hub id as a (downloaded or cached) snapshot; of a folder or snapshot
-    whose model is a GGUF file that file, of the type behind a colon if there is one. Raises ModelError."""
+    """A local folder or GGUF file as it is, a hub id as a (downloaded or cached) snapshot. If the model of a folder or
+    snapshot is a GGUF file, that file, with the type behind the colon if there is one. Raises ModelError."""
     local = Path(name).expanduser()
     if local.is_file():
         if is_gguf(local):
             return local
-        raise ModelError(f"model {name!r} is a file: give the folder that holds config.json and the safetensors files")
+        raise ModelError(
+            f"model {name!r} is a file: give the folder with config.json and the safetensors files, or a .gguf file"
+        )
     base, kind = (name, "") if local.is_dir() else split_type(name)
     folder = Path(base).expanduser()
     if folder.is_dir():
@@ -221,7 +223,7 @@ def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
 
 def _model_in(folder: Path, kind: str) -> Path:
     """The folder itself, or the GGUF file that is its model. Raises ModelError."""
-    own = (folder / CONFIG_FILE).is_file() and (not kind) and any(folder.glob(WEIGHT_FILES[0]))
+    own = not kind and (folder / CONFIG_FILE).is_file() and any(folder.glob(WEIGHT_FILES[0]))
     found = None if own else file_of(folder, kind)
     if kind and found is None:
         raise ModelError(f"model '{folder}:{kind}': the folder has no GGUF file")

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pagebus.actors.runtime.actor import describe
@@ -69,28 +69,31 @@ def plan_children(
         raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
     threads = settings.threads or max(1, cores // (settings.executors * ranks))
     plans = []
-    for kind, count in settings.counts.items():
-        for i in range(count):
-            for rank in range(ranks if kind == "executor" else 1):
-                group = f"{kind}-{unique}{i}"
-                name = f"{group}.{rank}" if rank else group
-                own = settings.replace(
-                    bus=bus_url, actor_name=name, threads=threads if kind == "executor" else None, rank=rank
-                )
-                variables = child_environment(own, environ)
-                if kind == "executor" and cuda:
-                    variables["CUDA_VISIBLE_DEVICES"] = gpus[i] if gpus else str(i)
-                variables["OMP_NUM_THREADS"] = str(threads if kind == "executor" else 1)
-                # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
-                variables["PYTHONPATH"] = python_path(environ)
-                known_gpu = kind == "executor" and cuda and settings.gpu_lock_dir is None
-                command = _command(kind, own, known_gpu=known_gpu)
-                plans.append(ChildPlan("rank" if rank else kind, name, command, variables, group))
+    for kind, index, rank in _processes(settings):
+        computes = kind == "executor"
+        group = f"{kind}-{unique}{index}"
+        name = f"{group}.{rank}" if rank else group
+        own = settings.replace(bus=bus_url, actor_name=name, threads=threads if computes else None, rank=rank)
+        variables = child_environment(own, environ)
+        if computes and cuda:
+            variables["CUDA_VISIBLE_DEVICES"] = gpus[index] if gpus else str(index)
+        variables["OMP_NUM_THREADS"] = str(threads if computes else 1)
+        # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
+        variables["PYTHONPATH"] = python_path(environ)
+        command = _command(kind, own, known_gpu=computes and cuda and settings.gpu_lock_dir is None)
+        plans.append(ChildPlan("rank" if rank else kind, name, command, variables, group))
     return plans
 
 
+def _processes(settings: Settings) -> Iterator[tuple[str, int, int]]:
+    """The kind, the number among its kind, and the rank of each actor; 0 for those without ranks."""
+    for kind, count in settings.counts.items():
+        ranks = range(settings.tensor_parallel_size if kind == "executor" else 1)
+        yield from ((kind, index, rank) for index in range(count) for rank in ranks)
+
+
 def _command(kind: str, settings: Settings, *, known_gpu: bool) -> tuple[str, ...]:
-    """What starts an actor with its own settings."""
+    """The command that starts an actor with its own settings."""
     process = "pagebus.actors.commands.executor_process"
     module = (process,) if known_gpu else ("pagebus.actors.commands.cli", "actor", kind)
     return (sys.executable, "-P", "-m", *module, *to_args(settings))
@@ -179,8 +182,8 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     async def _run_once(self, group: list[Child]) -> tuple[Child, int]:
-        """Run all until one ends, then kill the others; returns who ended first, and its exit code. In a drain the
-        others are needed until the first of the group has ended."""
+        """Run all until one ends, then kill the others. Returns the one that ended first, and its exit code. In a drain
+        the others run until the first of the group has ended, which needs them."""
         runs = {asyncio.create_task(child.run_once(), name=child.name): child for child in group}
         try:
             done, _ = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)

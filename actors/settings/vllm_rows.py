@@ -40,9 +40,9 @@ ALIASES = {
     "--device-memory-utilization": "gpu_memory_utilization",
 }
 """vLLM's names of settings that have another name here."""
-SHARDS = "a model has to fit one GPU (tensor parallelism is for CPUs so far; no pipeline or expert parallelism)"
+SHARDS = "a model has to fit one GPU (tensor parallelism on CPUs only, no pipeline or expert parallelism)"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
-EXPERTS = f"there are no models with experts here, and {SHARDS}"
+EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
 ADAPTERS = "adapters are not supported: merge one into its model, and serve that"
 GRAPHS = "see --enforce-eager, --max-cudagraph-capture-size and `pagebus compile-kernels`"
 PROXY = "put a proxy in front"
@@ -51,7 +51,7 @@ MACHINES = "start `pagebus actor KIND --bus redis://...` on each machine"
 SPECULATION = "speculative decoding is not supported"
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"
-NO_GROUPS = "ranks exchange tensors over gloo, and executors nothing"
+NO_GROUPS = "ranks exchange tensors over gloo, executors exchange none"
 KERNELS = "kernels are Pagebus's own, see --attention-backend"
 READING = "weights are read in order, in pieces, beside the start"
 OBSERVED = "see /metrics and --span-dir"
@@ -128,7 +128,7 @@ REFUSED = (
     Flag("--enable-ep-weight-filter --enable-dbo --enable-elastic-ep --enable-eplb", EXPERTS, switch=True),
     Flag("--all2all-backend --ubatch-size --dbo-decode-token-threshold --dbo-prefill-token-threshold", EXPERTS),
     Flag("--elastic-ep-max-dp-size --eplb-config --expert-placement-strategy", EXPERTS),
-    Flag("--enable-return-routed-experts", EXPERTS, switch=True),
+    Flag("--enable-return-routed-experts", "answers do not say which experts computed a token", switch=True),
     Flag("--data-parallel-size-local -dpl --data-parallel-address -dpa --data-parallel-rank -dpn", MACHINES),
     Flag("--data-parallel-rpc-port -dpp --data-parallel-start-rank -dpr", MACHINES),
     Flag(

@@ -1,4 +1,4 @@
-"""Products of quantized weights by libraries, piece by piece: what a piece needs besides its result stays small."""
+"""Products of quantized weights by libraries, in pieces, so that scratch memory stays small."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pagebus.kernels.quantized.layouts import Layout, W8Rows
 from pagebus.kernels.quantized.rounding import round_tokens, scale_sums
 
 SCRATCH_BYTES = 64 << 20
-"""Of dequantized rows, or of whole sums."""
+"""Size of the scratch, of dequantized rows or of int32 sums."""
 ALIGNED = 16
-"""Rows of pieces are multiples of this."""
+"""The rows of a piece are a multiple of this."""
 
 
 def library_product(
@@ -36,7 +36,7 @@ def library_product(
 
 
 def pieces(rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
-    """First row and the one behind the last, of pieces that take up to the scratch's bytes."""
+    """Start and stop of pieces of ``rows`` that fit into the scratch, or of ALIGNED rows."""
     step = max(ALIGNED, SCRATCH_BYTES // bytes_of_row // ALIGNED * ALIGNED)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
@@ -45,7 +45,7 @@ def pieces(rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
 def _dequantized(
     x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool
 ) -> torch.Tensor:
-    """Activations stay as they are."""
+    """Dequantized rows times x, which is not rounded."""
     rows, columns = weight.shape[-2:]
     out = torch.empty((len(x), rows), dtype=dtype, device=x.device)
     for start, stop in pieces(rows, columns * x.itemsize):
@@ -57,8 +57,8 @@ def _dequantized(
 def _multiply(
     x: torch.Tensor, dense: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, invariant: bool
 ) -> None:
-    """Into ``out`` [T, n], whose rows are apart. Kernels of ours that read weights before they wait for the kernel
-    before must not be used: that has just written them."""
+    """Write the product into ``out`` [T, n], a part of wider rows. Our kernels that read weights before they wait for
+    the previous kernel must not be used: that kernel has just written the weights."""
     if invariant:
         out.copy_(linear_invariant(x, dense, bias, out.dtype))
     elif out.dtype != x.dtype:
@@ -71,7 +71,7 @@ def _multiply(
 
 
 def _scaled(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """float8_e4m3fn by float8_e4m3fn."""
+    """x, rounded to float8_e4m3fn, times weights of the same format."""
     assert isinstance(weight, W8Rows)
     rounded, scale = round_tokens(x, torch.float8_e4m3fn)
     product: torch.Tensor = torch._scaled_mm(
@@ -82,7 +82,7 @@ def _scaled(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: t
 
 
 def _whole(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """int8 by int8: the library leaves sums in int32."""
+    """x, rounded to int8, times weights of int8. The library's sums are int32, and are scaled afterwards."""
     assert isinstance(weight, W8Rows)
     rounded, scale = round_tokens(x, torch.int8)
     out = torch.empty((len(x), len(weight.values)), dtype=dtype, device=x.device)

@@ -9,12 +9,12 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 LEAST = 1e-12
-"""The largest number of a token counts as this, at least."""
+"""The least number that counts as the largest of a token, so that no scale is 0."""
 
 
 def round_tokens_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] in int8 or float8_e4m3fn, and what it is to be multiplied by, float32 [T, 1]: the largest number of a
-    token becomes the largest of the format."""
+    """x [T, K] rounded to int8 or float8_e4m3fn, and its scales, float32 [T, 1]. The largest number of a token becomes
+    the largest of the format."""
     wide, largest = x.float(), LARGEST[dtype]
     most = wide.abs().amax(1, keepdim=True).clamp(min=LEAST)
     scaled = wide * (largest / most)
@@ -31,7 +31,7 @@ def _round_tokens_kernel(
     size,  # K
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
-    WHOLE: tl.constexpr,  # whole numbers
+    WHOLE: tl.constexpr,  # to whole numbers
     BLOCK: tl.constexpr,
 ):
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -46,8 +46,8 @@ def _round_tokens_kernel(
 
 
 def round_tokens(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, K] in int8 or float8_e4m3fn, and what it is to be multiplied by, float32 [T, 1]: the largest number of a
-    token becomes the largest of the format."""
+    """x [T, K] rounded to int8 or float8_e4m3fn, and its scales, float32 [T, 1]. The largest number of a token becomes
+    the largest of the format."""
     num_tokens, size = x.shape
     assert x.stride(1) == 1
     out = torch.empty((num_tokens, size), dtype=dtype, device=x.device)

@@ -89,7 +89,6 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
     metadata = fields.object("metadata")
     if metadata is not None and not is_metadata(metadata):
         raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters, with names of at most 64")
-    tools, tool_choice, text = fields.peek("tools"), fields.peek("tool_choice"), fields.peek("text")
     chat |= _read_tools(fields) | _read_text(fields) | _read_reasoning(fields)
     items, messages = read_input(fields)
     chat["messages"] = messages
@@ -104,26 +103,32 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
                     fields.string("previous_response_id", None), stream, background, store)  # fmt: skip
     fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
     chat |= {"stream": True, "stream_options": {"include_usage": True}}
-    wanted.shown = {
-        "background": background,
+    wanted.shown = _shown(wanted, data)
+    return wanted
+
+
+def _shown(wanted: Wanted, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What the answer repeats of the body ``data``, of which ``wanted`` was read."""
+    chat = wanted.chat
+    return {
+        "background": wanted.background,
         "instructions": wanted.instructions,
-        "max_output_tokens": most,
-        "metadata": metadata or {},
+        "max_output_tokens": data.get("max_output_tokens"),
+        "metadata": data.get("metadata") or {},
         "parallel_tool_calls": chat.get("parallel_tool_calls", True),
         "previous_response_id": wanted.previous,
         "reasoning": {"effort": chat.get("reasoning_effort"), "summary": None},
         "service_tier": "default",
-        "store": store,
+        "store": wanted.store,
         "temperature": chat.get("temperature", 1.0),
-        "text": text or {"format": {"type": "text"}},
-        "tool_choice": tool_choice or "auto",
-        "tools": tools or [],
+        "text": data.get("text") or {"format": {"type": "text"}},
+        "tool_choice": data.get("tool_choice") or "auto",
+        "tools": data.get("tools") or [],
         "top_logprobs": chat.get("top_logprobs", 0),
         "top_p": chat.get("top_p", 1.0),
         "truncation": "disabled",
         "user": chat.get("user"),
     }
-    return wanted
 
 
 def _read_include(fields: Fields) -> dict[str, Any]:

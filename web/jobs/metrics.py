@@ -30,4 +30,4 @@ class JobMetrics(IngressMetrics):
         self._generation_tokens.inc(new_tokens)
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:
-        self._request_prompt.observe(request.num_prompt_tokens)
+        self._sizes.prompt.observe(request.num_prompt_tokens)

@@ -37,62 +37,71 @@ REJECTIONS = {
 """vLLM's name of a limit, by the quantity that exceeded it here."""
 
 
-class IngressMetrics:
-    """Metrics of requests as the ingress sees them. Times are of the monotonic clock."""
+class _Times:
+    """Histograms of seconds."""
 
-    def __init__(self, metrics: Metrics, max_model_len: int | None = None) -> None:
-        self._metrics = metrics
-        buckets = token_buckets(max_model_len or DEFAULT_MAX_TOKENS)
-        self._prompt_tokens = metrics.counter("vllm:prompt_tokens", "Number of prefill tokens processed.")
-        self._cached_tokens = metrics.counter(
-            "vllm:prompt_tokens_cached", "Number of prompt tokens that were found in a cache."
-        )
-        self._generation_tokens = metrics.counter("vllm:generation_tokens", "Number of generation tokens processed.")
-        self._ttft = metrics.histogram(
+    def __init__(self, metrics: Metrics) -> None:
+        self.first_token = metrics.histogram(
             "vllm:time_to_first_token_seconds",
             "Histogram of time to first token in seconds.",
             TTFT_BUCKETS_S,
             FINE_BUCKETS_S,
         )
-        self._itl = metrics.histogram(
+        self.inter_token = metrics.histogram(
             "vllm:inter_token_latency_seconds",
             "Histogram of inter-token latency in seconds.",
             TOKEN_LATENCY_BUCKETS_S,
             FINE_BUCKETS_S,
         )
-        self._e2e = metrics.histogram(
+        self.whole = metrics.histogram(
             "vllm:e2e_request_latency_seconds",
             "Histogram of e2e request latency in seconds.",
             LATENCY_BUCKETS_S,
             FINE_BUCKETS_S,
         )
-        self._decode = metrics.histogram(
+        self.decode = metrics.histogram(
             "vllm:request_decode_time_seconds",
             "Time from the first token of a choice to its last, in seconds.",
             LATENCY_BUCKETS_S,
         )
-        self._tpot = metrics.histogram(
+        self.per_token = metrics.histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time between the tokens of a choice, in seconds.",
             TOKEN_LATENCY_BUCKETS_S,
         )
-        self._request_prompt = metrics.histogram(
-            "vllm:request_prompt_tokens", "Number of prefill tokens processed.", buckets
-        )
-        self._request_generation = metrics.histogram(
+
+
+class _Sizes:
+    """Histograms of tokens and of parameters, per request."""
+
+    def __init__(self, metrics: Metrics, max_model_len: int) -> None:
+        buckets = token_buckets(max_model_len)
+        self.prompt = metrics.histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", buckets)
+        self.generation = metrics.histogram(
             "vllm:request_generation_tokens", "Number of generation tokens processed.", buckets
         )
-        self._request_longest = metrics.histogram(
+        self.longest = metrics.histogram(
             "vllm:request_max_num_generation_tokens", "Number of tokens of a request's longest choice.", buckets
         )
-        self._params_n = metrics.histogram(
+        self.params_n = metrics.histogram(
             "vllm:request_params_n", "Histogram of the parameter n, per request.", PARAMS_N_BUCKETS
         )
-        self._params_max_tokens = metrics.histogram(
-            "vllm:request_params_max_tokens",
-            "Histogram of the parameter max_tokens, where set.",
-            buckets,
+        self.params_max_tokens = metrics.histogram(
+            "vllm:request_params_max_tokens", "Histogram of the parameter max_tokens, where set.", buckets
         )
+
+
+class IngressMetrics:
+    """Metrics of requests as the ingress sees them. Times are of the monotonic clock."""
+
+    def __init__(self, metrics: Metrics, max_model_len: int | None = None) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = metrics.counter("vllm:prompt_tokens", "Number of prefill tokens processed.")
+        self._cached_tokens = metrics.counter(
+            "vllm:prompt_tokens_cached", "Number of prompt tokens that were found in a cache."
+        )
+        self._generation_tokens = metrics.counter("vllm:generation_tokens", "Number of generation tokens processed.")
+        self._times, self._sizes = _Times(metrics), _Sizes(metrics, max_model_len or DEFAULT_MAX_TOKENS)
         self.open_requests = metrics.gauge("pagebus:open_requests", "Requests under way at the ingresses.")
         self.open_tokens = metrics.gauge("pagebus:open_tokens", "Tokens charged for requests under way.")
         for reason in ("stop", "length", "abort", "error", "repetition"):
@@ -108,12 +117,12 @@ class IngressMetrics:
     def tokens(self, choice: Choice, request: OpenRequest, new_tokens: int, now_s: float) -> None:
         """``new_tokens`` more of ``choice`` have come; called before they are counted in it."""
         if choice.last_token_s:
-            self._itl.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
+            self._times.inter_token.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
         else:
             choice.first_token_s, choice.first_tokens = now_s, choice.num_counted + new_tokens
             if not choice.num_counted and not request.first_token_seen:
                 request.first_token_seen = True
-                self._ttft.observe(now_s - request.started_s)
+                self._times.first_token.observe(now_s - request.started_s)
                 self._prompt_tokens.inc(request.num_prompt_tokens)
                 self._cached_tokens.inc(request.num_cached_tokens)
         choice.last_token_s = now_s
@@ -121,21 +130,21 @@ class IngressMetrics:
 
     def choice_finished(self, choice: Choice, reason: str, num_tokens: int) -> None:
         self._success(reason)
-        self._request_generation.observe(num_tokens)
+        self._sizes.generation.observe(num_tokens)
         if choice.last_token_s:
             decode_s, later = choice.last_token_s - choice.first_token_s, num_tokens - choice.first_tokens
-            self._decode.observe(decode_s)
+            self._times.decode.observe(decode_s)
             if later > 0:
-                self._tpot.observe(decode_s / later)
+                self._times.per_token.observe(decode_s / later)
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:
-        self._request_prompt.observe(request.num_prompt_tokens)
-        self._request_longest.observe(max(choice.num_tokens for choice in request.choices))
-        self._e2e.observe(now_s - request.started_s)
+        self._sizes.prompt.observe(request.num_prompt_tokens)
+        self._sizes.longest.observe(max(choice.num_tokens for choice in request.choices))
+        self._times.whole.observe(now_s - request.started_s)
         if request.message is not None:
-            self._params_n.observe(request.message.sampling.n)
+            self._sizes.params_n.observe(request.message.sampling.n)
             if request.message.sampling.max_tokens is not None:
-                self._params_max_tokens.observe(request.message.sampling.max_tokens)
+                self._sizes.params_max_tokens.observe(request.message.sampling.max_tokens)
 
     def aborted(self, request: OpenRequest) -> None:
         self._success("abort", request.num_unfinished)

@@ -1,5 +1,5 @@
-"""What the ranks of a group exchange. Every rank makes the same calls in the same order, with the same shapes: they
-follow from the step plans alone.
+"""The exchange of tensors between the ranks of a group. Every rank makes the same calls in the same order, with the
+same shapes, because these follow from the step plans alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Comm(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Find the other ranks; before that nothing can be exchanged. May take as long as they load.
+        """Find the other ranks; nothing can be exchanged before. Takes as long as they load.
 
         Raises:
             EngineError: they were not found in time.
@@ -59,7 +59,7 @@ class OneRank(Comm):
     rank, size = 0, 1
 
     def connect(self) -> None:
-        """There is nobody to find."""
+        """There are no other ranks."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """x [...] -> [1, ...]."""

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file as those of safetensors files are described."""
+"""Describes the tensors of a GGUF file as those of safetensors files are."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ NAMES = (
     *("self_attn.{name}_scale", "self_attn.attn.{name}_scale", "self_attn.{name}_proj.{name}_scale"),
     *("self_attn.{name}_proj.output_scale", "self_attn.kv_scale"),
 )
-"""What checkpoints call the scale of a layer's keys or values; the last two, of older ones, are of both projections'
-outputs, and one for both."""
+"""Names of the scale of a layer's keys or values. The last two are of older checkpoints: the scale of a projection's
+output, and one scale for both."""
 
 
 @torch.inference_mode()
@@ -81,7 +81,7 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
 
 
 def _own_heads(name: str, scale: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """One layer's scales [Hkv], of the rank's heads."""
+    """One layer's scales [Hkv], of this rank's heads only."""
     if config.shard is None:
         return _checked(name, scale, config.num_kv_heads)
     mixer = config.shard.whole.layers[0].mixer  # all layers have equal heads

@@ -133,7 +133,7 @@ def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, Stor
 
 
 def own_parts(stored: dict[str, StoredTensor], model: Model) -> dict[str, StoredTensor]:
-    """The same, each with what the model's rank takes of it. Raises ModelError."""
+    """The tensors, each with the cut that the model's rank takes of it. Raises ModelError."""
     shard, names = model.config.shard, model.config.names
     if shard is None:
         return stored
@@ -163,7 +163,7 @@ def fill_with_noise(model: Model, seed: int) -> None:
 
 
 def _fill_parts_with_noise(model: Model, shard: Shard, seed: int, generator: torch.Generator) -> None:
-    """The same for one rank: what is whole on all ranks is equal on all of them."""
+    """Random numbers for one rank: tensors that every rank has whole are equal on all of them."""
     for name, view in model.parameters.views.items():
         cut = cut_of(name, shard, model.config.names)
         generator.manual_seed(crc32(f"{seed} {name} {0 if cut is None else shard.rank}".encode()))
@@ -206,11 +206,11 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _other_files(path: Path) -> str:
-    """Why a folder without safetensors files is no model."""
+    """Why a folder without safetensors files cannot be loaded."""
     pickles = [each.name for suffix in PICKLES for each in sorted(path.glob(f"*{suffix}"))]
     if not pickles:
         return "no safetensors weights (other formats are not read)"
-    why = f"{pickles[0]} holds pickles, which run what they hold and are never read"
+    why = f"{pickles[0]} is a pickle, which could run code, and is never read"
     return f"no safetensors weights: {why} (save the model as safetensors)"
 
 

@@ -16,7 +16,7 @@ DISTRIBUTED: Any = torch.distributed  # whose types do not say what it has
 GLOO = DISTRIBUTED.ProcessGroupGloo
 """A group of its own, beside torch's global one: a process may hold several ranks."""
 CONNECT_S = 600.0
-"""Longest wait for other ranks at start: they may still read their weights."""
+"""Longest wait for the other ranks at start, while they read their weights."""
 
 
 class GlooComm(Comm):
@@ -58,7 +58,7 @@ class GlooComm(Comm):
         return gathered.view(x.dtype).view(self.size, *x.shape)
 
     def close(self) -> None:
-        """Drop the connections; who waits for this rank hears of it."""
+        """Drop the connections; ranks that wait for this one fail at once."""
         self._group = None
 
 

@@ -1,7 +1,7 @@
 """How the ranks of a replica find each other, over the bus alone.
 
-Each rank takes a lease and says in it what it would compute with. Rank 0 waits for all leases, compares, and writes the
-group's record: who belongs to it, by epoch, where tensors are exchanged, and from which plan on all of them read.
+Each rank takes a lease with digests of what it would compute with. Rank 0 waits for all leases, compares them, and
+writes the record of the group: the epochs of its leases, where tensors are exchanged, and from which plan on all read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pagebus.actors.settings import GROUPS, Settings, SettingsError
 from pagebus.bus.contract import EntryId, LeaseInfo
 
 RANK = "rank"
-"""The kind of the leases of ranks but the first, whose lease is the executor's."""
+"""The kind of leases of all ranks but rank 0, whose lease is the executor's."""
 RECORD_TTL_S = 600.0
-"""Ranks read the record at once; a stale one harms nobody, because it names the epochs of the leases."""
+"""Ranks read the record at once. A stale one does no harm, because it names the epochs of the leases."""
 LOOPBACK = "127.0.0.1"
 OWN_SETTINGS = ("model", "tokenizer", "served_model_name", "threads")
-"""Of the compared groups of settings those in which ranks may differ: paths of their hosts, names for clients."""
+"""Settings that may differ between ranks: paths on their hosts, and names for clients."""
 
 
 def record_state(replica: str) -> str:
@@ -39,12 +39,12 @@ def rank_name(replica: str, rank: int) -> str:
 
 
 def replica_of(name: str, rank: int) -> str:
-    """The replica of the rank of this name; the replica's own name is taken for it too."""
+    """The replica of a rank, by the rank's name or the replica's own."""
     return name.removesuffix(f".{rank}") if rank else name
 
 
 def description(settings: Settings, config: ModelConfig) -> dict[str, str]:
-    """What has to be the same on all ranks, by what to call it."""
+    """Digests of what must be the same on all ranks, by name: version, settings, model."""
     groups = ("engine", "memory", "model")
     names = [field.name for group in groups for field in dataclasses.fields(GROUPS[group])]
     values = [(name, getattr(settings, name)) for name in names if name not in OWN_SETTINGS]
@@ -56,7 +56,7 @@ def _digest(value: object) -> str:
 
 
 def own_address(bus_url: str | None) -> str:
-    """The address with which this host reaches the bus, and so one under which its ranks may be reached."""
+    """The address from which this host reaches the bus, under which other ranks may reach it."""
     first = urlsplit(bus_url or "").netloc.rpartition("@")[2].split(",")[0]
     parts = urlsplit(f"//{first}")
     if not parts.hostname:
@@ -80,6 +80,10 @@ class Record:
     epochs: tuple[int, ...]
     start: EntryId
     store: str
+
+    def has(self, rank: int, epoch: int) -> bool:
+        """Whether this life of a rank belongs to the group; the record may be of an earlier one, with fewer ranks."""
+        return rank <= len(self.epochs) and self.epochs[rank - 1] == epoch
 
     def as_state(self) -> dict[str, Any]:
         """As it is on the bus."""
@@ -107,7 +111,11 @@ def _joined(lease: LeaseInfo) -> bool:
 
 
 def check_alike(own: Mapping[str, str], others: Sequence[LeaseInfo]) -> None:
-    """Raises SettingsError for a rank that would compute something else."""
+    """Compare digests with those in the leases of ranks 1, 2, ...
+
+    Raises:
+        SettingsError: a rank would compute something else; the text names it.
+    """
     for rank, lease in enumerate(others, 1):
         told = lease.info.get("needs")
         assert isinstance(told, dict)

@@ -1,4 +1,4 @@
-"""Architectures of GGUF files that are read: what the fields of ``config.json`` would be."""
+"""The architectures of GGUF files that are read, and their fields of ``config.json``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ WINDOW = "attention.sliding_window"
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """``architecture`` in ``config.json``'s word. ``fields`` are what the file says beside what all do; ``names``
-    of tensors that it has otherwise. ``pairs``: rows of queries and keys lie so that neighbours turn together;
-    ``whole_norms``: norms are stored with the 1 that is added to them. ``windows``: layers may have them;
-    ``part_turns``: so may heads have dimensions that do not turn."""
+    """``architecture`` is the word of ``config.json``. ``fields`` reads what other architectures do not have, and
+    ``names`` are its own names of tensors.
+
+    ``pairs``: rows of queries and keys are ordered so that neighbours rotate together. ``whole_norms``: norms are
+    stored with the 1 that is added to them. ``windows``: layers may have windows. ``part_turns``: some dimensions of
+    heads may not rotate.
+    """
 
     architecture: str
     fields: Callable[[Metadata], Fields] = lambda data: {}
@@ -71,7 +74,8 @@ def _qwen3_moe(data: Metadata) -> Fields:
 
 PATTERN = "attention.sliding_window_pattern"
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27 billion weights, whose scores alone are divided by another number than the root of a head's size."""
+"""Layers of the models of 27 billion weights. Only these divide scores by another number than the root of a head's
+size."""
 
 
 def _gemma(data: Metadata) -> Fields:
@@ -101,7 +105,7 @@ def _window_layers(data: Metadata) -> Fields:
 
 
 def _phi3(data: Metadata) -> Fields:
-    """With a window of all tokens, as converters write it where there is none, there is none."""
+    """Converters write a window of all tokens where there is none."""
     window, positions = data.get(WINDOW), data.integer("context_length")
     original = data.integer("rope.scaling.original_context_length", positions)
     return {
@@ -134,4 +138,4 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma, SANDWICH, whole_norms=True, windows=True),
     "phi3": GgufArchitecture("Phi3ForCausalLM", _phi3, FUSED, windows=True, part_turns=True),
 }
-"""By ``general.architecture``. Those of one architecture that hold another model are told by its keys."""
+"""By ``general.architecture``. `find_architecture` tells Mistral and Mixtral from Llama by other keys."""

@@ -1,4 +1,4 @@
-"""From what a GGUF file says to a model's configuration, by way of the fields that ``config.json`` would have."""
+"""Makes a model's configuration of a GGUF file, by way of the fields that ``config.json`` would have."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ UNKNOWN = (
     *("leading_dense_block_count", "interleave_moe_layer_step", "nextn_predict_layers", "attention.sinks"),
     *("attention.chunk_size", "attention.shared_kv_layers", "swin_norm", "rope.scaling.alpha"),
 )
-"""Keys that other architectures have, and that would change what is computed."""
+"""Keys of other architectures, which would change what is computed."""
 YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 SIZES = (
     ("ffn_down", -1, "feed_forward_length"), ("ffn_down_exps", -1, "expert_feed_forward_length"),
     ("ffn_down_exps", 0, "expert_count"), ("ffn_down_shexp", -1, "expert_shared_feed_forward_length"),
 )  # fmt: skip
-"""Sizes of a layer's tensors that keys say, too."""
+"""Sizes of a layer's tensors that keys repeat: tensor, dimension, key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A model as its file says it: the ``fields`` of ``config.json`` and of ``generation_config.json``, and how each
-    weight is stored."""
+    """A model by its file: the ``fields`` of ``config.json``, those of ``generation_config.json`` (``generation``), how
+    each weight is stored, and the architecture."""
 
     fields: Mapping[str, Any]
     generation: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Described:
     known: GgufArchitecture
 
     def as_stored(self, spec: ModelSpec) -> ModelSpec:
-        """With rows and norms as the file has them."""
+        """``spec`` with rows and norms in the file's order and form."""
         if self.known.pairs:
             spec = replace(spec, rope=tuple(replace(rope, layout="pairs") for rope in spec.rope))
         if self.known.whole_norms:
@@ -69,7 +69,7 @@ def quantization_of(tensors: Mapping[str, GgufTensor]) -> Quantization | None:
 
 
 def _fields(data: Metadata, known: GgufArchitecture) -> dict[str, Any]:
-    """Those of ``config.json``."""
+    """The fields of ``config.json``."""
     vocabulary, hidden = _embedding(data)
     heads, layers = data.integer("attention.head_count"), data.integer("block_count")
     head_dim = data.integer("attention.key_length", max(1, hidden // heads))
@@ -100,7 +100,7 @@ def _embedding(data: Metadata) -> tuple[int, int]:
 
 
 def _check_sizes(data: Metadata, width: int, layers: int) -> None:
-    """Nothing is allocated by numbers that the tensors of the first layer do not have."""
+    """Compare keys with the tensors of the first layer: nothing is allocated by numbers that these do not have."""
     shape = data.shape("blk.0.attn_output.weight")
     if shape[-1] != width:
         raise data.wrong("attention.head_count", f"asks for {width} columns, but tensor blk.0.attn_output.weight has "
@@ -115,7 +115,7 @@ def _check_sizes(data: Metadata, width: int, layers: int) -> None:
 
 
 def _rope(data: Metadata, known: GgufArchitecture, head_dim: int) -> dict[str, Any]:
-    """Of the rotary embeddings. Llama 3's rule is not stored, but a table of what it divides frequencies by."""
+    """Fields of the rotary embeddings. Files do not have Llama 3's rule, but a table of its divisors of frequencies."""
     dims = data.integer("rope.dimension_count", head_dim)
     if dims != head_dim and not known.part_turns:
         raise data.wrong("rope.dimension_count", f"is {dims}, but heads have {head_dim} dimensions")
@@ -123,7 +123,7 @@ def _rope(data: Metadata, known: GgufArchitecture, head_dim: int) -> dict[str, A
     if known.part_turns:
         rope["partial_rotary_factor"] = dims / head_dim
     rope |= _stretching(data, dims // 2)
-    if data.architecture == "gemma3":  # whose layers with windows have angles of their own
+    if data.architecture == "gemma3":  # layers with windows have another base
         local = {"rope_type": "default", "rope_theta": data.number("rope.freq_base_swa", 10000.0)}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": local}}
     return {"rope_parameters": rope}

@@ -11,16 +11,16 @@ from pagebus.actors.model.gguf.header import GgufFile, read_header
 
 SUFFIX = ".gguf"
 PROJECTOR = "mmproj"
-"""In the names of image towers, which lie beside their models."""
+"""Marks the names of image towers, which lie beside their models."""
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 DYNAMIC = "UD-"
-"""Before types of which some layers are kept more exactly; they are meant only by their whole names."""
+"""Prefix of types that keep some layers more exactly. They are chosen only by their whole names."""
 TYPE = re.compile(r"[A-Za-z0-9_-]+")
 """What may follow a colon behind a folder or an id: ``Q4_K_M``."""
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name."""
+    """Whether the name is that of a GGUF file."""
     return path.suffix == SUFFIX
 
 
@@ -64,10 +64,18 @@ def _is_of(name: str, kind: str) -> bool:
 
 
 def read_file(path: Path) -> GgufFile:
-    """A model's file, with the tensors of those that it was split into. Raises ModelError."""
-    first, split = read_header(path), SPLIT.fullmatch(str(path))
+    """The model in the file, or in the files of which it is the first.
+
+    Raises:
+        ModelError: a file is missing or damaged, has a tensor of another one, or is not the first.
+    """
+    split = SPLIT.fullmatch(str(path))
     if split is None:
-        return first
+        return read_header(path)
+    if int(split[2]) != 1:
+        start = Path(f"{split[1]}-00001-of-{split[3]}{SUFFIX}").name
+        raise ModelError(f"{path} is part {int(split[2])} of a model: name the first, {start}")
+    first = read_header(path)
     tensors = dict(first.tensors)
     for number in range(2, int(split[3]) + 1):
         part = Path(f"{split[1]}-{number:05}-of-{split[3]}{SUFFIX}")

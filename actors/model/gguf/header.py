@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file: what it says of the model, and where its tensors lie.
+"""Reads the header of a GGUF file: keys of the model, and the places of its tensors.
 
-The library ``gguf`` reads headers too, but makes arrays of every token, which takes seconds for a large vocabulary, and
-trusts all lengths. Every actor reads this one at start, and damaged files must end in one clear error.
+The library ``gguf`` makes an array of every token, which takes seconds for a large vocabulary, and trusts all lengths.
+Every actor reads the header at start, and a damaged file must end in one clear error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ VERSIONS = (2, 3)
 ALIGNMENT = 32
 MAX_DIMS = 4
 SHAPE_LIMIT = 2**40
-"""Numbers of a tensor; no model comes near."""
+"""The most numbers of a tensor; no model comes near."""
 MOST = 2**24
-"""Of anything that is counted in a header: tokens, tensors, bytes of a text."""
+"""The largest count in a header: of tokens, of tensors, of the bytes of a text."""
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Numbers by their kind, as struct has them."""
+"""Codes of struct by GGUF's kind of number."""
 STRING, ARRAY = 8, 9
 Value: TypeAlias = int | float | bool | str | list[Any]
 
@@ -45,7 +45,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What one model's files say: ``metadata`` of the first, and the tensors of all, by name."""
+    """The header of one model: ``metadata`` of its first file, and the tensors of all files, by name."""
 
     path: Path
     metadata: Mapping[str, Value]
@@ -53,7 +53,11 @@ class GgufFile:
 
 
 def read_header(path: Path) -> GgufFile:
-    """Raises ModelError: the file is none of GGUF, damaged or cut off, or has tensors of a type that is not read."""
+    """The header of one file.
+
+    Raises:
+        ModelError: it is not a GGUF file, is damaged or cut off, or has tensors of a type that is not read.
+    """
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).read()
@@ -62,7 +66,7 @@ def read_header(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Goes through a header. What makes no sense is a ValueError."""
+    """Reads a header from its first byte on. Raises ValueError for what makes no sense."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at, self._size = path, data, 0, len(data)
@@ -94,6 +98,8 @@ class _Reader:
             self._where = "a key"
             key = self._string()
             self._where = key
+            if key in found:
+                raise ValueError(f"key {key} is there twice")
             found[key] = self._value(self._number("I"))
         return found
 

@@ -1,4 +1,4 @@
-"""Reading what a GGUF file says of its model, key by key: each getter checks, and names the key that is wrong."""
+"""Reads the keys of a GGUF file one by one: each getter checks the value, and names the key that is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Metadata:
         self.architecture = str(file.metadata.get("general.architecture", ""))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it is."""
+        """The value, unchecked."""
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
     def wrong(self, key: str, why: str) -> ModelError:
@@ -26,7 +26,7 @@ class Metadata:
         return ModelError(f"{self.file.path}: {self.architecture}.{key} {why}")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1; of a list, one for each layer, the number that all are."""
+        """A whole number of at least 1 and below 2^31. In a list, with one number per layer, all must be equal."""
         value = self.get(key, default)
         if value is None:
             raise self.wrong(key, "is missing")
@@ -47,12 +47,12 @@ class Metadata:
         return float(value)
 
     def refuse(self, key: str) -> None:
-        """Fail if the file says anything of it."""
+        """Fail if the file has the key with a value other than 0 or false."""
         if self.get(key):
             raise self.wrong(key, "is not supported for this architecture")
 
     def table(self, name: str, length: int) -> list[float] | None:
-        """The numbers of a small tensor of float32; None if it is not there."""
+        """The numbers of a small tensor of float32, finite and above 0; None if it is not there."""
         tensor = self.file.tensors.get(name)
         if tensor is None:
             return None
@@ -60,10 +60,14 @@ class Metadata:
             raise ModelError(f"{tensor.file}: tensor {name} is {tensor.type} {list(tensor.shape)}, not F32 [{length}]")
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)
-            return list(struct.unpack(f"<{length}f", stream.read(tensor.num_bytes)))
+            found = list(struct.unpack(f"<{length}f", stream.read(tensor.num_bytes)))
+        for number in found:
+            if not 0 < number < math.inf:
+                raise ModelError(f"{tensor.file}: tensor {name} has {number}, not a number above 0")
+        return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor that has to be there."""
+        """The shape of a tensor that has to be there, outputs first."""
         tensor = self.file.tensors.get(name)
         if tensor is None:
             raise ModelError(f"{self.file.path}: the weights lack tensor {name}")

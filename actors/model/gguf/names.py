@@ -1,4 +1,4 @@
-"""From the names of tensors in GGUF files to ours."""
+"""Maps the names of tensors in GGUF files to ours."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ INSIDE = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }  # fmt: skip
-"""Of a layer."""
+"""Names of a layer's tensors."""
 STACKED = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""Of a layer's experts, all in one tensor."""
+"""Names of a layer's experts, all of them in one tensor."""
 SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm", "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
 FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""What the configuration says, too."""
+"""Tables that become part of the configuration."""
+MOST_EXPERTS = 4096
+"""Of a layer; each becomes a tensor of its own. No model comes near."""
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def our_tensors(file: GgufFile, others: Mapping[str, str]) -> dict[str, GgufTensor]:
-    """All tensors of the model by our names, the experts of a layer one by one. ``others``: names that the architecture
-    has otherwise.
+    """All tensors of the model by our names, the experts of a layer one by one. ``others``: the architecture's names
+    that differ from those of most.
 
     Raises:
-        ModelError: a tensor that the model does not have.
+        ModelError: the architecture has no such tensor, or a layer has more than MOST_EXPERTS experts.
     """
     found: dict[str, GgufTensor] = {}
     inside = {**INSIDE, **others}
@@ -66,9 +68,12 @@ def _ours(tensor: GgufTensor, inside: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def _experts(tensor: GgufTensor) -> Iterator[GgufTensor]:
-    """The parts of [E, N, K]."""
+    """The parts [N, K] of a tensor [E, N, K]. Raises ModelError."""
     if len(tensor.shape) != 3:
         raise ModelError(f"{tensor.file}: tensor {tensor.name} has shape {list(tensor.shape)}, no three dimensions")
-    size = tensor.num_bytes // tensor.shape[0]
-    for expert in range(tensor.shape[0]):
+    count = tensor.shape[0]
+    if count > MOST_EXPERTS:
+        raise ModelError(f"{tensor.file}: tensor {tensor.name} has {count} experts, more than {MOST_EXPERTS}")
+    size = tensor.num_bytes // count
+    for expert in range(count):
         yield replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * size, num_bytes=size)

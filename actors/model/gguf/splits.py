@@ -1,4 +1,4 @@
-"""How texts are cut before pairs of bytes are merged, by the names that GGUF files have for it."""
+"""Pre-tokenizers: how texts are split before byte pairs are merged, by their names in GGUF files."""
 
 from __future__ import annotations
 

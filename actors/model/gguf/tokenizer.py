@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF file: byte pairs as GPT-2 has them, or SentencePiece's."""
+"""Builds the tokenizer of a GGUF file: byte pairs as in GPT-2, or SentencePiece."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from pagebus.actors.model.gguf.tokens import PREFIX, Kind, token_id, tokens_of
 BLANK = "▁"
 """A space in SentencePiece's tokens."""
 BYTE_PAIRS, SENTENCE_PIECE = "gpt2", "llama"
+MOST_CHARACTERS = 1000
+"""The longest token of SentencePiece: merges are looked for at each character. No tokenizer comes near."""
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
            "pad_token": "padding_token_id"}  # fmt: skip
 NO_RSTRIP = ("<s>", "<unk>", "<|endoftext|>")
-"""Of Phi-3's control tokens, the only ones that do not take the spaces behind them."""
+"""The only control tokens of Phi-3 that do not take the spaces behind them."""
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
-    """Raises ModelError: a kind of tokenizer that is not read, or lists that do not fit together."""
+    """The file's tokenizer.
+
+    Raises:
+        ModelError: a kind of tokenizer that is not read, or lists that do not fit together.
+    """
     kind = file.metadata.get(f"{PREFIX}.model")
     if kind == BYTE_PAIRS:
         return _byte_pairs(file)
@@ -32,7 +38,7 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
-    """What ``tokenizer_config.json`` would say: tokens with a part of their own, and the chat template."""
+    """The fields of ``tokenizer_config.json``: tokens with a role, and the chat template. Raises ModelError."""
     texts, _ = tokens_of(file)
     found: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, key in SPECIAL.items():
@@ -46,7 +52,7 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
 
 
 def has_tokenizer(file: GgufFile) -> bool:
-    """Whether there are tokens."""
+    """Whether the file has tokens."""
     return bool(file.metadata.get(f"{PREFIX}.tokens"))
 
 
@@ -88,6 +94,10 @@ def _sentence_piece(file: GgufFile) -> Tokenizer:
     texts, kinds = tokens_of(file)
     both = zip(texts, kinds, strict=True)
     texts = [text if kind == Kind.CONTROL else text.replace(" ", BLANK) for text, kind in both]
+    longest = max(texts, key=len, default="")
+    if len(longest) > MOST_CHARACTERS:
+        found = f"{len(longest)} characters ({longest[:40]!r}...)"
+        raise ModelError(f"{file.path}: {PREFIX}.tokens has a token of {found}, more than {MOST_CHARACTERS}")
     unknown = token_id(file, "unknown_token_id")
     merges = find_merges(texts, _ranks(file, texts))
     tokenizer = _bpe(
@@ -113,7 +123,7 @@ def _ranks(file: GgufFile, texts: Sequence[str]) -> list[float]:
 
 
 def find_merges(texts: Sequence[str], ranks: Sequence[float]) -> list[tuple[str, str]]:
-    """All pairs of tokens whose text is a token, those of the lowest rank first."""
+    """All pairs of tokens whose text is a token, those of the lowest rank first. Takes a look-up per character."""
     ids = {text: index for index, text in enumerate(texts)}
     order = sorted(range(len(texts)), key=lambda index: (ranks[index], index))
     found: list[tuple[str, str]] = []
@@ -136,7 +146,7 @@ def _bpe(file: GgufFile, texts: Sequence[str], merges: list[tuple[str, str]], **
 def _add_tokens(
     tokenizer: Tokenizer, texts: Sequence[str], kinds: Sequence[int], *, takes_spaces: bool = False
 ) -> None:
-    """Tokens that are found in texts before anything is cut: those of control, and the author's own."""
+    """Add the tokens that are found in texts before these are split: control tokens, and the author's own."""
     both = list(zip(texts, kinds, strict=True))
     control = [
         AddedToken(text, special=True, normalized=False, rstrip=takes_spaces and text not in NO_RSTRIP)
@@ -149,7 +159,8 @@ def _add_tokens(
 
 
 def _begin_with_bos(tokenizer: Tokenizer, file: GgufFile, *, default: bool) -> None:
-    """Put tokens before and behind a prompt, as the file says."""
+    """Put the first and the last token around a prompt, if the file asks for them; ``default``: without a key it asks
+    for the first."""
     texts, _ = tokens_of(file)
     first, last = token_id(file, "bos_token_id"), token_id(file, "eos_token_id")
     first = first if file.metadata.get(f"{PREFIX}.add_bos_token", default) else None

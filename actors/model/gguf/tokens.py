@@ -1,4 +1,4 @@
-"""What a GGUF file says of its tokens."""
+"""The tokens of a GGUF file: their texts, their kinds, and those that end an answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ END_TEXTS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
     "<|return|>", "<|call|>", "<end_of_utterance>", "<EOT>", "_<EOT>",
 })  # fmt: skip
-"""Control tokens that end an answer, whether or not a file says so: older files know but one."""
+"""Control tokens that end an answer, even if the file does not say so: older files name only one."""
 
 
 class Kind(IntEnum):
-    """Of a token."""
+    """The kind of a token."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -40,7 +40,7 @@ def tokens_of(file: GgufFile) -> tuple[list[str], list[int]]:
 
 
 def token_id(file: GgufFile, key: str) -> int | None:
-    """Of a token with a part of its own, such as ``bos_token_id``. Raises ModelError."""
+    """The token with this role, such as ``bos_token_id``; None if the file names none. Raises ModelError."""
     found = file.metadata.get(f"{PREFIX}.{key}")
     count = len(tokens_of(file)[0])
     if found is not None and (type(found) is not int or not 0 <= found < max(count, 1)):
@@ -49,7 +49,7 @@ def token_id(file: GgufFile, key: str) -> int | None:
 
 
 def end_token_ids(file: GgufFile, vocab_size: int) -> list[int]:
-    """Tokens that end an answer. Raises ModelError."""
+    """Tokens below ``vocab_size`` that end an answer, without repetition. Raises ModelError."""
     texts, kinds = tokens_of(file)
     said = [token_id(file, key) for key in END_KEYS]
     by_text = (index for index, kind in enumerate(kinds) if kind == Kind.CONTROL and texts[index] in END_TEXTS)

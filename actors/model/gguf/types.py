@@ -41,7 +41,7 @@ TYPES: Mapping[int, BlockType] = {
     13: BlockType("Q5_K", 256, 176, _bytes("q5_k", 32, bits=5, lows=True)),
     14: BlockType("Q6_K", 256, 210, _bytes("q6_k", 16, bits=6)),
 }
-"""What is read, by the number that files have for it."""
+"""The types that are read, by their number in files."""
 REFUSED: Mapping[int, str] = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
@@ -51,7 +51,7 @@ BY_NAME: Mapping[str, BlockType] = {each.name: each for each in TYPES.values()}
 
 
 def row_bytes(name: str, columns: int) -> int | None:
-    """What a row of the type takes; None for a type of another kind of file, or a row of no whole blocks."""
+    """Bytes of a row; None for a type that is not GGUF's, or a row that is not of whole blocks."""
     kind = BY_NAME.get(name)
     if kind is None or columns % kind.numbers:
         return None

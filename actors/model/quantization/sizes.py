@@ -1,4 +1,4 @@
-"""What quantized weights take in memory."""
+"""The memory of quantized weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SCALE_BITS = {"float": 32, "e8m0": 8, "e4m3": 8}
 
 
 def bits_per_weight(quantization: Quantization | None) -> float:
-    """Of a weight of the layers, with its part of scales, zero points and minima; 0 if they are not quantized. Where a
-    checkpoint has several schemes and none for what it does not name, their mean."""
+    """Bits of one weight of the layers, scales, zero points and minima included; 0 if they are not quantized. The mean
+    of all schemes, if a checkpoint has several and no default."""
     if quantization is None:
         return 0.0
     if quantization.default is not None:
@@ -23,7 +23,7 @@ def bits_per_weight(quantization: Quantization | None) -> float:
 
 
 def _bits(scheme: Scheme) -> float:
-    """Scales of rows and of high blocks are next to nothing."""
+    """Bits of one weight; scales of rows and of high blocks are too few to count."""
     bits, (rows, columns) = (4 if scheme.bits <= 4 else 8), scheme.block
     if not columns or rows > 1:
         return float(bits)

@@ -1,4 +1,4 @@
-"""TorchAO's configurations: how many bits, and what shares a scale."""
+"""Reads TorchAO's configurations: bits, and the blocks that share a scale."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.quantization.scheme import Activations, Scheme
 
 ROWS = ("PerRow", "PerTensor", "PerAxis")
-"""Granularities of which a scale is one of each row, or one of all."""
+"""Granularities with one scale per row, or one for all rows."""
 CONFIGS = {
     "Int8WeightOnlyConfig": "int8", "Int8DynamicActivationInt8WeightConfig": "int8",
     "Float8WeightOnlyConfig": "float8", "Float8DynamicActivationFloat8WeightConfig": "float8",
     "Int4WeightOnlyConfig": "int4", "Float8DynamicActivationInt4WeightConfig": "int4",
     "IntxWeightOnlyConfig": "intx", "Int8DynamicActivationIntxWeightConfig": "intx",
 }  # fmt: skip
-"""Those that are read, by what becomes of weights."""
+"""The configurations that are read, and the numbers that their weights become."""
 
 
 def parse_torchao(entries: Entries) -> Quantization:
@@ -53,7 +53,7 @@ def _scheme(weights: str, data: Entries, activations: Activations) -> Scheme:
 
 
 def _block(data: Entries, key: str) -> tuple[int, int]:
-    """Of the weight: with two granularities, the second is that of activations or both are one."""
+    """The block (rows, columns) of the weight, 0 for all. Of two granularities the last counts: it is the weight's."""
     given = data.get(key)
     given = given[-1] if isinstance(given, list) and given else given
     if given is None:

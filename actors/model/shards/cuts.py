@@ -1,9 +1,9 @@
-"""What a rank takes out of each tensor of a checkpoint, by our names of tensors.
+"""The part of each tensor of a checkpoint that a rank takes, by our names of tensors.
 
-- By columns: rows of what makes queries, keys, values, gates and ups. Their biases likewise.
-- By rows: columns of what goes back into the residual stream. Its bias is added by the first rank alone.
-- By vocabulary: rows of the embedding and of the head.
-- All else is whole on each rank.
+- Queries, keys, values, gates and ups: rows of weights and of biases.
+- Products into the residual stream: columns. Only rank 0 adds their bias.
+- Embedding and head: rows, by ranges of the vocabulary.
+- All other tensors are whole on each rank.
 
 Experts are divided by their width, as feed-forward parts are.
 """
@@ -26,8 +26,8 @@ GATES, DOWNS = ("gate_proj", "up_proj", "w1", "w3"), ("down_proj", "w2")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """``ranges`` of the ``whole`` indexes of dimension ``dim``, in order. Without any the rank has the tensor in its
-    whole shape, but full of zeros."""
+    """``ranges`` of the ``whole`` indexes of dimension ``dim``, in order. Without ranges, the rank has the tensor in
+    its whole shape, full of zeros."""
 
     dim: int
     whole: int
@@ -39,14 +39,14 @@ class Cut:
         return not self.ranges
 
     def stored_shape(self, local: Sequence[int]) -> tuple[int, ...]:
-        """The shape in files of what has the shape ``local`` here."""
+        """The shape in files of a tensor that has the shape ``local`` on this rank."""
         if self.is_zero:
             return tuple(local)
         return (*local[: self.dim], self.whole, *local[self.dim + 1 :])
 
 
 def cut_of(name: str, shard: Shard, names: NameMap) -> Cut | None:
-    """What the rank takes of the tensor of this name of ours; None: all of it. Raises ModelError."""
+    """The cut that the rank takes of a tensor, by our name of it; None: the whole tensor. Raises ModelError."""
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         vocab = shard.whole.vocab
         return Cut(0, vocab, (shard.of(vocab),))

@@ -85,7 +85,7 @@ WHY = {
     "diagnostics": "not for models of one's own",
     "late_chunking_params": "each input has one vector",
     "return_weight_versions": "a model does not change while it runs",
-    "routed_experts_prompt_start": "no models with experts",
+    "routed_experts_prompt_start": "answers do not say which experts computed a token",
     "workspace_id": "keys are the users here",
     "ec_transfer_params": _TRANSFER,
     "enable_response_messages": "`/tokenize` tells the tokens of a chat",

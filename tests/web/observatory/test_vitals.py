@@ -37,7 +37,7 @@ def test_quantiles_come_from_fine_buckets() -> None:
     """Within a few percent, where Prometheus is told of 0.25 and 0.5 s only; it is told of no more than before."""
     after = Metrics()
     seen = IngressMetrics(after)
-    seen._ttft.observe(0.31, 100)
+    seen._times.first_token.observe(0.31, 100)
     assert told(None, after)["ttft_p50_s"] == pytest.approx(0.31, rel=0.13)
     (data,) = [data for name, _, data in after.snapshot()["series"] if name == TTFT]
     assert data["buckets"] == list(TTFT_BUCKETS_S)

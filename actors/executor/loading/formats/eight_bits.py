@@ -96,7 +96,7 @@ def _torchao(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
 
 
 def _read_torchao(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
-    """Zero points that the scheme does not speak of are there too, but must be 0."""
+    """Files have zero points even if the scheme has none; then all must be 0."""
     zero = tensors.get("_weight_zero_point")
     if zero is not None and not scheme.zeros and bool(zero.float().any()):
         raise FormatError("has zero points, which its configuration does not have")

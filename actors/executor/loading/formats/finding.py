@@ -103,7 +103,7 @@ def _whole(
 
 
 def _is_dense(tensor: StoredTensor | None) -> bool:
-    """Whether it is there, and is not one of blocks by the name of a dense one."""
+    """Whether there is a tensor, and it is not one of GGUF's blocks, which have the names of dense tensors."""
     return tensor is not None and tensor.format not in gguf.FORMATS
 
 
@@ -166,7 +166,7 @@ def _check(name: str, tensor: StoredTensor, expected: Expected, scheme: Scheme, 
 
 
 def _num_bytes(tensor: StoredTensor) -> int:
-    """What its numbers take."""
+    """Bytes that its shape and format ask for."""
     if tensor.format in gguf.FORMATS:
         return prod(tensor.shape[:-1]) * (row_bytes(tensor.format, tensor.shape[-1]) or 0)
     return prod(tensor.shape) * DTYPES[tensor.format].itemsize

@@ -33,7 +33,7 @@ def _signed(codes: torch.Tensor, middle: int) -> torch.Tensor:
 
 
 def _centred(codes: torch.Tensor, scale: torch.Tensor, low: torch.Tensor) -> Codes:
-    """Of codes q of 4 bits that mean q * scale - low; those of the layout count from 8 on."""
+    """Codes q of 4 bits that mean q * scale - low; those of the layout mean (q - 8) * scale - low."""
     return Codes(codes.flatten(1), scale, low=low - 8 * scale)
 
 
@@ -46,7 +46,7 @@ def _q4_1(blocks: Blocks) -> Codes:
 
 
 def _fifth_bits(data: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., 4] -> [..., 32] of 0 or 16: the bits from the lowest of the first byte on."""
+    """uint8 [..., 4] -> [..., 32], each 0 or 16: a bit of the input, from the lowest of the first byte on."""
     shifts = torch.arange(8, dtype=torch.uint8, device=data.device)
     return ((data.unsqueeze(-1) >> shifts) & 1).flatten(-2) << 4
 
@@ -66,8 +66,8 @@ def _q8_0(blocks: Blocks) -> Codes:
 
 
 def _small_scales(blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minima [N, 8 a block] of K-quants: numbers of 6 bits, of which the last four have their two highest
-    above the first four's."""
+    """Scales and minima of K-quants, [N, 8 per block] each. They have 6 bits; the two highest bits of the last four lie
+    above the first four."""
     first, second, third = (blocks[..., place : place + 4] for place in (4, 8, 12))
     scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), -1)
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), -1)
@@ -76,7 +76,7 @@ def _small_scales(blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _runs(data: torch.Tensor) -> torch.Tensor:
-    """Half bytes uint8 [N, blocks, 128] -> [N, blocks, 256]: those of 32 bytes give 32 low ones, then 32 high ones."""
+    """Half bytes uint8 [N, blocks, 128] -> [N, blocks, 256]: each 32 bytes give 32 low halves, then 32 high ones."""
     return _halves(data.unflatten(-1, (4, 32))).flatten(-2)
 
 
@@ -125,5 +125,5 @@ READERS = {
     for each in TYPES.values()
     if each.scheme is not None
 } | {"mixed": Reader(partial(_expected, "mixed"), _none)}
-"""By the packing of a scheme. Names that a product might have had, but has not, are looked for as that of its parts
-together."""
+"""Readers by the packing of a scheme. ``mixed`` is the scheme of a fused product: no file has a tensor of it, but its
+name is looked for."""

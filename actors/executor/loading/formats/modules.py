@@ -20,7 +20,7 @@ from pagebus.actors.model.config import ModelError
 from pagebus.kernels.quantized.layouts import Layout, W8Blocks
 
 DENSE_AT_ONCE = 1 << 24
-"""Numbers that are dequantized at once, with float32 numbers of several kinds for each."""
+"""Numbers that are dequantized at once; each takes several float32 numbers meanwhile."""
 
 
 def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Callable[[int], None]) -> None:
@@ -41,7 +41,7 @@ def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Call
 
 
 def _read_module(module: Module, files: dict[Path, int], device: torch.device) -> None:
-    """What was read is let go of before the next is read."""
+    """Read and store one module; its tensors are freed on return."""
     tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
     try:
         _fill(module, tensors, device)

@@ -1,4 +1,4 @@
-"""Weights of 16 or 32 bits that are quantized while they are loaded, each rounded to what is nearest."""
+"""Quantizes weights of 16 or 32 bits while they are loaded, each rounded to the nearest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pagebus.actors.executor.loading.formats.reading import FLOATS, Codes, Expec
 from pagebus.actors.model.quantization.scheme import Scheme
 
 LARGEST = {"e4m3": 448.0, "int8": 127.0}
-"""What the largest of a row becomes."""
+"""The number that the largest of a row becomes."""
 NUMBERS_AT_ONCE = 1 << 22
-"""That are rounded at once, with several float32 numbers for each."""
+"""Numbers of a weight that are rounded at once; each takes several float32 numbers meanwhile."""
 
 
 def _expected(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
@@ -37,7 +37,7 @@ def _read(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
 
 
 def _fields(codes: Codes) -> list[torch.Tensor]:
-    """Those that have a row for each of the weight's."""
+    """The tensors that have a row per row of the weight."""
     return [each for each in (codes.values, codes.scale, codes.zero) if each is not None]
 
 
@@ -46,7 +46,7 @@ def _empty(rows: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _quantized(part: torch.Tensor, scheme: Scheme) -> Codes:
-    """Of rows [n, K] in any format."""
+    """Codes of rows [n, K] in any format of 16 or 32 bits. Raises FormatError."""
     weight = part.float()
     if not bool(weight.isfinite().all()):
         raise FormatError("has weights that are no finite numbers")

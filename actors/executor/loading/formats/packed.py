@@ -163,7 +163,7 @@ def _torchao_int4(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expec
 
 
 def _read_torchao_int4(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
-    """Signed numbers, the first of a byte in its low half; the zero point is added to what they are multiplied to."""
+    """Signed numbers, the first of a byte in its low half. The zero point is added after the scale has multiplied."""
     codes = nibbles(tensors["_weight_qdata"].view(torch.uint8)) ^ 8
     return Codes(codes, tensors["_weight_scale"].float().t(), low=-tensors["_weight_zero_point"].float().t())
 

@@ -30,7 +30,8 @@ class Expected:
 class Codes:
     """A module's weight [N, K]: ``values`` int8, float8_e4m3fn or codes of 4 bits (uint8); ``scale`` and ``zero``
     [ceil(N / rows), ceil(K / columns)] of the scheme's block, broadcast where a dimension is 1; ``whole`` (one number)
-    and ``table`` [16] if the scheme has them; ``groups`` [K]: the group of each column, if columns are ordered."""
+    and ``table`` [16] if the scheme has them; ``low``, shaped as ``scale``, is subtracted at the end; ``groups``
+    [K]: the group of each column, if columns are ordered."""
 
     values: torch.Tensor
     scale: torch.Tensor

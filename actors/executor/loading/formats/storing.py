@@ -14,7 +14,7 @@ PACKED_AT_ONCE = 1 << 22
 LARGEST_SCALE = 1e30
 """Beyond it weights may become infinite; no model comes near."""
 MIDDLE = 8
-"""Of codes of 4 bits, where they become bytes beside parts of other formats."""
+"""The code of 4 bits that means 0, for those that become bytes beside parts of other formats."""
 NOT_A_NUMBER = 0x7F
 """Of float8_e4m3fn, without its sign."""
 
@@ -50,7 +50,7 @@ def _check(codes: Codes) -> None:
 
 
 def _not_numbers(values: torch.Tensor) -> bool:
-    """Whether some of float8_e4m3fn [N, K] are none; some rows at a time."""
+    """Whether any of float8_e4m3fn [N, K] is a NaN; looks at some rows at a time."""
     parts = values.view(torch.uint8).split(max(1, PACKED_AT_ONCE // values.shape[1]))
     return any(bool(((part & NOT_A_NUMBER) == NOT_A_NUMBER).any()) for part in parts)
 
@@ -88,8 +88,8 @@ def _store_blocks(target: W8Blocks, values: torch.Tensor, codes: Codes, scheme: 
 
 
 def _rows(scale: torch.Tensor, target: W8Blocks, scheme: Scheme) -> torch.Tensor:
-    """Numbers of the file's blocks as those of the layout's, which are perhaps lower: then parts of a product begin
-    within a block. Or they are narrower: then another part has such."""
+    """Numbers of the file's blocks, repeated for the layout's. Those are lower where parts of a product begin within a
+    block, and narrower where another part has narrower ones."""
     height = scheme.block[0]
     if height > 1 and target.block[0] == 1:
         scale = scale.repeat_interleave(height, 0)[: len(target.values)]

@@ -170,10 +170,10 @@ def test_a_cut_off_file_is_refused(folder: Path) -> None:
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
-    """Files that run what they hold are not read."""
+    """Files that could run code are not read."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
-    with pytest.raises(ModelError, match="holds pickles"):
+    with pytest.raises(ModelError, match="is a pickle"):
         load(folder)
 
 
@@ -207,10 +207,10 @@ def test_pieces_of_any_length_give_the_same_weights(
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model-00001-of-00002.pt"])
 def test_pickles_are_refused_by_name(name: str, folder: Path) -> None:
-    """They run what they hold."""
+    """They could run code."""
     model = build(folder)
     (folder / "model.safetensors").rename(folder / name)
-    with pytest.raises(ModelError, match=rf"{name} holds pickles, which run what they hold and are never read"):
+    with pytest.raises(ModelError, match=rf"{name} is a pickle, which could run code, and is never read"):
         load_weights(model, folder, "auto", 0, lambda _: None)
 
 

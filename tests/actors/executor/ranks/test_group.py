@@ -48,6 +48,13 @@ def test_a_record_crosses_the_bus() -> None:
     assert Record.of_state(record.as_state()) == record
 
 
+def test_a_record_of_an_earlier_group_has_no_rank_of_a_larger_one() -> None:
+    """It stays on the bus for minutes after a restart with more ranks."""
+    record = Record(7, (8,), EntryId(3, 4), "file:/tmp/x")
+    assert [record.has(rank, 8) for rank in (1, 2, 3)] == [True, False, False]
+    assert not record.has(1, 9)
+
+
 def test_rank_0_waits_for_all_ranks_of_its_replica() -> None:
     """In their order; those of others do not count, nor those that belong to a group that is gone, nor those that have
     not said yet what they would compute."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import struct
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from gguf import GGMLQuantizationType as Type
 
 from pagebus.actors.model import config as config_module
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_folder
+from pagebus.actors.model.gguf.configuration import describe
 from pagebus.actors.model.gguf.files import choose
+from pagebus.actors.model.gguf.header import GgufFile, GgufTensor
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from tests.helpers.model_factory import make_golden
@@ -119,6 +124,30 @@ def test_unknown_tensors(
     monkeypatch.setattr(config_module, "read_file", lambda path: changed)
     with pytest.raises(ModelError, match=message):
         ModelConfig.load(file.path)
+
+
+def with_tensor(source: Path, folder: Path, name: str, shape: tuple[int, ...], data: bytes = b"") -> Any:
+    """A file, and one more tensor of float32 of this shape, whose ``data`` lies behind all others."""
+    path = write(source, folder / "a.gguf")
+    file = config_module.read_file(path)
+    tensor = GgufTensor(name, "F32", shape, path, path.stat().st_size, 4 * prod(shape))
+    path.write_bytes(path.read_bytes() + data)
+    return GgufFile(path, file.metadata, {**file.tensors, name: tensor})
+
+
+@pytest.mark.parametrize("number", [0.0, -1.0, math.nan, math.inf])
+def test_tables_of_frequencies_are_finite_and_positive(number: float, source: Path, tmp_path: Path) -> None:
+    """Angles are divided by them."""
+    data = struct.pack("<32f", *[1.0] * 31, number)
+    with pytest.raises(ModelError, match=rf"tensor rope_freqs.weight has {number}, not a number above 0"):
+        describe(with_tensor(source, tmp_path, "rope_freqs.weight", (32,), data))
+
+
+def test_experts_without_end(source: Path, tmp_path: Path) -> None:
+    """They are not listed one by one."""
+    file = with_tensor(source, tmp_path, "blk.0.ffn_up_exps.weight", (5000, 1, 1))
+    with pytest.raises(ModelError, match=r"tensor blk.0.ffn_up_exps.weight has 5000 experts, more than 4096"):
+        describe(file)
 
 
 NAMES = ("m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf", "mmproj-F16.gguf", "README.md")

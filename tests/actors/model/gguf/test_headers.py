@@ -142,3 +142,21 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     (tmp_path / "part-00002-of-00002.gguf").unlink()
     with pytest.raises(ModelError, match=r"part-00002-of-00002\.gguf is not a readable GGUF file"):
         read_file(tmp_path / "part-00001-of-00002.gguf")
+
+
+def test_a_later_part_is_no_model(model: Path, tmp_path: Path) -> None:
+    """The first one is, and has the keys."""
+    part = tmp_path / "m-00002-of-00003.gguf"
+    part.write_bytes(model.read_bytes())
+    with pytest.raises(
+        ModelError, match=r"m-00002-of-00003\.gguf is part 2 of a model: name the first, m-00001-of-00003"
+    ):
+        read_file(part)
+
+
+def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
+    """Readers that take the first and readers that take the last would see two models."""
+    one = struct.pack("<Q", 3) + b"a.b" + struct.pack("<II", 4, 7)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + 2 * one)
+    with pytest.raises(ModelError, match=r"key a\.b is there twice"):
+        read_header(tmp_path / "x.gguf")

@@ -166,6 +166,15 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
         build_tokenizer(file(keys))
 
 
+def test_a_token_without_end() -> None:
+    """Merges are looked for at each of its characters, so it would take forever."""
+    blanks, scores = sentence_pieces(prefix=True)
+    keys = pieces(blanks, scores)
+    keys["tokenizer.ggml.tokens"][-1] = "x" * 1001
+    with pytest.raises(ModelError, match=r"a token of 1001 characters \('xxx.*\), more than 1000"):
+        build_tokenizer(file(keys))
+
+
 def test_a_file_as_the_tokenizer(tmp_path: Path) -> None:
     """With its chat template and the tokens that have a part of their own."""
     original = trained("qwen2")

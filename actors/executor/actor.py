@@ -22,6 +22,7 @@ from pagebus.actors.executor.expert_metrics import ExpertMetrics
 from pagebus.actors.executor.in_thread import in_thread
 from pagebus.actors.executor.kernel_metrics import KernelMetrics
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
+from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.executor.preload import import_torch, open_gpu, preload
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
@@ -189,6 +190,7 @@ class ExecutorActor(Actor):
             in_thread(open_gpu)
             in_thread(self._ready_triton, target)
         config = with_quantization(self.settings, ModelConfig.load(path, self.settings.classifier_from_token))
+        config = with_groups(self.settings, config)
         check_gpu(self.settings, config, target)
         if target is not None and config.quantization is not None:
             self.log.warning(

@@ -14,12 +14,12 @@ def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
     """Labels of ``vllm:cache_config_info`` besides the common ones; "None" for what does not exist here."""
     return {
         "num_cpu_blocks": str(info.num_host_blocks),
-        "kv_cache_size_tokens": str(info.num_blocks * info.block_size),
+        "kv_cache_size_tokens": str(info.num_blocks // (1 + info.windowed_pages) * info.block_size),
         "user_specified_block_size": str(settings.block_size != Settings().block_size),
         "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
         "kv_cache_memory_bytes": str(settings.kv_cache_memory_bytes),
         "kv_offloading_size": str(settings.swap_space),
         "prefix_caching_hash_algo": "blake2b",
         "is_attention_free": "False",
-        "sliding_window": str(info.window or None),
+        "sliding_window": str(info.windowed_tokens or info.window or None),
     }

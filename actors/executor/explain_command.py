@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
 from pagebus.actors.executor.loading.compile_command import add_target_details, target_in
+from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.local import local_config
@@ -57,7 +58,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     target = target_of_arguments(settings, arguments)
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
-        config = part_of(settings, with_quantization(settings, config), target)
+        config = with_groups(settings, with_quantization(settings, config))
+        config = part_of(settings, config, target)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2

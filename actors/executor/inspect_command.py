@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagebus.actors.executor.explain_command import WIDTH, part_of, target_of_arguments
 from pagebus.actors.executor.loading.compile_command import add_target_details
+from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
@@ -50,7 +51,8 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     try:
         path = resolve_model(settings, weights=False)
         loaded = ModelConfig.load(path, settings.classifier_from_token)
-        config = part_of(settings, with_quantization(settings, loaded), target)
+        config = with_groups(settings, with_quantization(settings, loaded))
+        config = part_of(settings, config, target)
         from pagebus.actors.executor.inspection import Inspection
 
         inspection = Inspection(settings, config, target, path, arguments.memory_gib)
@@ -104,7 +106,9 @@ def _lines(found: dict[str, Any]) -> list[str]:
 def _of_one_sequence(cache: dict[str, Any]) -> str:
     """The line about the longest sequence's part of the cache."""
     count, size = cache["sequence_blocks"], readable(cache["sequence_blocks"] * cache["block_bytes"])
-    window = f", as all layers have windows of at most {cache['window']} tokens" if cache["window"] else ""
+    pages = cache["windowed_pages"]
+    layers = f"{pages} of {1 + pages} pages of a block" if pages else "all layers"
+    window = f", as {layers} have windows of at most {cache['window']} tokens" if cache["window"] else ""
     return f"longest sequence: {size} in at most {count} blocks{window}"
 
 

@@ -56,7 +56,7 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
-        quantization, settings = self._config.quantization, self._settings
+        quantization, settings, limits = self._config.quantization, self._settings, self._engine.runner.limits
         block_bytes = kv_block_bytes(self._config, settings.block_size, self._engine.kv_dtype)
         return {
             "architecture": self._config.architecture,
@@ -69,10 +69,11 @@ class Inspection:
             "kv_cache": {
                 "block_size": settings.block_size,
                 "block_bytes": block_bytes,
-                "bytes_per_token": block_bytes / settings.block_size,
+                "bytes_per_token": block_bytes * (1 + limits.windowed_pages) / settings.block_size,
                 "most_blocks": self._most_blocks(block_bytes),
-                "window": self._engine.runner.limits.window,
-                "sequence_blocks": demand_of(self._engine.runner.limits, block_bytes).least_blocks,
+                "window": limits.windowed_tokens or limits.window,
+                "windowed_pages": limits.windowed_pages,
+                "sequence_blocks": demand_of(limits, block_bytes).least_blocks,
             },
             "runs": self._runs(),
         }

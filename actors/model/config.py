@@ -17,6 +17,7 @@ from typing import Any
 
 from pagebus.actors import shipped_model
 from pagebus.actors.model import ropes
+from pagebus.actors.model.cache_groups import CacheGroups, cache_groups
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
@@ -82,6 +83,8 @@ class ModelConfig:
     """The format of its reasoning, where its architecture says it."""
     shard: Shard | None = None
     """Of which model this is one rank's part; None: it is a whole one. Heads and widths are the part's."""
+    grouped: bool = False
+    """Whether layers with windows have pages of their own in the cache, where others have none."""
 
     @property
     def latent(self) -> Mla | None:
@@ -101,6 +104,12 @@ class ModelConfig:
         count as windows of their length."""
         reaches = [abs(reach) for reach in self.layer_windows]
         return max(reaches) if reaches and all(reaches) and not self.in_one_step else 0
+
+    @property
+    def cache_groups(self) -> CacheGroups:
+        """Which layers share a page of the cache: all, unless they are ``grouped``."""
+        apart = self.grouped and not self.in_one_step
+        return cache_groups(self.layer_windows if apart else (0,) * self.num_layers)
 
     @property
     def in_one_step(self) -> bool:

@@ -44,6 +44,10 @@ class ReplicaJoined:
     block_bytes: int = 0
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    windowed_pages: int = 0
+    """Where only some layers have a window: pages of these layers for each block, beside the one of the others."""
+    windowed_tokens: int = 0
+    """And their window: how many tokens, the newest included, one of them may still read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,12 +73,20 @@ class Request:
 @dataclass(frozen=True, slots=True, eq=False)
 class Swapped:
     """A preempted sequence's copy in the host tier: its first ``num_tokens`` tokens lie in ``host_blocks`` of this
-    replica, from its block ``first_block`` on. The last block may be partly filled."""
+    replica, from its block ``first_block`` on. The last block may be partly filled. ``windowed_hosts``: what the
+    sequence had in ``windowed``, from block ``first_windowed`` on."""
 
     replica: str
     host_blocks: list[int]
     num_tokens: int
     first_block: int = 0
+    windowed_hosts: list[int] = field(default_factory=list)
+    first_windowed: int = 0
+
+    @property
+    def hosts(self) -> list[int]:
+        """All host blocks."""
+        return self.host_blocks + self.windowed_hosts
 
 
 @dataclass(slots=True, eq=False)
@@ -88,11 +96,13 @@ class Sequence:
     ``tokens`` holds the prompt and the known output. While it runs, its newest tokens, less than one block, are only in
     the replica's ``SlotTable``. ``hashes[i]`` is the hash of full block i, as far as computed. ``replica`` names the
     replica that it runs on, and ``blocks`` is its block table there, from its block ``first_block`` on: those before
-    lie behind the model's sliding window and are not held. ``order`` is unique and grows with arrival. ``limit`` is the
+    lie behind the model's sliding window and are not held. Where only some layers have a window, ``blocks`` are pages
+    of the others, and ``windowed`` those of the layers with one: block by block from ``first_windowed`` on, each as
+    many pages as its replica has ``windowed_pages``. ``order`` is unique and grows with arrival. ``limit`` is the
     number of tokens (prompt + output) at which it ends on its present replica.
 
-    ``copied``: a pending copy on write as (source block, own block), made by the next plan; the source is retained
-    until then. ``num_losses``: consecutive replicas lost under it without a new token, counted from
+    ``copied``: a pending copy on write of a block as (source pages, own pages), made by the next plan; the sources are
+    retained until then. ``num_losses``: consecutive replicas lost under it without a new token, counted from
     ``num_tokens_at_loss``. ``beam_group``: the beam group that it belongs to. ``started``: its request's detokenizer
     has been sent it. ``end``: how its tokens ended it. ``scores``: log probabilities requested for it.
     """
@@ -110,13 +120,15 @@ class Sequence:
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     first_block: int = 0
+    windowed: list[int] = field(default_factory=list)
+    first_windowed: int = 0
     num_cached: int = 0
     started: bool = False
     produced: bool = False
     last_step: int = 0
     leader: Sequence | None = None
     looked_up: bool = False
-    copied: tuple[int, int] | None = None
+    copied: tuple[list[int], list[int]] | None = None
     swapped: Swapped | None = None
     scores_again: bool = False
     end: int = END_NONE
@@ -160,6 +172,28 @@ class Sequence:
     def end_block(self) -> int:
         """How many blocks its table has room for on this replica, with those before ``first_block``."""
         return self.first_block + len(self.blocks)
+
+    @property
+    def pages(self) -> list[int]:
+        """All that it holds of the device's pool."""
+        return self.blocks + self.windowed if self.windowed else self.blocks
+
+    @property
+    def first_kept(self) -> int:
+        """The first block of which it holds all pages."""
+        return max(self.first_block, self.first_windowed)
+
+    def give_back(self, keep: int, windowed_pages: int) -> list[int]:
+        """Remove the pages of layers with windows before block ``keep`` from its table, and return them."""
+        if windowed_pages:
+            count = (keep - self.first_windowed) * windowed_pages
+            gone, self.windowed, self.first_windowed = self.windowed[:count], self.windowed[count:], keep
+            return gone
+        count = keep - self.first_block
+        gone = self.blocks[:count]
+        del self.blocks[:count]
+        self.first_block = keep
+        return gone
 
     @property
     def keeps_all(self) -> bool:

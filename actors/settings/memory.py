@@ -34,7 +34,10 @@ class MemorySettings:
         0.9, help="share of the GPU's memory that may be used", check=_check_fraction
     )
     num_gpu_blocks_override: int | None = setting(
-        None, help="number of blocks of the cache, in place of the measured one", low=1, high=2**30
+        None,
+        help="number of blocks of the cache, or pages if only some layers have a window, in place of the measured one",
+        low=1,
+        high=2**30,
     )
     kv_cache_memory_bytes: int | None = setting(
         None, help="bytes for the cache, instead of a share of the GPU", low=1, high=2**50
@@ -51,5 +54,8 @@ class MemorySettings:
         help="blocks of a preempted sequence are copied to the host (swap), computed again (recompute), or whichever "
         "is faster by measured rates (auto)",
         choices=("auto", "swap", "recompute"),
+    )
+    disable_hybrid_kv_cache_manager: bool = setting(
+        False, help="keep all blocks of models in which only some layers have a sliding window"
     )
     enable_prefix_caching: bool = setting(True, help="reuse the blocks of prompts that begin alike")

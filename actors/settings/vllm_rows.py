@@ -85,7 +85,6 @@ TAKEN = (
     Flag("--mm-hasher-algorithm --mm-tensor-ipc --mm-ipc-gpu-memory-gb --mm-processor-device", NO_MEDIA, ANY),
     _same("--enable-reasoning", "--reasoning-parser is enough"),
     _same("--enable-shm-tensor-arena", "actors speak over the bus"),
-    _same("--disable-hybrid-kv-cache-manager", "all layers of a model share one kind of block"),
     _same("--disable-cascade-attn", "there is no cascade attention"),
     _same("--enable-flashinfer-autotune --monokernel", KERNELS),
     _same("--scheduler-reserve-full-isl", "a request begins where its prompt has room"),

@@ -34,7 +34,7 @@ class ModelExecutor:
         self._base_s = profile.base_table_s(max(joined.max_num_batched_tokens, joined.max_num_seqs))
         self._kv_token_s, self._pair_s = profile.kv_token_s, profile.pair_s
         self._graph_tokens, self._eager_floor_s = profile.graph_tokens, profile.eager_floor_ms / 1e3
-        block_bytes = profile.kv_bytes_per_token * joined.block_size
+        block_bytes = profile.kv_bytes_per_token * joined.block_size / (1 + joined.windowed_pages)
         self._block_copy_s = block_bytes / profile.kv_read_bytes_per_s
         self._swap_s = block_bytes / profile.copy_bytes_per_s
         self._copies_free_s = 0.0
@@ -125,8 +125,9 @@ class ModelExecutor:
             self._copied_s.clear()
             return 0.0
         copied_s = self._copied_s
-        new = chain(plan.new_block_ids.tolist(), plan.appended_blocks.tolist(), plan.copy_sources.tolist())
-        return max((copied_s.get(block, 0.0) for block in new), default=0.0)
+        new = plan.new_block_ids, plan.appended_blocks, plan.copy_sources, plan.new_windowed, plan.appended_windowed
+        pages = chain.from_iterable(each.tolist() for each in new)
+        return max((copied_s.get(page, 0.0) for page in pages), default=0.0)
 
     def _sample(self, slots: NDArray[np.intp]) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Ids, token indexes and ends of the rows that sample. A sequence that has ended has no more rows."""

@@ -57,7 +57,7 @@ class Recorder(Observer):
             owners = np.zeros(pool.num_blocks, np.int32)
             owners[[block for block in range(pool.num_blocks) if block in replica.index]] = CACHED
             for sequence in reversed(replica.slots.occupied()):
-                owners[sequence.blocks] = sequence.order
+                owners[sequence.pages] = sequence.order
             run.maps.append(owners)
 
     def run(self) -> Run:

@@ -50,7 +50,7 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     num_parked: int = 0
     """Sequences that left the batch because whoever listened to them had gone: no preemptions."""
     given_back_blocks: int = 0
-    """Blocks that fell behind the sliding window of all layers."""
+    """Blocks, or pages of blocks, that fell behind a sliding window."""
 
 
 REQUEST_COLUMNS = (

@@ -38,6 +38,8 @@ class NewSequence(Record, frozen=True, kw_only=True):
     first_block: int = 0
     """Where its ``num_blocks`` blocks begin in its block table. Tokens before them lie behind the sliding window of
     whatever is computed from now on."""
+    first_windowed: int = 0
+    """The same of ``new_windowed``, which end with the same block."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):
@@ -61,6 +63,11 @@ class StepPlan(Record, frozen=True, kw_only=True):
     there; a swap-in may read a host block that the same plan has written, is complete before any step from this one on
     reads its device block, and leaves its host block free to be written by the next plan. The executor may run copies
     beside steps as long as nobody can see the difference.
+
+    Of a model in which only some layers have a window, a block of tokens has several pages of equal size: those above
+    are of the layers without one. ``new_windowed`` and ``appended_windowed`` are those of the others, always the same
+    number w for each block, one after another: of each new sequence, those from its ``first_windowed`` on; and w for
+    each of ``appended_slots``. Copies name pages of both kinds.
 
     A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
     epoch, from 1, and equals the index of the entry's explicit stream id.
@@ -91,6 +98,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     cut_blocks: Int32Array = NO_INTS
     chosen_slots: Int32Array = NO_INTS
     chosen_tokens: Int32Array = NO_INTS
+    new_windowed: Int32Array = NO_INTS
+    appended_windowed: Int32Array = NO_INTS
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3

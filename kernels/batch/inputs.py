@@ -25,7 +25,8 @@ def prepare_inputs_reference(
 
     In:  tokens [S, L] int32, block_tables [S, MB] int32 (both by slot), slots [R], starts [R] (position of a row's
          first scheduled token), query_start [R + 1] (ascending; row r owns tokens query_start[r]:query_start[r + 1]).
-    Out: input_ids [T], positions [T], slot_mapping [T] int64, context_lens [R] (start + scheduled tokens).
+    Out: input_ids [T], positions [T], slot_mapping [T] int64, context_lens [R] (start + scheduled tokens). Of several
+         tables [N, S, MB] there are as many mappings [N, T].
     Tokens past query_start[R], and tokens of rows with a negative start (padding rows), get id 0, position 0 and
     mapping -1; such rows get context length 0. A negative block id also gives mapping -1.
     """
@@ -39,7 +40,7 @@ def prepare_inputs_reference(
     inside &= ~padding[row]
     position = torch.where(inside, starts[row] + token - query_start[row], 0).long()
     slot = torch.where(inside, slots[row], 0).long()
-    block = block_tables[slot, position // block_size].long()
+    block = block_tables[..., slot, position // block_size].long()
     input_ids.copy_(torch.where(inside, tokens[slot, position], 0))
     positions.copy_(position)
     slot_mapping.copy_(torch.where(inside & (block >= 0), block * block_size + position % block_size, -1))
@@ -72,8 +73,11 @@ def _prepare_inputs_kernel(
     stride_table,
     num_rows,  # R
     num_tokens,  # T
+    stride_tables,  # from a block table to the next
+    stride_mapping,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    NUM_TABLES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -104,12 +108,14 @@ def _prepare_inputs_kernel(
     position = tl.where(inside, start + index - tl.load(query_start_ptr + low), 0)
     slot = tl.load(slots_ptr + low).to(tl.int64)
     token_id = tl.load(tokens_ptr + slot * stride_tokens + position, mask=inside, other=0)
-    block = tl.load(tables_ptr + slot * stride_table + position // BLOCK_SIZE, mask=inside, other=-1).to(tl.int64)
-    mapping = tl.where(block >= 0, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+    place = slot * stride_table + position // BLOCK_SIZE
     is_token = index < num_tokens
     tl.store(input_ids_ptr + index, token_id.to(input_ids_ptr.dtype.element_ty), mask=is_token)
     tl.store(positions_ptr + index, position.to(positions_ptr.dtype.element_ty), mask=is_token)
-    tl.store(slot_mapping_ptr + index, mapping, mask=is_token)
+    for table in tl.static_range(NUM_TABLES):
+        block = tl.load(tables_ptr + table * stride_tables + place, mask=inside, other=-1).to(tl.int64)
+        mapping = tl.where(block >= 0, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
+        tl.store(slot_mapping_ptr + table * stride_mapping + index, mapping, mask=is_token)
 
 
 def prepare_inputs(
@@ -128,12 +134,16 @@ def prepare_inputs(
     """Fill the model inputs of one pass; see `prepare_inputs_reference`."""
     num_rows, num_tokens = slots.shape[0], input_ids.shape[0]
     assert tokens.stride(1) == 1
-    assert block_tables.stride(1) == 1
+    assert block_tables.stride(-1) == 1
     assert query_start.shape == (num_rows + 1,)
     assert starts.shape == context_lens.shape == (num_rows,)
-    assert positions.shape == slot_mapping.shape == (num_tokens,)
+    tables = block_tables if block_tables.dim() == 3 else block_tables.unsqueeze(0)
+    mappings = slot_mapping if slot_mapping.dim() == 2 else slot_mapping.unsqueeze(0)
+    assert positions.shape == (num_tokens,)
+    assert mappings.shape == (len(tables), num_tokens)
+    assert mappings.stride(1) == 1 or num_tokens == 1
     assert slot_mapping.dtype == torch.int64
-    for vector in (slots, starts, query_start, input_ids, positions, slot_mapping, context_lens):
+    for vector in (slots, starts, query_start, input_ids, positions, context_lens):
         assert vector.is_contiguous()
     if num_rows == 0:
         return
@@ -149,11 +159,14 @@ def prepare_inputs(
         slot_mapping,
         context_lens,
         tokens.stride(0),
-        block_tables.stride(0),
+        tables.stride(1),
         num_rows,
         num_tokens,
+        tables.stride(0),
+        mappings.stride(0),
         BLOCK_SIZE=block_size,
         BLOCK=block,
+        NUM_TABLES=len(tables),
         num_warps=4,
         **pdl(tokens.device),
     )

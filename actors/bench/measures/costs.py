@@ -33,11 +33,12 @@ class Costs:
     @classmethod
     def of(cls, config: ModelConfig, info: Mapping[str, Any]) -> Costs:
         """``info`` is the executor's: its number format, and what a block of its cache takes."""
+        block_bytes = float(info["block_bytes"]) * (1 + info.get("windowed_pages", 0))
         return cls(
             layer_weights=num_layer_weights(config),
             head_weights=config.hidden_size * config.vocab_size,
             weight_bytes=DTYPE_BYTES[str(info["dtype"])],
-            kv_bytes_per_token=float(info["block_bytes"]) / float(info["block_size"]),
+            kv_bytes_per_token=block_bytes / float(info["block_size"]),
             flops_per_pair=sum(layer.mixer.flops_per_pair() for layer in config.spec.layers),
             tied=config.tie_word_embeddings,
             layer_weight_bytes=bits_per_weight(config.quantization) / 8,

@@ -105,7 +105,10 @@ class PersistentBatch:
         if len(plan.chosen_slots) or len(plan.chosen_tokens):
             self._choose(plan, deltas)
         if len(plan.appended_slots) or len(plan.appended_blocks):
-            words.append((self._append_blocks(plan), plan.appended_blocks))
+            places = self._append_blocks(plan)
+            words.append((places, plan.appended_blocks))
+            if len(plan.appended_windowed):
+                words.append((self._windowed_places(places), plan.appended_windowed))
         if words:
             deltas["places"] = np.concatenate([places for places, _ in words])
             deltas["values"] = np.concatenate([values for _, values in words])
@@ -136,7 +139,7 @@ class PersistentBatch:
         self._token_masks.pack(deltas)
         layout = self._layout
         of_column = layout.columns + np.arange(NUM_COLUMNS, dtype=np.int32)[:, None] * np.int32(layout.num_slots)
-        return [
+        words = [
             (ranges(2 * slots, np.full(len(slots), 2, np.int32)), np.array(entering.seeds, np.int64).view(np.int32)),
             ((of_column + slots).reshape(-1), columns.reshape(-1)),
             (
@@ -145,6 +148,17 @@ class PersistentBatch:
             ),
             (ranges(layout.tokens + slots * np.int32(layout.max_tokens), num_tokens), plan.new_token_ids),
         ]
+        if len(plan.new_windowed):
+            first = np.array([new.first_windowed for new in plan.new_sequences], np.int32)
+            begin = first + layout.block_tables + slots * np.int32(self._table_width)
+            places = ranges(begin, first_blocks + num_blocks - first)
+            words.append((self._windowed_places(places), plan.new_windowed))
+        return words
+
+    def _windowed_places(self, places: Int32Array) -> Int32Array:
+        """The words of the tables of windowed pages [n * W] that belong to those of the first table [n]."""
+        tables = np.arange(1, self._layout.num_tables, dtype=np.int32) * np.int32(self._layout.table_words)
+        return (places[:, None] + tables).reshape(-1)
 
     def _enter_one(self, new: NewSequence, entering: _Entering) -> None:
         slot, sampling = new.slot, new.sampling
@@ -187,7 +201,7 @@ class PersistentBatch:
     def _append_blocks(self, plan: StepPlan) -> Int32Array:
         """Count the appended blocks; returns the words of the block tables that they fill [m]."""
         slots, size = plan.appended_slots, self._size
-        checks.appended_blocks(plan, self.sequence_ids, self.limits.num_blocks)
+        checks.appended_blocks(plan, self.sequence_ids, self.limits)
         counts = np.bincount(slots, minlength=size).astype(np.int32)
         columns = self.num_blocks[slots]
         if counts.max() > 1:

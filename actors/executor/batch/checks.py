@@ -58,6 +58,7 @@ def new_sequences(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array)
     for field, array, declared in (
         ("new_token_ids", plan.new_token_ids, sum(new.num_tokens for new in plan.new_sequences)),
         ("new_block_ids", plan.new_block_ids, sum(new.num_blocks for new in plan.new_sequences)),
+        ("new_windowed", plan.new_windowed, limits.windowed_pages * sum(map(_num_windowed, plan.new_sequences))),
     ):
         if len(array) != declared:
             raise PlanError(f"{field} has {len(array)} entries, the new sequences need {declared}")
@@ -65,6 +66,12 @@ def new_sequences(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array)
     ids = without_segments(plan.new_token_ids) if segmented else plan.new_token_ids
     _in_range("new_token_ids", ids, limits.vocab_size)
     _in_range("new_block_ids", plan.new_block_ids, limits.num_blocks)
+    _in_range("new_windowed", plan.new_windowed, limits.num_blocks)
+
+
+def _num_windowed(new: NewSequence) -> int:
+    """Blocks of which a sequence has windowed pages, where there are any."""
+    return new.first_block + new.num_blocks - new.first_windowed
 
 
 def _new_sequence(new: NewSequence, limits: BatchLimits) -> None:
@@ -94,14 +101,21 @@ def _table(who: str, new: NewSequence, limits: BatchLimits) -> None:
         raise PlanError(f"{who}: {new.num_computed_tokens} computed tokens in {end} blocks")
     if first > Window(limits.window, limits.block_size).first_block(new.num_computed_tokens):
         raise PlanError(f"{who}: token {new.num_computed_tokens} sees tokens before block {first}, its first")
+    first = new.first_windowed
+    seen = Window(limits.windowed_tokens, limits.block_size).first_block(new.num_computed_tokens)
+    if not 0 <= first <= min(end, seen):
+        raise PlanError(f"{who}: token {new.num_computed_tokens} sees windowed pages before block {first}, their first")
 
 
-def appended_blocks(plan: StepPlan, sequence_ids: Int32Array, num_blocks: int) -> None:
+def appended_blocks(plan: StepPlan, sequence_ids: Int32Array, limits: BatchLimits) -> None:
     """A slot may get several blocks at once; each must hold a sequence."""
-    slots, blocks = plan.appended_slots, plan.appended_blocks
+    slots, blocks, windowed = plan.appended_slots, plan.appended_blocks, plan.appended_windowed
     _same_length("appended_slots", slots, "appended_blocks", blocks)
+    if len(windowed) != limits.windowed_pages * len(slots):
+        raise PlanError(f"appended_windowed has {len(windowed)} entries for {len(slots)} blocks")
     _in_range("appended_slots", slots, len(sequence_ids) - 1)
-    _in_range("appended_blocks", blocks, num_blocks)
+    _in_range("appended_blocks", blocks, limits.num_blocks)
+    _in_range("appended_windowed", windowed, limits.num_blocks)
     _occupied("appended_slots", slots, sequence_ids)
 
 

@@ -13,7 +13,8 @@ class DeviceBatch:
     """Tensors of S = ``max_num_seqs`` + 1 slots; the last is the dummy slot, whose tokens are never read.
 
     ``tokens`` [S, L] int32; ``block_tables`` [S, MB] int32 (unused entries name block 0 or an old block: valid, never
-    read); ``columns`` [8, S] int32 (float32 bits in the first six rows, see
+    read); ``all_tables`` [1 + W, S, MB], that one and those of the W pages that a block has for layers with windows,
+    ``windowed_tables``; ``columns`` [8, S] int32 (float32 bits in the first six rows, see
     :mod:`pagebus.actors.executor.batch.layout`); ``seeds`` [S] int64; ``rule_ids``, ``rule_values``, ``rule_until`` [S,
     K], K growing as needed; ``masks`` [S, ceil(V / 32)] int32, bits of the tokens allowed (empty until needed);
     ``word_tokens``, ``word_lens`` [S, F] int32, F growing. The first four are parts of one array
@@ -28,7 +29,10 @@ class DeviceBatch:
         self._words = torch.zeros(layout.size, dtype=torch.int32, device=device)
         self.seeds = self._words[: 2 * size].view(torch.int64)
         self.columns = self._words[layout.columns :][: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
-        self.block_tables = self._words[layout.block_tables :][: size * layout.table_width].view(size, -1)
+        tables = self._words[layout.block_tables : layout.tokens].view(layout.num_tables, layout.table_words)
+        self.all_tables = tables[:, : size * layout.table_width].unflatten(1, (size, layout.table_width))
+        self.block_tables, *windowed = self.all_tables.unbind()
+        self.windowed_tables = tuple(windowed)
         self.tokens = self._words[layout.tokens :].view(size, -1)
         self.num_growths = 0
         self.step_masks = StepMasks(limits.max_num_seqs, limits.vocab_size, device)

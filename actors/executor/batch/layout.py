@@ -19,12 +19,14 @@ def aligned(count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """Tables of ``num_slots`` slots in int32 words, one behind the other: seeds [S, 2] (int64), columns [8, S], block
-    tables [S, ``table_width``] and tokens [S, ``max_tokens``]. The properties are the words where they begin."""
+    """Tables of ``num_slots`` slots in int32 words, one behind the other: seeds [S, 2] (int64), columns [8, S],
+    ``num_tables`` block tables [S, ``table_width``] and tokens [S, ``max_tokens``]. The properties are the words where
+    they begin."""
 
     num_slots: int
     table_width: int
     max_tokens: int
+    num_tables: int = 1
 
     @property
     def columns(self) -> int:
@@ -36,7 +38,12 @@ class SlotLayout:
 
     @property
     def tokens(self) -> int:
-        return self.block_tables + aligned(self.num_slots * self.table_width)
+        return self.block_tables + self.num_tables * self.table_words
+
+    @property
+    def table_words(self) -> int:
+        """From the beginning of a block table to that of the next."""
+        return aligned(self.num_slots * self.table_width)
 
     @property
     def size(self) -> int:
@@ -55,6 +62,10 @@ class BatchLimits:
     vocab_size: int
     window: int = 0
     """How many tokens, the newest included, some layer may still read; 0: all."""
+    windowed_pages: int = 0
+    """Pages of a block for layers with windows, beside the one of layers without."""
+    windowed_tokens: int = 0
+    """How many tokens, the newest included, a layer of these pages may still read."""
 
     @property
     def dummy_slot(self) -> int:
@@ -69,4 +80,4 @@ class BatchLimits:
     @property
     def layout(self) -> SlotLayout:
         """Of all slots, the dummy slot too."""
-        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len)
+        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len, 1 + self.windowed_pages)

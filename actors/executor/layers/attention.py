@@ -45,6 +45,7 @@ class Attention:
         self, config: ModelConfig, layer: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor
     ) -> None:
         self._ops, self._config, self._layer = ops, config, layer
+        page, self._place = config.cache_groups.layers[layer]
         spec, hidden, fused = config.spec.layers[layer].mixer, config.hidden_size, config.names.qkv
         self.sizes = spec.heads, spec.kv_heads, spec.kv_heads
         query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -60,7 +61,8 @@ class Attention:
             parameters.after_load(self._reorder)
         sinks = parameters.bias({f"{prefix}.sinks": spec.heads}, torch.float32) if spec.sinks else None
         self.heads = Heads(
-            self.sizes, spec.head_dim, spec.scale, spec.reach, rotary, softcap=spec.softcap, sinks=sinks
+            self.sizes, spec.head_dim, spec.scale, spec.reach, rotary, softcap=spec.softcap, sinks=sinks,
+            page=page,
         )  # fmt: skip
         self._q_width_norm: torch.Tensor | None = None
         self._k_width_norm: torch.Tensor | None = None
@@ -79,10 +81,11 @@ class Attention:
             self._norm_widths(qkv)
         if self._query_factors is not None:
             qkv[:, : self.sizes[0]].mul_(self._query_factors.index_select(0, tokens.positions))
-        if tokens.slot_mapping is not None:
+        mapping = tokens.mapping_of(heads.page)
+        if mapping is not None:
             k_cache, v_cache, scales = self._pages(tokens.kv_cache)
             self._ops.rotary_kv_write(
-                qkv, tokens.positions, heads.cos_sin, k_cache, v_cache, tokens.slot_mapping,
+                qkv, tokens.positions, heads.cos_sin, k_cache, v_cache, mapping,
                 q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps, kv_scales=scales,
             )  # fmt: skip
         return qkv
@@ -143,5 +146,5 @@ class Attention:
 
     def _pages(self, kv_cache: torch.Tensor) -> Pages:
         """This layer's part of the cache."""
-        k_cache, v_cache, scales = layer_pages(kv_cache, self._layer, self._config)
+        k_cache, v_cache, scales = layer_pages(kv_cache, self._place, self._config)
         return k_cache, v_cache, self.kv_scales if is_float8(kv_cache.dtype) else scales

@@ -22,6 +22,12 @@ class Tokens:
     slot_mapping: torch.Tensor | None
     kv_cache: torch.Tensor
     padding: torch.Tensor | None = None
+    windowed_mappings: tuple[torch.Tensor, ...] = ()
+    """As ``slot_mapping``, in the pages of layers with windows where these have their own."""
+
+    def mapping_of(self, page: int) -> torch.Tensor | None:
+        """Where keys go of layers in this one of a block's pages."""
+        return self.windowed_mappings[page - 1] if page and self.slot_mapping is not None else self.slot_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,13 @@ class AttentionBatch:
     """Tokens of the longest row, for networks without a cache."""
     last: LastTokens | None = None
     """What the last layer goes on with behind its keys and values; None: all tokens."""
+    windowed_tables: tuple[torch.Tensor, ...] = ()
+    windowed_mappings: tuple[torch.Tensor, ...] = ()
+    """As ``block_tables`` and ``slot_mapping``, of the pages of layers with windows where these have their own."""
+
+    def table_of(self, page: int) -> torch.Tensor:
+        """The block table of layers in this one of a block's pages."""
+        return self.windowed_tables[page - 1] if page else self.block_tables
 
     @property
     def rows(self) -> StepRows:
@@ -77,4 +90,5 @@ class AttentionBatch:
             slot_mapping=self.slot_mapping[:0],  # all are stored
             block_tables=self.block_tables,
             num_decodes=count,
+            windowed_tables=self.windowed_tables,
         )

@@ -40,6 +40,8 @@ class Heads:
     sinks: torch.Tensor | None = None
     expansion: torch.Tensor | None = None
     """Of latent attention: what makes a head's own part of the key, and its value, of a latent [H, N + V, K]."""
+    page: int = 0
+    """Which of a block's pages the layer lies in (:class:`pagebus.actors.model.cache_groups.CacheGroups`)."""
 
 
 class AttentionPass(Protocol):
@@ -75,7 +77,7 @@ class PagedPass:
             slots=batch.slots,
             query_start=batch.query_start,
             context_lens=batch.context_lens,
-            block_tables=batch.block_tables,
+            block_tables=batch.table_of(heads.page),
             scale=heads.scale,
             num_decodes=batch.num_decodes,
             sliding_window=heads.window,
@@ -108,7 +110,7 @@ class FusedDecodePass:
             v_cache,
             slots=batch.slots,
             context_lens=batch.context_lens,
-            block_tables=batch.block_tables,
+            block_tables=batch.table_of(heads.page),
             scale=heads.scale,
             plan=self._plan,
             sliding_window=heads.window,

@@ -75,32 +75,32 @@ class CpuPass:
         self._ops = ops
         self._scratch = scratch
         self.batch = batch
-        self._pairs: dict[int, Pairs] = {}
+        self._pairs: dict[tuple[int, int], Pairs] = {}
 
     def attend(self, qkv: torch.Tensor, pages: Pages, heads: Heads) -> torch.Tensor:
         q, (k_cache, v_cache, kv_scales) = qkv[:, : heads.sizes[0]], pages
         assert kv_scales is None  # a float8 cache is the reference's
         scores = Scores(heads.softcap, heads.sinks)
-        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window, scores)
+        return self.attend_queries(q, k_cache, v_cache, heads.scale, heads.window, scores, heads.page)
 
     def attend_queries(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int,
-        scores: Scores = PLAIN,
+        scores: Scores = PLAIN, page: int = 0,
     ) -> torch.Tensor:  # fmt: skip
         """Attention of q [T, Hq, D] over a layer's keys and values in the cache -> [T, Hq, D]."""
         count = self.batch.num_decodes
         if not count:
-            return self._refer(q, k_cache, v_cache, scale, window, scores, 0)
-        decoded = self._decode(q[:count], k_cache, v_cache, scale, window, scores)
+            return self._refer(q, k_cache, v_cache, scale, window, scores, 0, page)
+        decoded = self._decode(q[:count], k_cache, v_cache, scale, window, scores, page)
         if not math.isfinite(decoded.sum().item()):  # unused places of a block may hold NaN, and NaN times 0 is NaN
-            return self._refer(q, k_cache, v_cache, scale, window, scores, 0)
+            return self._refer(q, k_cache, v_cache, scale, window, scores, 0, page)
         if len(q) == count:
             return decoded
-        return torch.cat((decoded, self._refer(q, k_cache, v_cache, scale, window, scores, count)))
+        return torch.cat((decoded, self._refer(q, k_cache, v_cache, scale, window, scores, count, page)))
 
     def _refer(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, scores: Scores,
-        skip: int,
+        skip: int, page: int,
     ) -> torch.Tensor:  # fmt: skip
         """The reference's answer for all rows but the first ``skip`` decode rows: [T - skip, Hq, D]."""
         batch = self.batch
@@ -111,7 +111,7 @@ class CpuPass:
             slots=batch.slots[skip:],
             query_start=batch.query_start[skip:] - skip,
             context_lens=batch.context_lens[skip:],
-            block_tables=batch.block_tables,
+            block_tables=batch.table_of(page),
             scale=scale,
             num_decodes=batch.num_decodes - skip,
             sliding_window=window,
@@ -120,12 +120,13 @@ class CpuPass:
         )
 
     def _decode(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, how: Scores
-    ) -> torch.Tensor:
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, scale: float, window: int, how: Scores,
+        page: int,
+    ) -> torch.Tensor:  # fmt: skip
         """One query per row: q [R, Hq, D] -> [R, Hq, D]."""
-        if window not in self._pairs:
-            self._pairs[window] = self._find_pairs(len(q), k_cache.shape[1], window)
-        pairs = self._pairs[window]
+        if (key := (page, window)) not in self._pairs:
+            self._pairs[key] = self._find_pairs(len(q), k_cache.shape[1], window, page)
+        pairs = self._pairs[key]
         num_rows, num_heads, head_dim = q.shape
         kv_heads, num_pairs = k_cache.shape[2], len(pairs.rows)
         if not num_pairs:
@@ -166,7 +167,7 @@ class CpuPass:
         # A row without context has no pairs; it gives zeros.
         return sums.clamp_(min=torch.finfo(sums.dtype).tiny).view(num_rows, kv_heads, group).transpose(0, 1)
 
-    def _find_pairs(self, num_rows: int, block_size: int, window: int) -> Pairs:
+    def _find_pairs(self, num_rows: int, block_size: int, window: int, page: int) -> Pairs:
         """The blocks that each decode row sees."""
         batch = self.batch
         lens = batch.context_lens[:num_rows].long()
@@ -176,7 +177,7 @@ class CpuPass:
         ends = counts.cumsum(0)
         rows = torch.repeat_interleave(counts)
         number = torch.arange(len(rows)) - (ends - counts - first).index_select(0, rows)  # in the row's block table
-        blocks = batch.block_tables[batch.slots[:num_rows].long().index_select(0, rows), number].long()
+        blocks = batch.table_of(page)[batch.slots[:num_rows].long().index_select(0, rows), number].long()
         places = number.unsqueeze(1) * block_size + torch.arange(block_size)
         seen = (places < lens[rows].unsqueeze(1)) & (places >= starts[rows].unsqueeze(1))
         bias = torch.where(seen, 0.0, MASKED).unsqueeze(1)

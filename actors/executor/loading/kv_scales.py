@@ -104,9 +104,11 @@ def calculate_scales(model: Model) -> torch.Tensor:
     device, count = parameters.device, min(PROMPT_TOKENS, model.num_positions)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (count,), generator=generator, dtype=torch.int32).to(device)
-    num_blocks = -(-count // BLOCK_SIZE)
-    cache = allocate_kv_cache(config, num_blocks, BLOCK_SIZE, parameters.dtype, device)
+    num_blocks, groups = -(-count // BLOCK_SIZE), config.cache_groups
+    num_pages = 1 + groups.windowed_pages
+    cache = allocate_kv_cache(config, num_pages * num_blocks, BLOCK_SIZE, parameters.dtype, device)
     places = torch.arange(count, device=device)
+    pages = torch.arange(num_pages * num_blocks, device=device, dtype=torch.int32).view(num_pages, 1, num_blocks)
     shape = attention_shape(config, parameters.dtype, parameters.dtype, device)
     cut = cut_prompts(np.array([0, count], np.int32), np.array([count], np.int32), 0, shape, device)
     batch = AttentionBatch(
@@ -114,10 +116,13 @@ def calculate_scales(model: Model) -> torch.Tensor:
         query_start=places.new_tensor([0, count]).int(),
         context_lens=places.new_tensor([count]).int(),
         slot_mapping=places[:count],
-        block_tables=places[:num_blocks].int().unsqueeze(0),
+        block_tables=pages[0],
         num_decodes=0,
         spans=Spans.copied(cut, device),
+        windowed_tables=tuple(pages[1:]),
+        windowed_mappings=tuple(places + page * num_blocks * BLOCK_SIZE for page in range(1, num_pages)),
     )
     model.forward(tokens, places[:count].int(), cache, batch)
-    largest = cache.float().abs().amax(dim=(0, 3, 5)).nan_to_num(0.0, 0.0)
+    found = cache.unflatten(0, (num_pages, num_blocks)).float().abs().amax(dim=(1, 4, 6)).nan_to_num(0.0, 0.0)
+    largest = torch.stack([found[page, place] for page, place in groups.layers])
     return torch.where(largest > 0, (largest / LARGEST).log2().ceil().exp2(), 1.0)

@@ -51,8 +51,8 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine that is ready can hold; the scheduler plans by it. The first six, and ``window``, are its
-    :class:`BatchLimits`."""
+    """What an engine that is ready can hold; the scheduler plans by it. The first six and the last three are
+    its :class:`BatchLimits`."""
 
     num_blocks: int
     block_size: int
@@ -72,6 +72,9 @@ class EngineInfo:
     kv_cache_dtype: str = ""
     window: int = 0
     """How many tokens, the newest included, some layer may still read; 0: all."""
+    windowed_pages: int = 0
+    windowed_tokens: int = 0
+    """As of :class:`BatchLimits`: all blocks that are counted here are then pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,7 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
     budget = resolve_token_budget(settings, device)
     if config.in_one_step:  # the longest prompt has to fit; where the setting says less, it is no longer than that
         budget = max(budget, effective_max_model_len(settings, config))
+    groups = config.cache_groups
     return BatchLimits(
         max_num_seqs=settings.max_num_seqs,
         max_model_len=planned_model_len(settings, config),
@@ -215,13 +219,18 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
         num_blocks=num_blocks,
         vocab_size=config.vocab_size,
         window=config.kept_window,
+        windowed_pages=groups.windowed_pages,
+        windowed_tokens=groups.windowed_tokens,
     )
 
 
 def demand_of(limits: BatchLimits, block_bytes: int) -> KvDemand:
     """What a cache of such blocks must hold."""
     most_tokens = limits.max_num_batched_tokens
-    return KvDemand(block_bytes, limits.block_size, limits.max_model_len, limits.window, most_tokens)
+    return KvDemand(
+        block_bytes, limits.block_size, limits.max_model_len, limits.windowed_tokens or limits.window, most_tokens,
+        limits.windowed_pages,
+    )  # fmt: skip
 
 
 def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:

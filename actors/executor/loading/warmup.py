@@ -70,6 +70,7 @@ def _entering(lengths: Sequence[int], limits: BatchLimits, sampling: str) -> Ste
         new_sequences=tuple(_new(slot, length, limits, sampling) for slot, length in enumerate(lengths)),
         new_token_ids=np.zeros(sum(lengths), np.int32),
         new_block_ids=np.zeros(len(lengths) * limits.table_width, np.int32),
+        new_windowed=np.zeros(len(lengths) * limits.table_width * limits.windowed_pages, np.int32),
         slots=np.arange(len(lengths), dtype=np.int32),
         num_scheduled=np.array(lengths, np.int32),
     )

@@ -18,19 +18,35 @@ BYTES_PER_GRAPH = 4 << 20
 @dataclass(frozen=True, slots=True)
 class KvDemand:
     """What the cache must hold: one block takes ``block_bytes``, one sequence of ``max_model_len`` must fit. Of a model
-    with a ``window`` in all layers this is no more than the window and the ``most_tokens`` of a step."""
+    with a ``window`` in all layers this is no more than the window and the ``most_tokens`` of a step. Where only some
+    layers have one, blocks are pages: each block of tokens has one and, within the window, ``windowed_pages`` more."""
 
     block_bytes: int
     block_size: int
     max_model_len: int
     window: int = 0
     most_tokens: int = 0
+    windowed_pages: int = 0
 
     @property
     def least_blocks(self) -> int:
         """Blocks of one sequence."""
         every = -(-self.max_model_len // self.block_size)
-        return min(every, Window(self.window, self.block_size).most_blocks(self.most_tokens)) if self.window else every
+        if not self.window:
+            return every
+        held = min(every, self._most_held)
+        return every + held * self.windowed_pages if self.windowed_pages else held
+
+    def longest(self, num_blocks: int) -> int:
+        """Tokens of a sequence that takes so many blocks, were its length not limited."""
+        if each := self.windowed_pages:
+            num_blocks = max(num_blocks // (1 + each), num_blocks - each * self._most_held)
+        return num_blocks * self.block_size
+
+    @property
+    def _most_held(self) -> int:
+        """Blocks that lie within the window of a step's tokens at most; there is one."""
+        return Window(self.window, self.block_size).most_blocks(self.most_tokens)
 
 
 def fixed_kv_bytes(settings: Settings, demand: KvDemand, device: torch.device) -> int | None:
@@ -81,7 +97,7 @@ def blocks_in(kv_bytes: int, demand: KvDemand, settings: Settings, device: torch
     num_blocks = kv_bytes // demand.block_bytes
     if num_blocks >= demand.least_blocks:
         return num_blocks
-    longest = num_blocks * demand.block_size
+    longest = demand.longest(num_blocks)
     fits = f"the largest --max-model-len that fits is {longest}" if longest else "not one block fits"
     kind = EngineError if measured else SettingsError
     raise kind(

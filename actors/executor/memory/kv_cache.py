@@ -19,12 +19,19 @@ def is_float8(dtype: torch.dtype) -> bool:
 
 
 def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block: keys and values of ``block_size`` tokens in all layers, and their scales in int8."""
+    """Bytes of one block: keys and values of ``block_size`` tokens in all layers, or in those of a page
+    (:class:`pagebus.actors.model.cache_groups.CacheGroups`), and their scales in int8."""
     if config.in_one_step:
         return UNUSED_NUMBERS * dtype.itemsize
     if dtype == torch.int8:
-        return int8.block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim)
-    return block_size * config.spec.kv_numbers() * dtype.itemsize
+        return int8.block_bytes(page_layers(config), block_size, config.num_kv_heads, config.head_dim)
+    numbers = config.spec.kv_numbers() // config.num_layers * page_layers(config)  # layers do not differ in heads
+    return block_size * numbers * dtype.itemsize
+
+
+def page_layers(config: ModelConfig) -> int:
+    """Layers of which a block of the cache holds keys and values."""
+    return config.cache_groups.page_layers
 
 
 def kv_parts(config: ModelConfig) -> int:
@@ -40,15 +47,15 @@ def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int
 def allocate_kv_cache(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Zeros [num_blocks, layers, 2, block_size, kv_heads, head_dim]; [:, layer, 0] are a layer's keys, 1 its values. In
-    int8 [num_blocks, bytes], with scales of 1 behind the numbers: kernels take their logarithms. Of latents there is 1
-    part in place of 2. See `layer_pages`.
+    """Zeros [num_blocks, layers of a block, 2, block_size, kv_heads, head_dim]; [:, place, 0] are a layer's keys, 1 its
+    values. In int8 [num_blocks, bytes], with scales of 1 behind the numbers: kernels take their logarithms. Of latents
+    there is 1 part in place of 2. See `layer_pages`.
 
     Zeros, because what is masked is still multiplied, and garbage may be NaN. On a CPU the pages are only taken from
     the system when they are first written.
     """
     per_layer = kv_parts(config), block_size, config.num_kv_heads, config.head_dim
-    shape: tuple[int, ...] = (num_blocks, config.num_layers, *per_layer)
+    shape: tuple[int, ...] = (num_blocks, page_layers(config), *per_layer)
     if config.in_one_step:
         return torch.zeros(num_blocks, UNUSED_NUMBERS, dtype=dtype, device=device)
     if dtype == torch.int8:
@@ -56,21 +63,21 @@ def allocate_kv_cache(
     if device.type != "cpu":
         zeros = torch.zeros(*shape[:-1], shape[-1] * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype)
         if dtype == torch.int8:
-            int8.split_blocks(zeros, config.num_layers, config.num_kv_heads, config.head_dim)[1].fill_(1.0)
+            int8.split_blocks(zeros, page_layers(config), config.num_kv_heads, config.head_dim)[1].fill_(1.0)
         return zeros
     num_bytes = num_blocks * kv_block_bytes(config, block_size, dtype)
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def layer_pages(
-    kv_cache: torch.Tensor, layer: int, config: ModelConfig
+    kv_cache: torch.Tensor, place: int, config: ModelConfig
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """A layer's keys and values [num_blocks, block_size, Hkv, D] in the cache; in int8 with their scales [2,
-    num_blocks, block_size, Hkv]. Of latents, values are the first numbers of keys."""
+    """Keys and values [num_blocks, block_size, Hkv, D] of the layer at this place of the cache's blocks; in int8 with
+    their scales [2, num_blocks, block_size, Hkv]. Of latents, values are the first numbers of keys."""
     if config.latent is not None:
-        entries = kv_cache[:, layer, 0]
+        entries = kv_cache[:, place, 0]
         return entries, entries[..., : config.latent.kv_rank], None
     if kv_cache.dtype != torch.int8:
-        return kv_cache[:, layer, 0], kv_cache[:, layer, 1], None
-    numbers, scales = int8.split_blocks(kv_cache, config.num_layers, config.num_kv_heads, config.head_dim)
-    return numbers[:, layer, 0], numbers[:, layer, 1], scales[layer]
+        return kv_cache[:, place, 0], kv_cache[:, place, 1], None
+    numbers, scales = int8.split_blocks(kv_cache, page_layers(config), config.num_kv_heads, config.head_dim)
+    return numbers[:, place, 0], numbers[:, place, 1], scales[place]

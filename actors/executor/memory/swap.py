@@ -140,6 +140,7 @@ class StreamCopies:
     def _order_pass(self, plan: StepPlan) -> None:
         """Make the compute stream wait for the copies of blocks that are new with this plan."""
         touched = [plan.new_block_ids, plan.appended_blocks, plan.copy_sources, plan.copy_targets]
+        touched += [plan.new_windowed, plan.appended_windowed]
         needed = max((int(self._last[blocks].max()) for blocks in touched if len(blocks)), default=0)
         if needed <= self._covered:
             return

@@ -114,7 +114,10 @@ class Decoder(Network):
         attention, last = self._begin(batch), batch.last
         ending = attention if last is None else self._begin(batch.of_last_tokens(last))
         slots = batch.slot_mapping
-        tokens = Tokens(input_ids, positions, None if attention.stores else slots, kv_cache, padding=slots)
+        tokens = Tokens(
+            input_ids, positions, None if attention.stores else slots, kv_cache, padding=slots,
+            windowed_mappings=batch.windowed_mappings,
+        )  # fmt: skip
         if last is None:
             return ForwardPass(tokens, attention, ending, None, slots)
         padding = last.context_lens.long() - 1 if self._ends_with_experts else None

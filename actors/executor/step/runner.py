@@ -10,7 +10,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
-from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.batch.layout import BatchLimits, aligned
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
@@ -106,7 +106,8 @@ class Runner:
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        self._slot_mapping = torch.zeros(most_tokens, dtype=torch.int64, device=device)
+        shape = 1 + limits.windowed_pages, aligned(most_tokens)
+        self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
         self._context_lens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
 
     def run(self, work: StepWork) -> torch.Tensor | None:
@@ -213,7 +214,6 @@ class Runner:
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
         tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
-        slot_mapping = self._slot_mapping[:num_tokens]
         self._prepare_inputs(tokens, num_rows)
         index = None if sampled is None else header.hidden_index[:sampled]
         last = None
@@ -223,7 +223,7 @@ class Runner:
             slots=slots,
             query_start=query_start,
             context_lens=context_lens,
-            slot_mapping=slot_mapping,
+            slot_mapping=self._slot_mappings[0, :num_tokens],
             block_tables=state.block_tables,
             num_decodes=num_decodes,
             long_rows=long_rows,
@@ -231,6 +231,8 @@ class Runner:
             spans=spans,
             longest=longest,
             last=last,
+            windowed_tables=state.windowed_tables,
+            windowed_mappings=tokens.windowed_mappings,
         )
         if pieces is None:
             hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
@@ -243,21 +245,24 @@ class Runner:
         header, state = self.uploader.header, self.state
         self._ops.prepare_inputs(
             state.tokens,
-            state.block_tables,
+            state.all_tables,
             header.slots[:num_rows],
             header.starts[:num_rows],
             header.query_start[: num_rows + 1],
             self.limits.block_size,
             input_ids=tokens.ids,
             positions=tokens.positions,
-            slot_mapping=self._slot_mapping[: len(tokens.ids)],
+            slot_mapping=self._slot_mappings[:, : len(tokens.ids)],
             context_lens=self._context_lens[:num_rows],
         )
 
     def tokens(self, count: int) -> Tokens:
         """The first ``count`` tokens of a pass, at addresses common to all passes."""
-        slots = self._slot_mapping[:count]
-        return Tokens(self._input_ids[:count], self._positions[:count], slots, self.kv_cache, padding=slots)
+        slots, *windowed = self._slot_mappings[:, :count].unbind()
+        return Tokens(
+            self._input_ids[:count], self._positions[:count], slots, self.kv_cache, padding=slots,
+            windowed_mappings=tuple(windowed),
+        )  # fmt: skip
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
         """Sample tokens [N] int32 from ``logits`` [N, V] of the sampling rows, and store them in their slots."""

@@ -26,7 +26,9 @@ ANY = 2**31 - 1
 
 def _capacity(replica: Replica) -> int:
     """Tokens that a sequence alone can reach; all, if the blocks suffice for a window."""
-    window, num_blocks = replica.window, replica.pool.num_blocks
+    window, num_blocks, each = replica.window, replica.pool.num_blocks, replica.windowed_pages
+    if each:  # all pages of the one kind beside the window's of the other, or of both kinds alike
+        num_blocks = max(num_blocks // (1 + each), num_blocks - each * replica.windowed.most_blocks(1))
     return ANY if window.num_tokens and window.most_blocks(1) <= num_blocks else num_blocks * replica.block_size
 
 

@@ -77,7 +77,7 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     most = max(replica.slots.num_slots for replica in replicas)
     if width > most:
         return _bad(request.id, f"A search of {width} beams needs as many slots at once; this server has {most}.", "n")
-    largest = max(replica.pool.num_blocks * replica.block_size for replica in replicas)
+    largest = max(replica.pool.num_blocks // replica.num_pages * replica.block_size for replica in replicas)
     text = (
         f"The prompt ({num_prompt} tokens) and max_tokens ({min(limit_tokens, longest) - num_prompt})"
         f"{f', for each of {width} beams,' if width else ''} need more than "

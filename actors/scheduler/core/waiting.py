@@ -60,7 +60,7 @@ class WaitingQueue:
             assert sequence.key == key, f"sequence {sequence.id} waits under a wrong key"
             assert sequence.is_queued, f"sequence {sequence.id} is {sequence.state}"
             assert sequence.slot == -1, f"waiting sequence {sequence.id} has a slot"
-            assert not sequence.blocks, f"waiting sequence {sequence.id} holds blocks"
+            assert not sequence.pages, f"waiting sequence {sequence.id} holds blocks"
 
 
 class JobQueue:

@@ -10,6 +10,14 @@ from collections.abc import Iterable, Sequence
 
 from pagebus.actors.model.window import EVERYTHING, Window
 
+_SUFFIXES = tuple(bytes((number,)) for number in range(256))
+
+
+def page_keys(block_hash: bytes, count: int) -> list[bytes]:
+    """What the pages of a block's layers with windows are listed under, where others have none: the block's hash is the
+    content of its page of these."""
+    return [block_hash + suffix for suffix in _SUFFIXES[:count]]
+
 
 class PrefixIndex:
     """A one-to-one map between hashes and blocks. Callers only read ``blocks``.
@@ -74,6 +82,15 @@ class PrefixIndex:
             self.new_anchors += hashes[max(-(-start // every), 1) * every : end : every]
         for i in range(start, end):
             self.insert(hashes[i], blocks[i - first_block])
+
+    def insert_pages(
+        self, hashes: Sequence[bytes], pages: Sequence[int], start: int, end: int, first_block: int, each: int
+    ) -> None:
+        """:meth:`insert_all` of ``pages``, of which a block has ``each``, under its :func:`page_keys`."""
+        for i in range(max(start, first_block), min(end, len(hashes))):
+            at = (i - first_block) * each
+            for key, page in zip(page_keys(hashes[i], each), pages[at : at + each], strict=True):
+                self.insert(key, page)
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, if one is listed."""

@@ -1,9 +1,14 @@
-"""Finds the longest prefix of which at least the last window is cached: no query behind it sees more."""
+"""Finds the longest prefix of which at least the last window is cached: no query behind it sees more.
+
+Where only some layers have a window, all pages of the others have to be there, and the last window's of these.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+from pagebus.actors.scheduler.kv.prefix_index import page_keys
 
 Find = Callable[[bytes], int | None]
 
@@ -18,22 +23,31 @@ class Match(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Of the whole prefix."""
+        """Of the whole prefix, each in one page."""
         return self.first + len(self.cached) + len(self.hosts)
 
+    def cut(self, num_blocks: int) -> Match:
+        """The same up to a block that it reaches, each in one page."""
+        count = max(0, num_blocks - self.first)
+        return Match(self.first, self.cached[:count], self.hosts[: max(0, count - len(self.cached))])
 
-def match_window(find: Find, find_host: Find, hashes: Sequence[bytes], limit: int, num_matched: int) -> Match:
+
+def match_window(
+    find: Find, find_host: Find, hashes: Sequence[bytes], limit: int, num_matched: int, windowed_pages: int = 0
+) -> Match:
     """The match with the most blocks, ``limit`` at most, of prefixes whose last ``num_matched`` blocks (or all) can be
     found. Takes at most about two lookups per block, and few where nothing is cached.
 
-    Each block that is missing ends all matches behind it, so the next try ends there.
+    Each block that is missing ends all matches behind it, so the next try ends there. With ``windowed_pages`` it is so
+    many pages for each block that are found, by their own keys.
     """
     end = min(limit, len(hashes))
     while end > 0:
         first = max(0, end - num_matched)
         match = Match(first, [], [])
         for place in range(first, end):
-            if not _extend(match, find, find_host, hashes[place]):
+            keys = page_keys(hashes[place], windowed_pages) if windowed_pages else hashes[place : place + 1]
+            if not all(_extend(match, find, find_host, key) for key in keys):
                 end = place
                 break
         else:

@@ -188,24 +188,25 @@ def fork_from(replica: ReplicaBase, member: Sequence, source: Sequence, common: 
     A member that was another beam releases the blocks that the two do not share. Its partial block becomes a copy of
     the source's.
     """
-    pool, table = replica.pool, replica.slots
+    pool, table, each = replica.pool, replica.slots, replica.windowed_pages
     full, rest = divmod(common, replica.block_size)
     keep = 0
     if member.entered:
-        own = member.blocks[full:]
+        own, pages = member.blocks[full:], member.windowed[full * each :]
         while keep < full and member.blocks[keep] == source.blocks[keep]:
             keep += 1
-        pool.retain(source.blocks[keep:full])
-        pool.release(reversed(member.blocks[keep:full]))
+        pool.retain(source.blocks[keep:full] + source.windowed[keep * each : full * each])
+        pool.release(reversed(member.blocks[keep:full] + member.windowed[keep * each : full * each]))
     else:
-        pool.retain(source.blocks[:full])
-        own = pool.allocate(1) if rest and pool.num_free else []
+        pool.retain(source.blocks[:full] + source.windowed[: full * each])
+        own, pages = replica.allocate(1 if rest and replica.num_free else 0)
         if not own:
             common -= rest  # there is no block to copy into: these tokens are computed again
-    member.blocks = source.blocks[:full] + own
+    member.blocks, member.windowed = source.blocks[:full] + own, source.windowed[: full * each] + pages
     if own:
-        member.copied = source.blocks[full], own[0]
-        pool.retain(member.copied[:1])
+        copied = source.blocks[full : full + 1] + source.windowed[full * each : (full + 1) * each]
+        member.copied = copied, own[:1] + pages[:each]
+        pool.retain(copied)
     if replica.caching:
         source.extend_hashes(replica.block_size)
         member.hashes = source.hashes[:full]

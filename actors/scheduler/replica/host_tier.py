@@ -19,7 +19,7 @@ import numpy as np
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
 from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
 from pagebus.actors.scheduler.request import Sequence, Swapped
 from pagebus.actors.scheduler.states import State
@@ -31,12 +31,13 @@ MAX_DEMOTIONS = 512
 
 @dataclass(slots=True)
 class Load:
-    """Blocks of a bound sequence to load to the device: ``hosts[i]`` into its block ``first + i``. ``step``: the plan
-    that carries the load, or 0."""
+    """Blocks of a bound sequence to load to the device: ``hosts[i]`` into its page ``pages[i]``. Those of its
+    ``blocks`` begin with block ``first``. ``step``: the plan that carries the load, or 0."""
 
     sequence: Sequence
-    first: int
+    pages: list[int]
     hosts: list[int]
+    first: int
     step: int = 0
 
 
@@ -56,6 +57,8 @@ class HostTier:
         self._replica = joined.replica
         self._mode = mode
         self._block_size = joined.block_size
+        self._windowed_pages = joined.windowed_pages
+        self._page_tokens = joined.block_size / (1 + joined.windowed_pages)
         self._block_tokens = self._copy_tokens(joined)
         self._loads: dict[int, Load] = {}
         self._swapped: dict[int, Sequence] = {}
@@ -65,7 +68,7 @@ class HostTier:
 
     @staticmethod
     def _copy_tokens(joined: ReplicaJoined) -> float | None:
-        """Cost of copying one block, in tokens that could be computed meanwhile; None if not measured."""
+        """Cost of copying one page, in tokens that could be computed meanwhile; None if not measured."""
         if joined.copy_bytes_per_s <= 0 or joined.prefill_tokens_per_s <= 0:
             return None
         return joined.block_bytes / joined.copy_bytes_per_s * joined.prefill_tokens_per_s
@@ -84,21 +87,17 @@ class HostTier:
     def update_demotion(self) -> None:
         """Demote cached blocks only if copying them out and in is faster than recomputing them."""
         each = self._block_tokens
-        pays = self._mode == "swap" or (each is not None and 2 * each < self._block_size)
+        pays = self._mode == "swap" or (each is not None and 2 * each < self._page_tokens)
         self._blocks.on_evict = self._demote if pays and self.pool.num_blocks else None
 
     # -- preemption ---------------------------------------------------------------------------------------------------
     def swap_out(self, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
         """Copy the first ``num_computed`` tokens of a sequence that loses its device blocks to the host. ``num_listed``
         blocks are full and hashed. False if that does not pay or there is no room."""
-        first = sequence.first_block
-        num_blocks = -(-num_computed // self._block_size) - first
-        num_listed = min(num_listed, len(sequence.hashes))  # without prefix caching there are none
-        known = [self.pool.index.find(block_hash) for block_hash in sequence.hashes[first:num_listed]]
-        hosts = known + [None] * (num_blocks - len(known))
-        num_listed = len(known)  # 0 without prefix caching: no hashes
+        pages, keys = self._held_pages(sequence, -(-num_computed // self._block_size), num_listed)
+        hosts = [None if key is None else self.pool.index.find(key) for key in keys]
         num_new = hosts.count(None)
-        if not self._pays(num_new + num_blocks, num_computed):
+        if not self._pays(num_new + len(pages), num_computed):
             return False
         shared = [host for host in hosts if host is not None]
         self.pool.retain(shared)
@@ -107,16 +106,33 @@ class HostTier:
             return False
         fresh = self.pool.allocate(num_new)
         # The last blocks first: they are reallocated in this order, so the next owners need not wait for all copies.
-        for i in reversed(range(num_blocks)):
+        for i in reversed(range(len(pages))):
             if hosts[i] is None:
                 hosts[i] = host = fresh.pop()
-                self._copy_out(sequence.blocks[i], host)
-                if i < num_listed:
-                    self.pool.index.insert(sequence.hashes[first + i], host)
+                self._copy_out(pages[i], host)
+                if (key := keys[i]) is not None:
+                    self.pool.index.insert(key, host)
         held = [host for host in hosts if host is not None]
-        sequence.swapped = Swapped(self._replica, held, num_computed, first)
+        count = -(-num_computed // self._block_size) - sequence.first_block
+        sequence.swapped = Swapped(
+            self._replica, held[:count], num_computed, sequence.first_block, held[count:], sequence.first_windowed
+        )
         self._swapped[sequence.id] = sequence
         return True
+
+    def _held_pages(self, sequence: Sequence, num_blocks: int, num_listed: int) -> tuple[list[int], list[bytes | None]]:
+        """The pages of a sequence's first ``num_blocks`` blocks that it holds, and what each of them is listed
+        under: those of ``num_listed`` blocks."""
+        first, each, hashes = sequence.first_block, self._windowed_pages, sequence.hashes[:num_listed]
+        pages = sequence.blocks[: num_blocks - first]
+        keys: list[bytes | None] = list(hashes[first:])  # without prefix caching there are none
+        keys += [None] * (len(pages) - len(keys))
+        if each:
+            pages += sequence.windowed[: (num_blocks - sequence.first_windowed) * each]
+            for block_hash in hashes[sequence.first_windowed :]:
+                keys += page_keys(block_hash, each)
+            keys += [None] * (len(pages) - len(keys))
+        return pages, keys
 
     def forget(self, sequence: Sequence) -> None:
         """Release a sequence's host blocks: it is back, over, or continues elsewhere. Listed blocks stay cached."""
@@ -126,7 +142,7 @@ class HostTier:
         if sequence.state is State.SWAPPED:
             sequence.become(State.WAITING)
         del self._swapped[sequence.id]
-        self.pool.release(reversed(swapped.host_blocks))
+        self.pool.release(reversed(swapped.hosts))
 
     def forget_all(self) -> None:
         """Release the host blocks of all swapped sequences; they recompute their tokens elsewhere."""
@@ -184,14 +200,15 @@ class HostTier:
         self.num_out += 1
 
     # -- the way back -------------------------------------------------------------------------------------------------
-    def cost_tokens(self, num_blocks: int) -> int:
+    def cost_tokens(self, num_pages: int) -> int:
         """Cost of loading, in tokens that could be computed meanwhile; at most the tokens loaded."""
-        each = self._block_size if self._block_tokens is None else min(self._block_tokens, self._block_size)
-        return int(num_blocks * each)
+        each = self._page_tokens if self._block_tokens is None else min(self._block_tokens, self._page_tokens)
+        return int(num_pages * each)
 
-    def load(self, sequence: Sequence, first: int, hosts: list[int]) -> None:
-        """Load blocks of a sequence in a slot, from its block ``first`` on. The caller has retained ``hosts``."""
-        self._loads[sequence.slot] = Load(sequence, first, hosts)
+    def load(self, sequence: Sequence, pages: list[int], hosts: list[int], first: int) -> None:
+        """Load ``pages`` of a sequence in a slot; those of its ``blocks`` begin with block ``first``. The caller has
+        retained ``hosts``."""
+        self._loads[sequence.slot] = Load(sequence, pages, hosts, first)
 
     def loading(self, sequence: Sequence) -> list[int]:
         """Host blocks being loaded for a sequence in a slot."""
@@ -228,15 +245,15 @@ class HostTier:
             if load.step:
                 continue
             load.step = step
-            sequence, count = load.sequence, len(load.hosts)
-            begin = load.first - sequence.first_block
-            blocks = sequence.blocks[begin : begin + count]
+            sequence = load.sequence
             self._builder.swap_in_hosts += load.hosts
-            self._builder.swap_in_blocks += blocks
-            self.num_in += count
+            self._builder.swap_in_blocks += load.pages
+            self.num_in += len(load.hosts)
             full = sequence.num_cached // self._block_size  # of a swapped sequence the last one may not be
-            end = min(full, load.first + count)
-            self._index.insert_all(sequence.hashes, sequence.blocks, load.first, end, sequence.first_block)
+            self._index.insert_all(sequence.hashes, sequence.blocks, load.first, full, sequence.first_block)
+            if each := self._windowed_pages:
+                first = sequence.first_windowed
+                self._index.insert_pages(sequence.hashes, sequence.windowed, first, full, first, each)
 
     # -- checks -------------------------------------------------------------------------------------------------------
     @property
@@ -247,7 +264,7 @@ class HostTier:
     def _owned(self) -> Iterator[int]:
         for sequence in self._swapped.values():
             assert sequence.swapped is not None
-            yield from sequence.swapped.host_blocks
+            yield from sequence.swapped.hosts
         for load in self._loads.values():
             yield from load.hosts
 
@@ -262,10 +279,13 @@ class HostTier:
         for slot, load in self._loads.items():
             assert slots[slot] is load.sequence, f"slot {slot}: a load of another sequence"
             assert not load.sequence.entered, f"slot {slot} computes before it is loaded"
-            assert load.first + len(load.hosts) <= load.sequence.end_block
+            assert len(load.pages) == len(load.hosts)
+            assert set(load.pages) <= set(load.sequence.pages)
         for sequence in self._swapped.values():
             swapped = sequence.swapped
             assert swapped is not None
             assert swapped.replica == self._replica, f"sequence {sequence.id} is swapped out elsewhere"
             assert not sequence.entered, f"sequence {sequence.id} runs and is swapped out"
-            assert len(swapped.host_blocks) == -(-swapped.num_tokens // self._block_size) - swapped.first_block
+            end, each = -(-swapped.num_tokens // self._block_size), self._windowed_pages
+            assert len(swapped.host_blocks) == end - swapped.first_block
+            assert len(swapped.windowed_hosts) == (end - swapped.first_windowed) * each

@@ -35,8 +35,9 @@ class PlanBuilder:
         self.freed_slots: list[int] = []
         self._appended_slots: list[int] = []
         self._appended_blocks: list[int] = []
+        self._appended_windowed: list[int] = []
         self._entering: list[Sequence] = []
-        self._copies: list[tuple[int, int]] = []
+        self._copies: list[tuple[list[int], list[int]]] = []
         self._cuts: dict[int, int] = {}
         self._chosen: dict[int, int] = {}
         self.rewritten: list[Sequence] = []
@@ -46,10 +47,11 @@ class PlanBuilder:
         self.swap_in_hosts: list[int] = []
         self.swap_in_blocks: list[int] = []
 
-    def append(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Append new blocks to a sequence's table. A sequence that has not entered sends its whole table when it
-        does."""
+    def append(self, sequence: Sequence, blocks: list[int], windowed: list[int]) -> None:
+        """Append new blocks to a sequence's table, and their ``windowed`` pages. A sequence that has not entered sends
+        its whole table when it does."""
         sequence.blocks += blocks
+        sequence.windowed += windowed
         if not sequence.entered:
             return
         if len(blocks) == 1:  # the usual case
@@ -57,6 +59,7 @@ class PlanBuilder:
         else:
             self._appended_slots += [sequence.slot] * len(blocks)
         self._appended_blocks += blocks
+        self._appended_windowed += windowed
 
     def enter(self, sequence: Sequence) -> None:
         """Let the sequence enter the batch with this plan. No blocks may be appended to it afterwards."""
@@ -74,6 +77,7 @@ class PlanBuilder:
             self._cuts[sequence.slot] = keep
             self._appended_slots += [sequence.slot] * (len(sequence.blocks) - keep)
             self._appended_blocks += sequence.blocks[keep:]
+            self._appended_windowed += sequence.windowed[keep * len(sequence.windowed) // len(sequence.blocks) :]
 
     def choose(self, sequence: Sequence, token_id: int) -> None:
         """Set the last token of a sequence in the batch."""
@@ -91,17 +95,21 @@ class PlanBuilder:
         self._cuts.pop(slot, None)
         if sequence.copied is not None:
             self._copies.remove(sequence.copied)
-        appended = [pair for pair in zip(self._appended_slots, self._appended_blocks, strict=True) if pair[0] != slot]
-        self._appended_slots = [slot for slot, _ in appended]
-        self._appended_blocks = [block for _, block in appended]
+        kept = [place for place, appended in enumerate(self._appended_slots) if appended != slot]
+        each = len(self._appended_windowed) // max(1, len(self._appended_slots))
+        self._appended_slots = [self._appended_slots[place] for place in kept]
+        self._appended_blocks = [self._appended_blocks[place] for place in kept]
+        pages = self._appended_windowed
+        self._appended_windowed = [page for place in kept for page in pages[place * each : (place + 1) * each]]
 
     def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
         """The plan with these rows, decodes first."""
         entering = self._entering
-        tokens, tables = array("i"), []
+        tokens, tables, windowed = array("i"), [], []
         for sequence in entering:
             tokens += sequence.tokens
             tables += sequence.blocks
+            windowed += sequence.windowed
         plan = StepPlan(
             step=step,
             planned_s=now_s,
@@ -112,8 +120,8 @@ class PlanBuilder:
             new_block_ids=_ints(tables),
             appended_slots=_ints(self._appended_slots),
             appended_blocks=_ints(self._appended_blocks),
-            copy_sources=_ints([source for source, _ in self._copies]),
-            copy_targets=_ints([target for _, target in self._copies]),
+            copy_sources=_ints([source for sources, _ in self._copies for source in sources]),
+            copy_targets=_ints([target for _, targets in self._copies for target in targets]),
             slots=slots.astype(np.int32),
             num_scheduled=counts,
             executor_epoch=self._executor_epoch,
@@ -125,9 +133,13 @@ class PlanBuilder:
             cut_blocks=_ints(list(self._cuts.values())),
             chosen_slots=_ints(list(self._chosen)),
             chosen_tokens=_ints(list(self._chosen.values())),
+            new_windowed=_ints(windowed),
+            appended_windowed=_ints(self._appended_windowed),
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
         self._copies = []
+        if self._appended_windowed:
+            self._appended_windowed = []
         if self._chosen:
             self._cuts, self._chosen, self.rewritten = {}, {}, []
         if self.swap_out_blocks or self.swap_in_blocks:
@@ -154,6 +166,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         num_computed_tokens=sequence.num_cached,
         num_blocks=len(sequence.blocks),
         first_block=sequence.first_block,
+        first_windowed=sequence.first_windowed,
         max_total_tokens=sequence.limit,
         seed=sequence.seed,
         sampling=_sampling(sequence) if search is None else search.sampling,

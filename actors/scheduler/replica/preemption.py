@@ -71,6 +71,7 @@ def _vacate(replica: ReplicaBase, sequence: Sequence) -> None:
         replica.host_tier.cancel(sequence.slot)
     replica.drop_source(sequence)
     replica.slots.leave(sequence)
-    replica.pool.release(reversed(sequence.blocks))
+    replica.pool.release(reversed(sequence.pages))
     sequence.blocks, sequence.first_block = [], 0
+    sequence.windowed, sequence.first_windowed = [], 0
     sequence.replica = None

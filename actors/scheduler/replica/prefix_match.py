@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagebus.actors.scheduler.kv.prefix_index import page_keys
 from pagebus.actors.scheduler.kv.window_match import Match, match_window
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.preemption import preempt
@@ -12,11 +13,15 @@ from pagebus.actors.scheduler.replica.prompt_fork import Fork, fork_of
 from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import Sequence, Swapped
 
+NOTHING = Match(0, [], [])
+"""Never changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Tokens that a replica with room holds of a sequence: ``num_tokens``, first in ``cached_blocks``, then in
     ``host_blocks``. Those before block ``first_block`` lie behind the sliding window and need not be held.
+    ``windowed``: the same of the pages of layers with a window, where others have none.
     ``saved_tokens``: tokens less the cost of loading. Valid until a pool changes.
 
     ``awaits``: more is about to be computed, and the sequence should wait for it.
@@ -29,6 +34,7 @@ class Offer:
     fork: Fork | None = None
     awaits: bool = False
     first_block: int = 0
+    windowed: Match = NOTHING
 
 
 def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -36,33 +42,34 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     if replica.slots.num_free_slots < sequence.num_slots:
         return None
     num_tokens, size = len(sequence.tokens), replica.block_size
-    fork = fork_of(sequence, replica.slots, replica.window)
-    match = _find(replica, sequence) if fork is None else Match(fork.first_block, fork.blocks, [])
+    fork = fork_of(replica, sequence)
+    match, windowed = _find(replica, sequence) if fork is None else _forked(fork)
     first, cached, hosts = match
-    needed = replica.blocks_to_admit(sequence.request, num_tokens) - len(cached)
-    if needed + replica.pool.num_unheld(cached) > replica.room():
+    found_pages = cached + windowed.cached
+    needed = replica.blocks_to_admit(sequence.request, num_tokens) - len(found_pages)
+    if needed + replica.pool.num_unheld(found_pages) > replica.room():
         return None
     if fork is not None:
-        return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork, first_block=first)
+        return Offer(cached, [], num_tokens - 1, num_tokens - 1, fork, first_block=first, windowed=windowed)
     swapped = _swapped(replica, sequence)
     found = swapped.num_tokens if swapped is not None else match.num_blocks * size
     waits = _awaits(replica, sequence, match)
-    saved = found - replica.host_tier.cost_tokens(len(hosts))
-    return Offer(cached, hosts, found, saved, awaits=waits, first_block=first)
+    saved = found - replica.host_tier.cost_tokens(len(hosts) + len(windowed.hosts))
+    return Offer(cached, hosts, found, saved, awaits=waits, first_block=first, windowed=windowed)
 
 
 def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     """Preempt jobs, last first, until an interactive sequence gets its offer. None if it would have to wait all the
     same."""
     jobs = [each for each in replica.slots.occupied() if each.request.priority_class == JOB]
-    most = replica.pool.num_free + sum(len(each.blocks) for each in jobs)
+    most = replica.pool.num_free + sum(len(each.pages) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
     num_tokens = len(sequence.tokens)
     needed = min(-(-num_tokens // replica.block_size), replica.blocks_to_admit(sequence.request, num_tokens))
     if not jobs or most < needed:
         return None
-    fork = fork_of(sequence, replica.slots, replica.window)
-    if fork is None and _awaits(replica, sequence, _find(replica, sequence)):
+    fork = fork_of(replica, sequence)
+    if fork is None and _awaits(replica, sequence, _find(replica, sequence)[0]):
         return None
     offer = offer_of(replica, sequence)
     while offer is None and jobs:
@@ -71,9 +78,13 @@ def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     return offer
 
 
-def _find(replica: ReplicaBase, sequence: Sequence) -> Match:
+def _forked(fork: Fork) -> tuple[Match, Match]:
+    return Match(fork.first_block, fork.blocks, []), Match(fork.first_windowed, fork.windowed, [])
+
+
+def _find(replica: ReplicaBase, sequence: Sequence) -> tuple[Match, Match]:
     """Device blocks with the sequence's first tokens, or those of them that a window leaves, and host blocks with those
-    after them."""
+    after them. Then the same of pages of layers with windows, where others have none."""
     swapped, size = _swapped(replica, sequence), replica.block_size
     # At least one token must be computed, or there would be nothing to sample from.
     limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
@@ -83,14 +94,35 @@ def _find(replica: ReplicaBase, sequence: Sequence) -> Match:
     if swapped is not None:
         first = swapped.first_block
         cached = replica.index.match(sequence.hashes[first:limit], limit - first) if looks else []
-        return Match(first, cached, swapped.host_blocks[len(cached) :])
+        match = Match(first, cached, swapped.host_blocks[len(cached) :])
+        return match, _swapped_pages(replica, sequence, swapped, limit if looks else 0)
     if not looks:
-        return Match(0, [], [])
+        return NOTHING, NOTHING
     if replica.window.num_tokens and not sequence.keeps_all:
         find, find_host = replica.index.find, replica.host_tier.pool.index.find
-        return match_window(find, find_host, sequence.hashes, limit, replica.window.num_matched)
+        return match_window(find, find_host, sequence.hashes, limit, replica.window.num_matched), NOTHING
     cached = replica.index.match(sequence.hashes, limit)
-    return Match(0, cached, replica.host_tier.match(sequence.hashes, len(cached), limit))
+    match = Match(0, cached, replica.host_tier.match(sequence.hashes, len(cached), limit))
+    return _with_pages(replica, sequence, match) if replica.windowed_pages else (match, NOTHING)
+
+
+def _with_pages(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[Match, Match]:
+    """As much of a match as the pages of layers with windows are found for: those of the last window, or all for
+    beams."""
+    each, most = replica.windowed_pages, match.num_blocks
+    find, find_host = replica.index.find, replica.host_tier.pool.index.find
+    needed = max(1, most) if sequence.keeps_all else replica.windowed.num_matched
+    pages = match_window(find, find_host, sequence.hashes, most, needed, each)
+    return match.cut(pages.first + (len(pages.cached) + len(pages.hosts)) // each), pages
+
+
+def _swapped_pages(replica: ReplicaBase, sequence: Sequence, swapped: Swapped, limit: int) -> Match:
+    """Pages of layers with windows that were swapped out, the first of them still on the device as far as block
+    ``limit``."""
+    first, each = swapped.first_windowed, replica.windowed_pages
+    keys = [key for block_hash in sequence.hashes[first:limit] for key in page_keys(block_hash, each)]
+    cached = replica.index.match(keys, len(keys))
+    return Match(first, cached, swapped.windowed_hosts[len(cached) :])
 
 
 def _awaits(replica: ReplicaBase, sequence: Sequence, match: Match) -> bool:

@@ -38,14 +38,19 @@ class Replica(ReplicaBase):
     def bind(self, sequence: Sequence, offer: Offer) -> None:
         """Give the sequence a slot and the blocks of its offer. The first plan that schedules it informs the executor.
         Host blocks are loaded with the next plan. No other replica's host tier may hold blocks of the sequence."""
-        self.pool.retain(offer.cached_blocks)
-        self.host_tier.pool.retain(offer.host_blocks)
-        sequence.blocks = offer.cached_blocks + self.pool.allocate(len(offer.host_blocks))
-        if offer.fork is not None and offer.fork.copied is not None:
-            self.pool.retain([offer.fork.copied])
-            sequence.blocks += self.pool.allocate(1)
-            sequence.copied = offer.fork.copied, sequence.blocks[-1]
-        sequence.first_block = offer.first_block
+        windowed = offer.windowed
+        self.pool.retain(offer.cached_blocks + windowed.cached)
+        self.host_tier.pool.retain(offer.host_blocks + windowed.hosts)
+        loaded = self.pool.allocate(len(offer.host_blocks) + len(windowed.hosts))
+        sequence.blocks = offer.cached_blocks + loaded[: len(offer.host_blocks)]
+        sequence.windowed = windowed.cached + loaded[len(offer.host_blocks) :]
+        if offer.fork is not None and offer.fork.copied:
+            self.pool.retain(offer.fork.copied)
+            block, pages = self.allocate(1)
+            sequence.blocks += block
+            sequence.windowed += pages
+            sequence.copied = offer.fork.copied, block + pages
+        sequence.first_block, sequence.first_windowed = offer.first_block, windowed.first
         sequence.num_cached = offer.num_tokens
         sequence.limit = min(sequence.limit, self.max_model_len)
         sequence.replica = self.name
@@ -54,8 +59,9 @@ class Replica(ReplicaBase):
         if sequence.beam_group is not None:
             self.bound.update({member.slot: member for member in take_slots(self, sequence.beam_group)})
             self.searches[sequence.id] = sequence.beam_group
-        if offer.host_blocks:
-            self.host_tier.load(sequence, sequence.first_block + len(offer.cached_blocks), offer.host_blocks)
+        if loaded:
+            hosts = offer.host_blocks + windowed.hosts
+            self.host_tier.load(sequence, loaded, hosts, sequence.first_block + len(offer.cached_blocks))
         if self.caching and not sequence.looked_up and sequence.leader is None:
             sequence.looked_up = True
             found = (offer.first_block + len(offer.cached_blocks)) * self.block_size
@@ -90,7 +96,7 @@ class Replica(ReplicaBase):
             self.drop_source(member)
         self._send_off(slots, counts, num_decodes)
         plan = self.builder.build(self.step, now_s, num_decodes, slots, counts)
-        if self.window.num_tokens:
+        if self.kept.num_tokens:
             give_back_blocks(self, slots)
         return plan, entering
 
@@ -180,7 +186,7 @@ class Replica(ReplicaBase):
         self.slots.check_integrity()
         sequences = self.slots.occupied()
         sources = [sequence.copied[0] for sequence in sequences if sequence.copied is not None]
-        self.pool.check_integrity(chain(sources, *(sequence.blocks for sequence in sequences)))
+        self.pool.check_integrity(chain(*sources, *(sequence.pages for sequence in sequences)))
         assert all(sequence.replica == self.name for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
         self.host_tier.check_integrity(sequences)
@@ -191,5 +197,7 @@ class Replica(ReplicaBase):
         for group in self.searches.values():
             check_integrity(self, group)
         for sequence in sequences:
+            num_windowed = (sequence.end_block - sequence.first_windowed) * self.windowed_pages
+            assert len(sequence.windowed) == num_windowed, f"sequence {sequence.id} lacks pages of layers with windows"
             listed = int(self.slots.indexed[sequence.slot])
             assert len(sequence.hashes) >= listed or not self.caching

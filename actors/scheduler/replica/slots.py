@@ -144,7 +144,7 @@ class SlotTable:
         self.known[slot] = self.total[slot] = len(sequence.tokens)
         self.computed[slot] = num_cached_tokens
         self.indexed[slot] = num_cached_tokens // size
-        self.first[slot] = sequence.first_block
+        self.first[slot] = sequence.first_kept
         self.capacity[slot] = sequence.end_block * size
 
     def leave(self, sequence: Sequence) -> None:
@@ -247,7 +247,7 @@ class SlotTable:
             "wrongly a beam": self.beam[slot] == (sequence.beam_group is not None),
             "wrong priority class": self.job[slot] == (sequence.request.priority_class == JOB),
             "wrong capacity": self.capacity[slot] == capacity,
-            "wrong first block": self.first[slot] == sequence.first_block,
+            "wrong first block": self.first[slot] == sequence.first_kept,
             "computed too much": computed <= total and computed <= capacity,
             "beyond its limit": known <= total <= self.last[slot] + 1,
             "tokens not flushed": 0 <= known - len(sequence.tokens) < self.block_size,

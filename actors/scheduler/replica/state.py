@@ -37,7 +37,10 @@ class ReplicaBase:
     ``bound``: by slot, sequences that have a slot and no planned row yet. ``searches``: running beam groups by the
     sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again. Counters:
     ``num_swaps`` and ``num_recomputes`` (preemptions of each kind), ``num_parked``, ``prefix_queries`` and
-    ``prefix_hits`` (tokens), and ``num_given_back``, blocks that fell behind the ``window``.
+    ``prefix_hits`` (tokens), and ``num_given_back``, pages that fell behind a window.
+
+    ``window`` is that of ``blocks`` of sequences, ``windowed`` that of their ``windowed`` pages, and ``kept`` the one
+    of both behind which something is given back.
     """
 
     def __init__(
@@ -62,6 +65,9 @@ class ReplicaBase:
         self.pacer = pacer
         self.suspended = False
         self.window = Window(window, self.block_size)
+        self.windowed_pages = joined.windowed_pages
+        self.windowed = Window(joined.windowed_tokens, self.block_size)
+        self.kept = self.windowed if self.windowed_pages else self.window
         self.index = PrefixIndex(self.window)
         self.pool = BlockPool(joined.num_blocks, self.index)
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
@@ -82,6 +88,16 @@ class ReplicaBase:
         """Sequences preempted here for want of blocks, so far."""
         return self.num_swaps + self.num_recomputes
 
+    @property
+    def num_pages(self) -> int:
+        """Pages of a block of tokens."""
+        return 1 + self.windowed_pages
+
+    @property
+    def num_free(self) -> int:
+        """Blocks of tokens for which there are free pages."""
+        return self.pool.num_free // (1 + self.windowed_pages)
+
     # -- room and load -------------------------------------------------------------------------------------------------
     def can_hold(self, sequence: Sequence) -> bool:
         """Whether the sequence, with all its beams, could run here alone up to its limit."""
@@ -91,15 +107,16 @@ class ReplicaBase:
         return self.most_blocks(sequence.request, num_tokens, sequence.least_tokens) <= self.pool.num_blocks
 
     def most_blocks(self, request: Request, num_tokens: int, num_queries: int) -> int:
-        """Blocks that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams, of which
+        """Pages that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams, of which
         a step computes ``num_queries`` at most."""
         every = blocks_needed(request, num_tokens, self.block_size)
-        if not self.window.num_tokens or request.sampling.beam_width:
-            return every
-        return min(every, self.window.most_blocks(min(num_queries, num_tokens)))
+        if not self.kept.num_tokens or request.sampling.beam_width:
+            return every * self.num_pages
+        held = min(every, self.kept.most_blocks(min(num_queries, num_tokens)))
+        return every + held * self.windowed_pages if self.windowed_pages else held
 
     def blocks_to_admit(self, request: Request, num_tokens: int) -> int:
-        """Blocks for which a sequence of ``num_tokens`` waits: those of all its tokens, but with a window none that it
+        """Pages for which a sequence of ``num_tokens`` waits: those of all its tokens, but with a window none that it
         never holds beside the others."""
         return min(self.most_blocks(request, num_tokens, self.budget), self.pool.num_blocks)
 
@@ -130,10 +147,10 @@ class ReplicaBase:
         return self.backlog(priority_class) + LOAD_TOKENS_PER_SEQUENCE * len(self.slots)
 
     def room(self) -> int:
-        """Blocks that an arriving sequence may take: free blocks, less those that running sequences still need and a
+        """Pages that an arriving sequence may take: free ones, less those that running sequences still need and a
         reserve for growth.
 
-        An empty replica offers all its blocks. Without a free slot the result is 0.
+        An empty replica offers all its pages. Without a free slot the result is 0.
         """
         if not self.slots.has_free_slot:
             return 0
@@ -142,11 +159,13 @@ class ReplicaBase:
             return pool.num_free
         room = pool.num_free - max(1, int(pool.num_blocks * WATERMARK))
         # Each sequence lacks blocks for what it is behind and for its next token at most.
-        most = table.backlog(JOB) // self.block_size + 2 * len(table) + 1
-        if room - most > self.max_model_len // self.block_size:
+        most = (table.backlog(JOB) // self.block_size + 2 * len(table) + 1) * self.num_pages
+        if room - most > self.max_model_len // self.block_size * self.num_pages:
             return room - most  # more than a sequence needs, so it need not be exact
-        held = self.window.most_blocks(self.budget) if self.window.num_tokens else None
-        return room - table.num_missing_blocks(held)
+        missing = table.num_missing_blocks(self.kept.most_blocks(self.budget) if self.kept.num_tokens else None)
+        if self.windowed_pages:
+            missing = table.num_missing_blocks() + missing * self.windowed_pages
+        return room - missing
 
     @property
     def tries_suspect(self) -> bool:
@@ -156,10 +175,21 @@ class ReplicaBase:
 
     # -- blocks --------------------------------------------------------------------------------------------------------
     def drop_source(self, sequence: Sequence) -> None:
-        """Release the source block of a sequence's pending copy: the copy is planned, or no longer wanted."""
+        """Release the source of a sequence's pending copy: the copy is planned, or no longer wanted."""
         if sequence.copied is not None:
-            self.pool.release(sequence.copied[:1])
+            self.pool.release(sequence.copied[0])
             sequence.copied = None
+
+    def allocate(self, count: int) -> tuple[list[int], list[int]]:
+        """Take the pages of ``count`` blocks of tokens, as of ``blocks`` and ``windowed`` of a sequence.
+
+        Raises:
+            ValueError: fewer are free; nothing was taken.
+        """
+        if not self.windowed_pages:
+            return self.pool.allocate(count), []
+        pages = self.pool.allocate(count * self.num_pages)
+        return pages[:count], pages[count:]
 
     def list_blocks(self, slots: Slots) -> None:
         """Add blocks to the prefix index that have become full of planned tokens with known values."""
@@ -174,3 +204,5 @@ class ReplicaBase:
             sequence = table.at(slot)
             sequence.extend_hashes(size)
             self.index.insert_all(sequence.hashes, sequence.blocks, start, end, sequence.first_block)
+            if each := self.windowed_pages:
+                self.index.insert_pages(sequence.hashes, sequence.windowed, start, end, sequence.first_windowed, each)

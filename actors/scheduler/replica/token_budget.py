@@ -1,5 +1,5 @@
-"""Divides a step's token budget among running sequences, allocates blocks for it, and takes those back that fall behind
-the window of all layers."""
+"""Divides a step's token budget among running sequences, allocates blocks for it, and takes back what falls behind a
+window."""
 
 from __future__ import annotations
 
@@ -66,15 +66,16 @@ def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_dec
         return slots, counts, num_decodes
     needed = -(-missing[rows] // size)
     total = int(needed.sum())
-    if total > replica.pool.num_free:
+    if total * replica.num_pages > replica.pool.num_free:
         return preempt_for_blocks(replica, slots, counts)
-    blocks = replica.pool.allocate(total)
+    blocks, windowed = replica.allocate(total)
     short = slots[rows]
     table.capacity[short] += needed * size
-    append, start = replica.builder.append, 0
+    append, start, each = replica.builder.append, 0, replica.windowed_pages
     for slot, count in zip(short.tolist(), needed.tolist(), strict=True):
-        append(table.at(slot), blocks[start : start + count])
-        start += count
+        end = start + count
+        append(table.at(slot), blocks[start:end], windowed[start * each : end * each] if each else windowed)
+        start = end
     return slots, counts, num_decodes
 
 
@@ -85,7 +86,7 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
     order, last first, but before them any that only waits for its last token. If there are none it keeps its blocks and
     waits. So the best sequence always advances, and there is no deadlock.
     """
-    table, pool, size = replica.slots, replica.pool, replica.block_size
+    table, size = replica.slots, replica.block_size
     wanted = dict(zip(slots.tolist(), counts.tolist(), strict=True))
     behind = table.behind()
     order = table.occupied()
@@ -99,13 +100,13 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
             continue
         start, have = int(table.computed[slot]), int(table.capacity[slot])
         least = sequence.least_tokens
-        while start + least > have + pool.num_free * size and victims[-1] is not sequence.head:
+        while start + least > have + replica.num_free * size and victims[-1] is not sequence.head:
             preempt(replica, victims.pop())
-        count = min(wanted[slot], have + pool.num_free * size - start)
+        count = min(wanted[slot], have + replica.num_free * size - start)
         if count < least:
             continue
         blocks = max(0, -(-(start + count - have) // size))
-        replica.builder.append(sequence, pool.allocate(blocks))
+        replica.builder.append(sequence, *replica.allocate(blocks))
         table.capacity[slot] += blocks * size
         granted[slot] = count
     rows = np.fromiter(granted, np.intp, len(granted))
@@ -116,7 +117,8 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
 
 
 def give_back_blocks(replica: ReplicaBase, slots: Slots) -> None:
-    """Release the blocks of these rows, just planned, that no query to come sees. Beams keep theirs.
+    """Release the blocks of these rows, just planned, that no query to come sees: those of layers with windows. Beams
+    keep theirs.
 
     The next plan's first query is known as soon as a plan is made, so what lies behind its window is free at once, with
     that plan and earlier ones still in flight: plans are executed in order, and whoever gets the block writes in a
@@ -124,7 +126,7 @@ def give_back_blocks(replica: ReplicaBase, slots: Slots) -> None:
     reused.
     """
     table = replica.slots
-    first = replica.window.first_blocks(table.computed[slots])
+    first = replica.kept.first_blocks(table.computed[slots])
     passed = first > table.first[slots]
     if table.num_beams:
         passed &= ~table.beam[slots]
@@ -134,9 +136,6 @@ def give_back_blocks(replica: ReplicaBase, slots: Slots) -> None:
     slots, first = slots[rows], first[rows]
     table.first[slots] = first
     for slot, keep in zip(slots.tolist(), first.tolist(), strict=True):
-        sequence = table.at(slot)
-        count = keep - sequence.first_block
-        replica.pool.release(reversed(sequence.blocks[:count]))
-        del sequence.blocks[:count]
-        sequence.first_block = keep
-        replica.num_given_back += count
+        gone = table.at(slot).give_back(keep, replica.windowed_pages)
+        replica.pool.release(reversed(gone))
+        replica.num_given_back += len(gone)

@@ -207,6 +207,8 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         block_bytes=_count(lease, "block_bytes"),
         copy_bytes_per_s=_rate(lease, "copy_bytes_per_s"),
         prefill_tokens_per_s=_rate(lease, "prefill_tokens_per_s"),
+        windowed_pages=_count(lease, "windowed_pages"),
+        windowed_tokens=_count(lease, "windowed_tokens"),
     )
 
 

@@ -149,7 +149,8 @@ class Snapshot:
         ]
         marks = [_marks(request, over_s) for _, over_s, request in over]
         marks += [_marks(request, 0.0) for request in living.values()]
-        pinned = [[each.copied[0] for each in replica.slots.sequences if each and each.copied] for replica in replicas]
+        pinned = [[*chain.from_iterable(each.copied[0] for each in replica.slots.sequences if each and each.copied)]
+                  for replica in replicas]  # fmt: skip
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
         cached_hosts = [_ints(replica.host_tier.pool.cached) for replica in replicas]
         steps = self._steps_after(asked.steps_seen if same else 0, numbers)
@@ -170,7 +171,7 @@ class Snapshot:
             requests=_ints(chain.from_iterable(_request_row(core.replicas, request) for request in requests)),
             request_marks=_ages(marks, now_s),
             sequences=_ints(chain.from_iterable(rows)),
-            blocks=_ints(chain.from_iterable(sequence.blocks for sequence in sequences)),
+            blocks=_ints(chain.from_iterable(sequence.pages for sequence in sequences)),
             host_blocks=_ints(chain.from_iterable(hosts)),
             cached_blocks=_joined(cached),
             cached_hosts=_joined(cached_hosts),
@@ -200,17 +201,21 @@ class Snapshot:
             return BlockState(serial=asked.serial)
         waiting = self.core.waiting if asked.on_host else ()
         everybody = [each for each in chain(replica.slots.sequences, waiting) if each is not None]
-        tables = [(each, _hosts_of(self.core.replicas, each) if asked.on_host else each.blocks) for each in everybody]
-        owners = [(sequence, table) for sequence, table in tables if asked.block in table]
+        owners = [
+            (each, table, first)
+            for each in everybody
+            for table, first in _tables(self.core.replicas, each, replica.windowed_pages, on_host=asked.on_host)
+            if asked.block in table
+        ]
         if not owners:
             index = replica.host_tier.pool.index if asked.on_host else replica.index
             content = index.hash_of(asked.block)
             return BlockState(serial=asked.serial, hashes=() if content is None else (content.hex(),))
-        sequence, table = owners[0]
-        place, first = table.index(asked.block), _first_of(sequence, on_host=asked.on_host)
+        sequence, table, first = owners[0]
+        place = table.index(asked.block)
         return BlockState(
             serial=asked.serial,
-            owners=tuple(dict.fromkeys(each.request.id for each, _ in owners)),
+            owners=tuple(dict.fromkeys(each.request.id for each, _, _ in owners)),
             hashes=tuple(each.hex() for each in sequence.hashes[: first + place + 1]),
             place=place,
             table=_ints(table),
@@ -228,15 +233,21 @@ def num_unwanted(replica: Replica) -> int:
 def _hosts_of(replicas: Mapping[str, Replica], sequence: Sequence) -> list[int]:
     """The sequence's host blocks: swapped out, or being loaded."""
     if sequence.swapped is not None:
-        return sequence.swapped.host_blocks
+        return sequence.swapped.hosts
     return [] if sequence.replica is None else replicas[sequence.replica].host_tier.loading(sequence)
 
 
-def _first_of(sequence: Sequence, *, on_host: bool) -> int:
-    """The first block that is in the sequence's table."""
+def _tables(
+    replicas: Mapping[str, Replica], sequence: Sequence, windowed_pages: int, *, on_host: bool
+) -> list[tuple[list[int], int]]:
+    """The sequence's tables of pages, each with the block that it begins with."""
     if not on_host:
-        return sequence.first_block
-    return 0 if sequence.swapped is None else sequence.swapped.first_block
+        kinds, pages, first = (sequence.blocks, sequence.first_block), sequence.windowed, sequence.first_windowed
+    elif (swapped := sequence.swapped) is not None:
+        kinds, pages, first = (swapped.host_blocks, swapped.first_block), swapped.windowed_hosts, swapped.first_windowed
+    else:
+        return [(_hosts_of(replicas, sequence), 0)]
+    return [kinds, *((pages[kind::windowed_pages], first) for kind in range(windowed_pages))]
 
 
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
@@ -245,7 +256,7 @@ def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
     held[pinned] = True
     for sequence in replica.slots.sequences:
         if sequence is not None:
-            held[sequence.blocks] = True
+            held[sequence.pages] = True
     return np.asarray(listed[~held[listed]], np.int32)
 
 
@@ -323,7 +334,7 @@ def _sequence_row(
         sequence.slot,
         _num_tokens(replicas, sequence),
         computed,
-        len(sequence.blocks),
+        len(sequence.pages),
         num_hosts,
         sequence.num_cached,
     )

@@ -246,13 +246,18 @@ def plan_work(slots: dict[int, int], plan: StepPlan) -> dict[str, Any]:
 def _tables(plan: StepPlan) -> dict[str, Any]:
     """What one plan changes in the block tables, where it does: who owns which block follows from all of them. Slots
     are ``freed``; ``entered`` holds slot, sequence id, number of tokens computed before and block table of each new
-    sequence, ``appended`` slot and block."""
-    entered, at = [], 0
-    for new in plan.new_sequences:
+    sequence, ``appended`` slot and block. Where blocks have pages for layers with windows, these stand behind."""
+    entered, at, page = [], 0, 0
+    counts = [new.first_block + new.num_blocks - new.first_windowed for new in plan.new_sequences]
+    each = len(plan.new_windowed) // max(1, sum(counts))
+    for new, count in zip(plan.new_sequences, counts, strict=True):
         blocks = plan.new_block_ids[at : at + new.num_blocks].tolist()
+        blocks += plan.new_windowed[page : page + count * each].tolist()
         entered.append([new.slot, new.sequence_id, new.num_computed_tokens, blocks])
-        at += new.num_blocks
-    appended = np.stack((plan.appended_slots, plan.appended_blocks), axis=1).tolist()
+        at, page = at + new.num_blocks, page + count * each
+    each = len(plan.appended_windowed) // max(1, len(plan.appended_slots))
+    slots = np.concatenate((plan.appended_slots, np.repeat(plan.appended_slots, each)))
+    appended = np.stack((slots, np.concatenate((plan.appended_blocks, plan.appended_windowed))), axis=1).tolist()
     changes = {"freed": plan.freed_slots.tolist(), "entered": entered, "appended": appended}
     return {name: each for name, each in changes.items() if each}
 

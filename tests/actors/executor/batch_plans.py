@@ -61,8 +61,8 @@ def deltas_of(work: StepWork) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(values) for name, values in work.deltas.items()}
 
 
-def poisoned_state() -> DeviceBatch:
+def poisoned_state(limits: BatchLimits = LIMITS) -> DeviceBatch:
     """A device side that holds -9 wherever nothing has been written."""
-    state = DeviceBatch(Ops.reference(), LIMITS, torch.device("cpu"))
+    state = DeviceBatch(Ops.reference(), limits, torch.device("cpu"))
     state._words.fill_(-9)
     return state

@@ -52,6 +52,21 @@ def test_windows_bound_what_a_sequence_takes(tmp_path: Path, capsys: pytest.Capt
     assert "in at most 5 blocks, as all layers have windows of at most 24 tokens" in capsys.readouterr().out
 
 
+def test_windows_in_some_layers_bound_their_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All pages of layers without a window, and the window's of the others; unless the flag keeps all together."""
+    fields = {"num_hidden_layers": 4, "sliding_window": 24, "sliding_window_pattern": 2}
+    folder = make_golden(tmp_path / "model", "gemma3_text", fields)
+    options = "--target", "cpu", "--max-num-batched-tokens", "32"
+    cache = inspect(capsys, folder, *options)["kv_cache"]
+    whole = inspect(capsys, folder, *options, "--disable-hybrid-kv-cache-manager")["kv_cache"]
+    assert (cache["windowed_pages"], whole["windowed_pages"], whole["window"]) == (1, 0, 0)
+    assert cache["block_bytes"] * 2 == whole["block_bytes"]
+    assert cache["bytes_per_token"] == whole["bytes_per_token"]
+    assert cache["sequence_blocks"] == whole["sequence_blocks"] + (24 + 32 + 16 - 3) // 16 + 1
+    assert main(["inspect", str(folder), *options]) == 0
+    assert "as 1 of 2 pages of a block have windows of at most 24 tokens" in capsys.readouterr().out
+
+
 def test_a_quantized_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Schemes and layouts; the head is not quantized; a misspelt entry is shown."""
     folder, _ = quantize(model, tmp_path, PACKERS["awq"])

@@ -69,15 +69,17 @@ def measure(
     itl_s: float | None = None,
     mixed: bool = False,
     window: int = 0,
+    windowed_pages: int = 0,
 ) -> None:
-    """``mixed``: every other request is a job, and priorities differ; the steps have times for the fit then."""
+    """``window``: of all layers, or of ``windowed_pages``. ``mixed``: every other request is a job, and priorities
+    differ; the steps have times for the fit then."""
     core = Core(
         CoreConfig(
             block_size=BLOCK_SIZE,
             max_num_queued_requests=10**6,
             enable_prefix_caching=caching,
             itl_target_s=itl_s,
-            window=window,
+            window=0 if windowed_pages else window,
             priority_aging_s=1e-3 if mixed else 30.0,
         )
     )
@@ -87,11 +89,13 @@ def measure(
         ReplicaJoined(
             replica="gpu",
             epoch=1,
-            num_blocks=40_000,
+            num_blocks=40_000 * (1 + windowed_pages),
             block_size=BLOCK_SIZE,
             max_num_seqs=running,
             max_model_len=65_536,
             max_num_batched_tokens=8192,
+            windowed_pages=windowed_pages,
+            windowed_tokens=window if windowed_pages else 0,
         )
     )
     rng = np.random.default_rng(0)
@@ -119,6 +123,7 @@ def measure(
     print(
         f"{running:4d} running {waiting:6d} waiting  cache {'on ' if caching else 'off'}  "
         f"{'jobs, pacing  ' if mixed else ''}{f'window {window}  ' if window else ''}"
+        f"{f'of {windowed_pages} pages  ' if windowed_pages else ''}"
         f"plan: median {statistics.median(plan):6.1f} mean {statistics.mean(plan):6.1f} us   "
         f"result: median {statistics.median(take):6.1f} mean {statistics.mean(take):6.1f} us   "
         f"(mean rows {statistics.mean(rows[skip:]):.0f})"
@@ -180,5 +185,7 @@ if __name__ == "__main__":
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128)
+    for pages in (1, 5):
+        measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128, windowed_pages=pages)
     measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True)
     measure(256, 10_000, prompt_tokens=64, max_tokens=150, steps=1500, caching=True, mixed=True, itl_s=0.02)

@@ -97,6 +97,8 @@ class Slot:
     tokens: list[int]
     blocks: list[int | None]
     """None: behind the window when it entered."""
+    windowed: list[list[int] | None]
+    """Of each block its pages of layers with windows, where others have none."""
     computed: int
     prefixes: list[int] = field(default_factory=list)
     prompt: list[int] = field(default_factory=list)
@@ -122,6 +124,9 @@ class FakeExecutor:
     """What copying a block costs, in tokens of prefill."""
     window: int = 0
     """How many tokens the model looks back on, the newest included; 0: all."""
+    windowed_pages: int = 0
+    windowed_tokens: int = 0
+    """As of :class:`ReplicaJoined`. These pages hold the hash and the number of the page."""
 
     def __post_init__(self) -> None:
         self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
@@ -148,6 +153,8 @@ class FakeExecutor:
             block_bytes=int(1000 * self.copy_tokens),
             copy_bytes_per_s=1000.0,
             prefill_tokens_per_s=1.0,
+            windowed_pages=self.windowed_pages,
+            windowed_tokens=self.windowed_tokens,
         )
 
     def follow(self, scheduler_epoch: int) -> None:
@@ -184,7 +191,7 @@ class FakeExecutor:
             assert 0 <= host < self.num_host_blocks
             assert (self.host[host] != UNWRITTEN).any(), f"host block {host} is copied in but was never written"
             assert not any(
-                block in self._seen(slot)[: cuts.get(number)]
+                block in self._seen(slot, cuts.get(number))
                 for number, slot in self.slots.items()
                 if number not in plan.freed_slots
             )
@@ -197,17 +204,25 @@ class FakeExecutor:
             assert slot in self.slots, f"slot {slot} is freed but empty"
             self.ended.discard(self.slots.pop(slot).new.sequence_id)
         tokens, blocks = plan.new_token_ids.tolist(), plan.new_block_ids.tolist()
+        each, windowed = self.windowed_pages, plan.new_windowed.tolist()
         for new in plan.new_sequences:
-            self._enter(new, tokens[: new.num_tokens], blocks[: new.num_blocks])
-            del tokens[: new.num_tokens], blocks[: new.num_blocks]
+            count = (new.first_block + new.num_blocks - new.first_windowed) * each
+            self._enter(new, tokens[: new.num_tokens], blocks[: new.num_blocks], windowed[:count])
+            del tokens[: new.num_tokens], blocks[: new.num_blocks], windowed[:count]
         assert not tokens
+        assert not windowed
         assert not blocks
         for slot, keep in zip(plan.cut_slots.tolist(), plan.cut_blocks.tolist(), strict=True):
             assert 0 <= keep < len(self.slots[slot].blocks)
             del self.slots[slot].blocks[keep:]
+            del self.slots[slot].windowed[keep:]
+        windowed = plan.appended_windowed.tolist()
+        assert len(windowed) == each * len(plan.appended_slots)
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
-            assert 0 <= block < self.num_blocks
+            assert all(0 <= page < self.num_blocks for page in (block, *windowed[:each]))
             self.slots[slot].blocks.append(block)
+            self.slots[slot].windowed.append(windowed[:each])
+            del windowed[:each]
         for block in plan.copy_sources.tolist():
             assert (self.cache[block] != UNWRITTEN).any(), f"device block {block} is copied but was never written"
         self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
@@ -229,7 +244,7 @@ class FakeExecutor:
         state.prefixes.reverse()
         assert state.tokens[: len(state.prompt)] == state.prompt, "a beam of another request"
 
-    def _enter(self, new: NewSequence, tokens: list[int], blocks: list[int]) -> None:
+    def _enter(self, new: NewSequence, tokens: list[int], blocks: list[int], windowed: list[int]) -> None:
         assert 0 <= new.slot < self.max_num_seqs
         assert new.slot not in self.slots, f"slot {new.slot} is taken"
         assert new.sequence_id not in {each.new.sequence_id for each in self.slots.values()}
@@ -238,7 +253,13 @@ class FakeExecutor:
         assert 0 <= new.num_computed_tokens < new.num_tokens
         assert len(set(blocks)) == len(blocks) == new.num_blocks
         assert new.first_block * self.block_size <= self._oldest(new.num_computed_tokens), "a hole in the window"
-        slot = Slot(new, tokens, [None] * new.first_block + blocks, new.num_computed_tokens)
+        oldest, each = self._oldest(new.num_computed_tokens, self.windowed_tokens), self.windowed_pages
+        assert new.first_windowed * self.block_size <= oldest, "a hole in the window of some layers"
+        assert len(set(blocks + windowed)) == len(blocks) + len(windowed)
+        pages: list[list[int] | None] = [None] * (new.first_windowed if each else len(blocks))
+        pages += [windowed[at : at + each] for at in range(0, len(windowed), each or 1)]
+        slot = Slot(new, tokens, [None] * new.first_block + blocks, pages, new.num_computed_tokens)
+        assert len(pages) == len(slot.blocks) or not each
         prefix = 0
         for token in tokens:
             prefix = remember(prefix, token)
@@ -259,6 +280,8 @@ class FakeExecutor:
             for position in positions:
                 block = state.blocks[position // self.block_size]
                 self.cache[block, position % self.block_size] = state.prefixes[position]
+                for page, content in self._pages(state, position):
+                    self.cache[page, position % self.block_size] = content
             state.computed = positions.stop
         return self._sample(plan)
 
@@ -274,19 +297,38 @@ class FakeExecutor:
             held = int(self.cache[block, position % self.block_size])
             assert held == state.prefixes[position], f"slot {slot}: wrong content at position {position}"
         written = {state.blocks[position // self.block_size] for position in positions}
+        if self.windowed_pages:
+            for position in range(self._oldest(positions.start, self.windowed_tokens), positions.start):
+                for page, content in self._pages(state, position):
+                    held = int(self.cache[page, position % self.block_size])
+                    assert held == content, f"slot {slot}: wrong content at position {position} of page {page}"
+            written.update(page for position in positions for page, _ in self._pages(state, position))
         for other in self.slots.values():
             if other is not state:
-                assert not written & set(self._seen(other)), f"slot {slot} writes into {other.new.sequence_id}'s block"
+                assert not written & self._seen(other), f"slot {slot} writes into {other.new.sequence_id}'s block"
         return state, positions
 
-    def _oldest(self, computed: int) -> int:
-        """The first token that the next query sees."""
-        return max(0, computed - self.window + 1) if self.window else 0
+    def _pages(self, state: Slot, position: int) -> list[tuple[int, int]]:
+        """The pages of layers with windows that hold a position, where others have none, and what they hold of it."""
+        if not self.windowed_pages:
+            return []
+        pages = state.windowed[position // self.block_size]
+        assert pages is not None, f"position {position} lies behind the window of some layers"
+        return [(page, (state.prefixes[position] + number) % 2**64) for number, page in enumerate(pages, 1)]
 
-    def _seen(self, slot: Slot) -> list[int | None]:
-        """Blocks of a sequence that something to come may read. Beams may go back to any place."""
-        first = 0 if slot.new.sampling.logprobs is not None else self._oldest(slot.computed) // self.block_size
-        return [None] * first + slot.blocks[first:]
+    def _oldest(self, computed: int, window: int | None = None) -> int:
+        """The first token that the next query sees."""
+        window = self.window if window is None else window
+        return max(0, computed - window + 1) if window else 0
+
+    def _seen(self, slot: Slot, cut: int | None = None) -> set[int | None]:
+        """Pages of a sequence, of its first ``cut`` blocks, that something to come may read. Beams may go back to any
+        place."""
+        goes_back = slot.new.sampling.logprobs is not None
+        first = 0 if goes_back else self._oldest(slot.computed) // self.block_size
+        seen = set(slot.blocks[first:cut])
+        first = 0 if goes_back else self._oldest(slot.computed, self.windowed_tokens) // self.block_size
+        return seen.union(*(pages for pages in slot.windowed[first:cut] if pages is not None))
 
     def _sample(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int]] = []

@@ -41,6 +41,7 @@ class Schedules(RuleBasedStateMachine):
         num_host_blocks=st.sampled_from([0, 3, 8, 20, 60]),
         mode=st.sampled_from(["auto", "swap", "recompute"]),
         window=st.sampled_from([0, 0, 1, 3, 6, 13, 24]),
+        windowed=st.sampled_from([(0, 0), (0, 0), (1, 1), (2, 6), (3, 13), (1, 24)]),
         copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
     )
     def begin(
@@ -55,8 +56,10 @@ class Schedules(RuleBasedStateMachine):
         num_host_blocks: int,
         mode: str,
         window: int,
+        windowed: tuple[int, int],
         copies: tuple[int, float],
     ) -> None:
+        window = 0 if windowed[0] else window
         self.world = World(
             pipeline_depth=depth,
             enable_prefix_caching=caching,
@@ -66,7 +69,7 @@ class Schedules(RuleBasedStateMachine):
             window=window,
         )
         self.options = {
-            "num_blocks": num_blocks,
+            "num_blocks": num_blocks * (1 + windowed[0]),
             "budget": budget,
             "max_num_seqs": max_num_seqs,
             "max_model_len": MAX_MODEL_LEN,
@@ -74,6 +77,8 @@ class Schedules(RuleBasedStateMachine):
             "copy_lag": copies[0],
             "copy_tokens": copies[1],
             "window": window,
+            "windowed_pages": windowed[0],
+            "windowed_tokens": windowed[1],
         }
         self.num_requests = self.num_epochs = 0
         self.join(0)
@@ -186,9 +191,8 @@ class Schedules(RuleBasedStateMachine):
         for failure in self.world.failed.values():
             sent = self.world.requests[failure.request_id]
             given_up = failure.status == 500 and self.world.num_kills >= MOST_LOSSES
-            assert given_up or not fits(
-                sent, self.options["num_blocks"], self.options["max_num_seqs"], window=self.options["window"]
-            )
+            sizes = ("num_blocks", "max_num_seqs", "window", "windowed_pages", "windowed_tokens")
+            assert given_up or not fits(sent, **{name: self.options[name] for name in sizes})
         self.world.check_end()
 
 

@@ -70,8 +70,20 @@ def again(message: TokenizedRequest, attempt: str = "2") -> TokenizedRequest:
     return replace(message, attempt=attempt)
 
 
-def fits(sent: TokenizedRequest, num_blocks: int, max_num_seqs: int, block_size: int = 4, window: int = 0) -> bool:
+def fits(
+    sent: TokenizedRequest,
+    num_blocks: int,
+    max_num_seqs: int,
+    block_size: int = 4,
+    window: int = 0,
+    windowed_pages: int = 0,
+    windowed_tokens: int = 0,
+) -> bool:
     """Whether an executor of this size could serve the request alone."""
+    if windowed_pages:
+        held = 0 if sent.sampling.beam_width else -(-windowed_tokens // block_size) + 1
+        alone = fits(sent, num_blocks // (1 + windowed_pages), max_num_seqs, block_size)
+        return alone or (held > 0 and fits(sent, num_blocks - held * windowed_pages, max_num_seqs, block_size))
     if window and not sent.sampling.beam_width and num_blocks > -(-window // block_size):
         return True
     sampling = sent.sampling

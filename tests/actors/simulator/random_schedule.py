@@ -105,6 +105,11 @@ class Schedule:
             "depth": self.config.pipeline_depth,
             "window": self.config.window,
         }
+        apart = random.Random(-seed - 2)  # seeds stay what they were where this chooses nothing
+        if not self.config.window and apart.random() < 0.5:
+            each = apart.choice([1, 2, 3])
+            self.options["num_blocks"] *= 1 + each - (apart.random() < 0.5)
+            self.options |= {"windowed_pages": each, "windowed_tokens": apart.choice([1, 3, 6, 13])}
         if mode != "recompute":
             self.options["num_host_blocks"] = rng.choice([0, 2, 6, 20])
         self.world = World(**dataclasses.asdict(self.config))
@@ -207,7 +212,9 @@ def run_schedule(seed: int, mode: str = "auto") -> Schedule:
     for failure in world.failed.values():
         sent = world.requests[failure.request_id]
         slots = min(schedule.options["max_num_seqs"], schedule.options["budget"])
-        misfit = not fits(sent, schedule.options["num_blocks"], slots, window=schedule.config.window)
+        options = schedule.options
+        pages = {name: options.get(name, 0) for name in ("windowed_pages", "windowed_tokens")}
+        misfit = not fits(sent, options["num_blocks"], slots, window=schedule.config.window, **pages)
         assert misfit, f"refused for no reason: {failure}"
     world.executors = {name: member.executor.fake for name, member in simulation.members.items()}  # type: ignore[attr-defined]
     world.check_end()

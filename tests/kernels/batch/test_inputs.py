@@ -78,6 +78,24 @@ def test_prepare_inputs_of_many_rows(prepare: Callable[..., None], device: torch
 
 
 @pytest.mark.parametrize("prepare", [prepare_inputs, prepare_inputs_reference])
+def test_each_block_table_has_a_mapping(prepare: Callable[..., None], device: torch.device) -> None:
+    """Tables that lie apart, and mappings with room behind them, which is left alone."""
+    ints, count = {"dtype": torch.int32, "device": device}, 5
+    tables = torch.arange(3 * 64, **ints).view(3, 4, 16)[:, :, :13]
+    mappings = torch.full((3, 8), -9, device=device)
+    outputs = {name: torch.zeros(count, **ints) for name in ("input_ids", "positions")}
+    outputs["context_lens"] = torch.zeros(2, **ints)
+    slots, starts, ends = (torch.tensor(each, **ints) for each in ([2, 1], [14, 100], [0, 4, 5]))
+    tokens = torch.ones((4, 200), **ints)
+    prepare(tokens, tables, slots, starts, ends, BLOCK_SIZE, slot_mapping=mappings[:, :count], **outputs)
+    for table in range(3):
+        places = [(2, 14), (2, 15), (2, 16), (2, 17), (1, 100)]
+        expected = [int(tables[table, slot, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for slot, at in places]
+        assert mappings[table].tolist() == [*expected, -9, -9, -9]
+    assert outputs["positions"].tolist() == [14, 15, 16, 17, 100]
+
+
+@pytest.mark.parametrize("prepare", [prepare_inputs, prepare_inputs_reference])
 def test_no_block_is_not_written(prepare: Callable[..., None], device: torch.device) -> None:
     """A token whose block table entry is negative is mapped nowhere."""
     ints = {"dtype": torch.int32, "device": device}

@@ -37,7 +37,7 @@ BEGIN_LIST, END_LIST = "<!-- routes -->", "<!-- end of routes -->"
 CHAT, COMPLETION = "POST /v1/chat/completions", "POST /v1/completions"
 SAME_FLAGS = words(
     "allowed_origins api_key attention_backend block_size calculate_kv_scales chat_template "
-    "disable_access_log_for_endpoints dtype enable_auto_tool_choice enable_log_outputs enable_log_requests "
+    "disable_access_log_for_endpoints disable_hybrid_kv_cache_manager dtype enable_auto_tool_choice enable_log_outputs enable_log_requests "
     "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
     "kv_cache_dtype kv_cache_memory_bytes load_format max_cudagraph_capture_size max_log_len max_logprobs "
     "max_model_len max_num_batched_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port "

@@ -95,6 +95,49 @@ def test_a_table_may_begin_behind_a_window() -> None:
     assert state.block_tables[2].tolist() == [-9, 0, 7, -9]
 
 
+def test_windowed_pages_go_to_tables_of_their_own() -> None:
+    """Block by block, each page to its table: of new sequences from their first block on, and of appended blocks."""
+    limits = replace(LIMITS, num_blocks=30, windowed_pages=2, windowed_tokens=10)
+    batch, state = PersistentBatch(limits), poisoned_state(limits)
+    table = {"first_windowed": 1, "num_computed_tokens": 26, "num_blocks": 2, "max_total_tokens": 60}
+    entry = structs.replace(entering(new(1, 2, 30, **table), scheduled=[4]), new_windowed=ints([10, 20]))
+    appended = plan(1, slots=[2], num_scheduled=[1], appended_slots=[2], appended_blocks=[7])
+
+    state.apply(deltas_of(batch.apply(entry)))
+    state.apply(deltas_of(batch.apply(structs.replace(appended, appended_windowed=ints([11, 21])))))
+
+    assert state.all_tables[:, 2].tolist() == [[0, 1, 7, -9], [-9, 10, 11, -9], [-9, 20, 21, -9]]
+    assert [each[2].tolist() for each in (state.block_tables, *state.windowed_tables)] == state.all_tables[
+        :, 2
+    ].tolist()
+    assert state.tokens[2, :30].tolist() == list(range(1, 31))
+    assert (state.tokens[[0, 1, 3]] == -9).all()
+
+
+@pytest.mark.parametrize(
+    ("first", "pages", "text"),
+    [
+        (2, [], "sees windowed pages before block 2"),
+        (1, [10], "new_windowed has 1 entries, the new sequences need 2"),
+        (1, [10, 30], "new_windowed holds 30"),
+    ],
+)
+def test_windowed_pages_that_cannot_be(first: int, pages: list[int], text: str) -> None:
+    """A hole in the window, the wrong number of pages, and a page outside the cache."""
+    batch = PersistentBatch(replace(LIMITS, num_blocks=30, windowed_pages=2, windowed_tokens=10))
+    table = {"first_windowed": first, "num_computed_tokens": 26, "num_blocks": 2, "max_total_tokens": 60}
+    wrong = structs.replace(entering(new(1, 2, 30, **table), scheduled=[4]), new_windowed=ints(pages))
+    with pytest.raises(PlanError, match=text):
+        batch.apply(wrong)
+
+
+def test_appended_blocks_have_all_their_pages() -> None:
+    """A plan that names too few is refused."""
+    batch = running()
+    with pytest.raises(PlanError, match="appended_windowed has 1 entries for 1 blocks"):
+        batch.apply(plan(appended_slots=[0], appended_blocks=[2], appended_windowed=[1]))
+
+
 def test_a_freed_slot_can_be_filled_in_the_same_plan() -> None:
     """Frees come first."""
     batch = running()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from pagebus.actors.executor.loading.kv_scales import calculate_scales, read_sca
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.models import Model, build_model
 from pagebus.actors.model.config import ModelConfig, ModelError
+from pagebus.actors.model.families.experts import gpt_oss
 from pagebus.actors.settings import Settings
 from tests.actors.executor.loading import float8_quality
 from tests.gpu.engine.cache_error import measure
-from tests.helpers.model_factory import make_model
+from tests.helpers.model_factory import make_golden, make_model
 
 LAYERS, KV_HEADS = 2, 2
 
@@ -26,8 +28,9 @@ def folder(tmp_path: Path) -> Path:
     return make_model(tmp_path, "qwen3", seed=3)
 
 
-def load(folder: Path) -> Model:
-    model = build_model(ModelConfig.load(folder), torch.device("cpu"), torch.float32, Ops.reference())
+def load(folder: Path, *, grouped: bool = False) -> Model:
+    config = replace(ModelConfig.load(folder), grouped=grouped)
+    model = build_model(config, torch.device("cpu"), torch.float32, Ops.reference())
     load_weights(model, folder, "auto", 0, lambda _: None)
     return model
 
@@ -66,6 +69,15 @@ def test_calculated_scales_follow_the_model(folder: Path) -> None:
 
     assert torch.equal(double, first * torch.tensor([[1.0], [2.0]]))
     assert torch.equal(nothing, torch.stack((first[0], torch.ones(KV_HEADS))))
+
+
+def test_layers_with_pages_of_their_own_have_the_same_scales(tmp_path: Path) -> None:
+    """However the layers are divided among pages."""
+    folder = make_golden(tmp_path, "gpt_oss", gpt_oss.FAMILY.golden["gpt-oss"])
+    whole, grouped = load(folder), load(folder, grouped=True)
+    assert grouped.config.cache_groups.windowed_pages == 2
+    assert torch.equal(calculate_scales(grouped), calculate_scales(whole))
+    assert len(calculate_scales(whole).unique()) > 1
 
 
 def test_scales_of_the_checkpoint_win(folder: Path) -> None:

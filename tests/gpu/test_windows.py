@@ -1,5 +1,4 @@
-"""Models whose layers all have a window, on CUDA: blocks behind it are given to others at once, and tokens are those of
-transformers.
+"""Models with windows, on CUDA: what lies behind them is given to others at once, and tokens are those of transformers.
 
 Runs on a bare GPU host too, as tests/gpu/engine/test_engine.py does.
 """
@@ -48,7 +47,25 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     folder = make_golden(tmp_path, *GOLDEN[name])
     expected = reference_generate(folder, prompts(), NUM_TOKENS)
     driver = Driver(folder, **SETTINGS)
-    for num_blocks, mode in ((64, "auto"), (10, "swap"), (10, "recompute")):
+    run_all(driver, expected, room=64, tight=10)
+    driver.close()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma2-odd", "gpt-oss", "cohere2-odd", "llama4-odd"])
+def test_windows_in_some_layers(name: str, tmp_path: Path) -> None:
+    """The same of models whose other layers keep everything: tables and mappings of each page, in CUDA graphs too."""
+    folder = make_golden(tmp_path, *GOLDEN[name])
+    expected = reference_generate(folder, prompts(), NUM_TOKENS)
+    driver = Driver(folder, grouped=True, **SETTINGS | {"num_gpu_blocks_override": 256})
+    pages = driver.info.windowed_pages
+    assert pages
+    run_all(driver, expected, room=64 * (1 + pages), tight=20 + 6 * pages)
+    driver.close()
+
+
+def run_all(driver: Driver, expected: list[list[int]], room: int, tight: int) -> None:
+    """In pools of so many blocks, of which the ``tight`` one preempts."""
+    for num_blocks, mode in ((room, "auto"), (tight, "swap"), (tight, "recompute")):
         core = CoreDriver(driver, depth=4, limits={"num_blocks": num_blocks}, preemption_mode=mode)
         for turn in range(2):
             for place, prompt in enumerate(prompts()):
@@ -59,5 +76,4 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
         core.core.check_integrity()
         assert core.replica.num_given_back > len(expected)
         assert core.replica.prefix_hits > 0
-        assert (core.core.num_preemptions > 0) == (num_blocks == 10)
-    driver.close()
+        assert (core.core.num_preemptions > 0) == (num_blocks == tight)

@@ -87,6 +87,8 @@ class CoreDriver:
             block_bytes=info.block_bytes,
             copy_bytes_per_s=info.copy_bytes_per_s,
             prefill_tokens_per_s=info.prefill_tokens_per_s,
+            windowed_pages=info.windowed_pages,
+            windowed_tokens=info.windowed_tokens,
         )
         self.take(DetokenizersLive(("text",)), replace(joined, **(limits or {})))
 

@@ -10,7 +10,7 @@ import queue
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,15 +187,16 @@ def scheduler_for(info: Mapping[str, Any]) -> HandScheduler:
 
 
 class Driver:
-    """An engine with a queue for its results, and for what ended it."""
+    """An engine with a queue for its results, and for what ended it. ``grouped``: with pages of their own for layers
+    with windows, which :class:`HandScheduler` does not know."""
 
-    def __init__(self, path: Path, **settings: Any) -> None:
+    def __init__(self, path: Path, *, grouped: bool = False, **settings: Any) -> None:
         self.settings = Settings(model=str(path), **settings)
         self.results: queue.Queue[StepResult | BaseException] = queue.Queue()
         self.phases: list[tuple[str, float]] = []
         self.engine = Engine(
             self.settings,
-            with_quantization(self.settings, ModelConfig.load(path)),
+            replace(with_quantization(self.settings, ModelConfig.load(path)), grouped=grouped),
             on_result=self.results.put,
             on_progress=lambda phase, share: self.phases.append((phase, share)),
             on_error=self.results.put,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.unpack import widen_bits
 from pagebus.kernels.common.triton import tl, triton
 
 
 @triton.jit
 def load_scale(scale_ptr, places):
-    """float32; of exponents, two to the power of these less 127."""
+    """float32; of exponents (uint8), two to the power of these less 127; of the bits of float8_e4m3fn (int8), that."""
     scale = tl.load(scale_ptr + places)
     if scale.dtype == tl.uint8:
         scale = exponent(scale)
+    elif scale.dtype == tl.int8:
+        scale = widen_bits(scale).to(tl.float32)
     return scale
 
 

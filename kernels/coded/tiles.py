@@ -2,6 +2,7 @@
 
 Weights go from memory through shared memory into registers, where they become 16 bits, and from there straight to the
 matrix instruction. Scales of rows multiply the sums; scales of groups multiply the sum of their columns, in float32.
+Where something is added to each group, or groups are narrow, numbers are multiplied one by one instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def coded_sum(
     present,  # [BLOCK_M, 1]: which tokens there are
     numbers_ptr,  # as `Coded` has them, of a whole weight
     scale_ptr,
-    zero_ptr,  # or None
+    zero_ptr,  # or None, as the following
+    low_ptr,
+    whole_ptr,
+    table_ptr,
     stride_scale,
     stride_group,
     row,  # [BLOCK_N]: of the weight
@@ -33,24 +37,62 @@ def coded_sum(
     WIDTH: tl.constexpr,
     EVEN_K: tl.constexpr,  # part is a multiple of BLOCK_K
     EVEN_N: tl.constexpr,  # all rows exist
-    BLOCK_K: tl.constexpr,  # a divisor of WIDTH; 128 of words
+    BLOCK_K: tl.constexpr,  # 128 of words; otherwise fast if it is a divisor of WIDTH
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """``acc`` plus the products of the tokens with these rows and columns."""
     scales = row // HEIGHT * stride_scale
-    if CODE == WORDS:
+    if CODE >= WORDS:
         tl.static_assert(BLOCK_K == 128)
         acc = words_sum(
-            acc, inputs, present, numbers_ptr, scale_ptr, zero_ptr, stride_group, scales, row, exists, begin, part,
-            size, WIDTH, EVEN_K, EVEN_N, STAGES, PRECISION, NATIVE,
+            acc, inputs, present, numbers_ptr, scale_ptr, zero_ptr, low_ptr, table_ptr, stride_group, scales, row,
+            exists, begin, part, size, CODE, WIDTH, EVEN_K, EVEN_N, STAGES, PRECISION, NATIVE,
+        )  # fmt: skip
+        if whole_ptr is not None:
+            acc *= tl.load(whole_ptr + row)[:, None]
+    elif low_ptr is not None or WIDTH % BLOCK_K != 0:
+        acc = _narrow_sum(
+            acc, inputs, present, numbers_ptr, scale_ptr, zero_ptr, low_ptr, stride_group, scales, row, exists, begin,
+            part, size, CODE, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
     else:
         acc = _bytes_sum(
             acc, inputs, present, numbers_ptr, scale_ptr, zero_ptr, stride_group, scales, row, exists, begin, part,
             size, CODE, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def _narrow_sum(
+    acc, inputs, present, numbers_ptr, scale_ptr, zero_ptr, low_ptr, stride_group, scales, row, exists, begin, part,
+    size, CODE: tl.constexpr, WIDTH: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`coded_sum` of 8 bits in groups of any width, perhaps with lows: each number has its scale read, and weights are
+    rounded to 16 bits, as dequantized ones are."""
+    column = tl.arange(0, BLOCK_K)
+    TYPE: tl.constexpr = inputs.dtype.element_ty
+    numbers = numbers_ptr + row.to(tl.int64)[:, None] * size + begin + column[None, :]
+    inputs += column[None, :]
+    for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
+        if EVEN_K:
+            x = tl.load(inputs + k, mask=present, other=0.0)
+            w = tl.load(numbers + k) if EVEN_N else tl.load(numbers + k, mask=exists, other=0)
+        else:
+            inside = (column + k < part)[None, :]
+            x = tl.load(inputs + k, mask=present & inside, other=0.0)
+            w = tl.load(numbers + k, mask=exists & inside, other=0)
+        places = scales[:, None] + (tl.minimum(begin + k + column, size - 1) // WIDTH * stride_group)[None, :]
+        wide = widen(w, tl.float32, CODE, NATIVE)
+        if zero_ptr is not None:
+            wide -= tl.load(zero_ptr + places)
+        wide *= load_scale(scale_ptr, places)
+        if low_ptr is not None:
+            wide -= tl.load(low_ptr + places)
+        acc = tl.dot(wide.to(TYPE), tl.trans(x), acc, input_precision=PRECISION)
     return acc
 
 

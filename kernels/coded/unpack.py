@@ -124,10 +124,16 @@ def _widen_e4m3(numbers, TYPE: tl.constexpr, NATIVE: tl.constexpr):
         CODE: tl.constexpr = _E4M3_FLOAT16_89 if NATIVE == 2 else _E4M3_FLOAT16
         result = _pairs(numbers, CODE, tl.float16).to(TYPE)
     else:
-        bits = numbers.to(tl.int16)
-        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
-        result = (half * 256.0).to(TYPE)
+        result = widen_bits(numbers).to(TYPE)
     return result
+
+
+@triton.jit
+def widen_bits(numbers):
+    """The bits of float8_e4m3fn as float16, by Triton's own operations."""
+    bits = numbers.to(tl.int16)
+    half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+    return half * 256.0
 
 
 @triton.jit

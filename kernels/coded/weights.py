@@ -21,21 +21,31 @@ class Code(IntEnum):
     INT8 = 1
     E4M3 = 2
     WORDS = 3
+    E2M1 = 4
+    TABLE = 5
+
+    @property
+    def in_words(self) -> bool:
+        """Whether they are codes of 4 bits in words."""
+        return self >= Code.WORDS
 
 
-INT8, E4M3, WORDS = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""The same within kernels."""
+INT8, E4M3, WORDS, E2M1, TABLE = (tl.constexpr(int(code)) for code in list(Code)[1:])
+"""The same within kernels: from WORDS on they are words."""
 PORTABLE, SINCE_80, SINCE_89 = 0, 1, 2
 """By which instructions numbers are converted: Triton's own (the interpreter's only way), or those of GPUs since these
 compute capabilities."""
 
 
 class Coded(NamedTuple):
-    """w = (number - zero) * scale, for ``numbers`` [N, K] in int8 or as the bits of float8_e4m3fn in uint8, or int32
-    words [N, ceil(K / 128) * 16] of unsigned codes.
+    """w = (number - zero) * scale - low, for ``numbers`` [N, K] in int8 or as the bits of float8_e4m3fn in uint8, or int32
+    words [N, ceil(K / 128) * 16] of codes: unsigned numbers, floats (E2M1), or places in ``table`` [16] float32.
 
-    Scale and zero of row n and column k are at ``n // height * row_stride + k // width * group_stride``; ``width`` 0:
-    one scale for all columns. ``scale`` is float32, or uint8 exponents of two. Without ``zero``, that of words is 8.
+    Scale, zero and low of row n and column k are at ``n // height * row_stride + k // width * group_stride``; ``width``
+    0: one scale for all columns. ``scale`` is float32, or uint8 exponents of two, or the bits of float8_e4m3fn in int8
+    beside ``whole`` [N] float32, which multiplies too. Without ``zero``, that of unsigned numbers is 8.
+
+    Of a layer's experts all but ``table`` have a first dimension E more, and are contiguous.
     """
 
     numbers: torch.Tensor
@@ -47,11 +57,19 @@ class Coded(NamedTuple):
     height: int = 1
     width: int = 0
     zero: torch.Tensor | None = None
+    low: torch.Tensor | None = None
+    whole: torch.Tensor | None = None
+    table: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:
         """N"""
-        return self.numbers.shape[0]
+        return self.numbers.shape[-2]
+
+    @property
+    def plain(self) -> bool:
+        """Whether kernels without tensor cores read it."""
+        return self.code <= Code.WORDS and self.low is None and self.whole is None
 
 
 DENSE: dict[str, Any] = {
@@ -59,6 +77,8 @@ DENSE: dict[str, Any] = {
     "WIDTH": 0, "NATIVE": PORTABLE,
 }  # fmt: skip
 """Arguments of kernels for a weight that is not quantized."""
+DENSE_TILES = DENSE | {"low_ptr": None, "whole_ptr": None, "table_ptr": None}
+"""The same of kernels of tiles."""
 
 
 def coded_arguments(weight: Coded | torch.Tensor) -> dict[str, Any]:
@@ -70,6 +90,14 @@ def coded_arguments(weight: Coded | torch.Tensor) -> dict[str, Any]:
         "stride_group": weight.group_stride, "CODE": int(weight.code), "HEIGHT": weight.height, "WIDTH": weight.width,
         "NATIVE": instructions_for(weight.numbers.device),
     }  # fmt: skip
+
+
+def tile_arguments(weight: Coded | torch.Tensor) -> dict[str, Any]:
+    """The same of kernels of tiles, which read every kind."""
+    if not isinstance(weight, Coded):
+        return DENSE_TILES
+    others = {"low_ptr": weight.low, "whole_ptr": weight.whole, "table_ptr": weight.table}
+    return coded_arguments(weight) | others
 
 
 def instructions_for(device: torch.device) -> int:

@@ -8,30 +8,36 @@ from __future__ import annotations
 
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen_words, word_offset
+from pagebus.kernels.coded.weights import WORDS
+from pagebus.kernels.coded.word_values import widen_values
 from pagebus.kernels.common.triton import tl, triton
 
 
 @triton.jit
 def words_sum(
-    acc, inputs, present, words_ptr, scale_ptr, zero_ptr, stride_group, scales, row, exists, begin, part, size,
-    WIDTH: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
-    NATIVE: tl.constexpr,
+    acc, inputs, present, words_ptr, scale_ptr, zero_ptr, low_ptr, table_ptr, stride_group, scales, row, exists, begin,
+    part, size, CODE: tl.constexpr, WIDTH: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr,
+    STAGES: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """`coded_sum` of words, tile by tile of 128 columns; ``scales`` [BLOCK_N]: where those of the rows begin."""
     place = tl.arange(0, 16)
     words = words_ptr + row.to(tl.int64)[:, None] * (tl.cdiv(size, 128) * 16) + (begin // 8 + place)[None, :]
     TYPE: tl.constexpr = inputs.dtype.element_ty
-    # Of a tile, one scale, or one for each eight, four, two or one of its slices.
-    GROUP: tl.constexpr = WIDTH if WIDTH > 0 and WIDTH < 128 else 128
+    # Of a tile, one scale, or one for each eight, four, two or one of its slices. Groups that cross tiles: of each slice.
+    GROUP: tl.constexpr = 128 if WIDTH % 128 == 0 else WIDTH if 128 % WIDTH == 0 else 16
     SLICES: tl.constexpr = GROUP // 16
     scale = _each(scale_ptr, scales, begin, size, stride_group, WIDTH, GROUP, True)
-    zero = scale
+    zero, low = scale, scale
+    if low_ptr is not None:
+        low = _each(low_ptr, scales, begin, size, stride_group, WIDTH, GROUP, False)
     if zero_ptr is not None:
         zero = _each(zero_ptr, scales, begin, size, stride_group, WIDTH, GROUP, False)
     for k in tl.range(0, part, 128, num_stages=STAGES):
         code = tl.load(words + k // 8) if EVEN_N else tl.load(words + k // 8, mask=exists, other=0)
         x = _slices(inputs, place, k, part, present, EVEN_K)
-        if zero_ptr is None:
+        if CODE > WORDS:
+            w = widen_values(code, table_ptr, TYPE, CODE, NATIVE)
+        elif zero_ptr is None:
             w = widen_words(code, word_offset(tl.full((1, 1), 8.0, tl.float32), TYPE), TYPE, NATIVE)
         elif GROUP == 128:
             w = widen_words(code, word_offset(zero[0], TYPE)[:, None], TYPE, NATIVE)
@@ -43,22 +49,29 @@ def words_sum(
             following = _each(scale_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP, True)
         if zero_ptr is not None and WIDTH:
             following_zero = _each(zero_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP, False)
+        if low_ptr is not None:
+            following_low = _each(low_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP, False)
         for group in tl.static_range(128 // GROUP):
             total = acc
-            if WIDTH:
+            if WIDTH and low_ptr is None:
                 total = tl.zeros_like(acc)
             for index in tl.static_range(group * SLICES, group * SLICES + SLICES):
                 numbers = w[index]
                 if zero_ptr is not None and GROUP < 128:
                     numbers -= zero[group].to(TYPE)[:, None]
+                if low_ptr is not None:  # weights are rounded to 16 bits, as dequantized ones are
+                    wide = numbers.to(tl.float32) * scale[group][:, None]
+                    numbers = (wide - low[group][:, None]).to(TYPE)
                 total = tl.dot(numbers, tl.trans(x[index]), total, input_precision=PRECISION)
-            if WIDTH:
+            if WIDTH and low_ptr is None:
                 acc += total * scale[group][:, None]
             else:
                 acc = total
         scale = following
         if zero_ptr is not None and WIDTH:
             zero = following_zero
+        if low_ptr is not None:
+            low = following_low
     if not WIDTH:
         acc *= scale[0][:, None]
     return acc

@@ -164,7 +164,7 @@ def vector_linear(
     """
     (num_tokens, size), (num_rows, _) = x.shape, shape_of(weight)
     assert after is None or not gated
-    assert num_tokens == 1 or not isinstance(weight, Coded)
+    assert not isinstance(weight, Coded) or (num_tokens == 1 and weight.plain)
     parts = 1 if before is None else len(before.squares)
     _vector_kernel[(config.tiles(num_rows),)](
         x,

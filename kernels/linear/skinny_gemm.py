@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.kernels.coded.tiles import coded_sum
-from pagebus.kernels.coded.weights import WORDS, Coded, coded_arguments, numbers_of, shape_of
+from pagebus.kernels.coded.weights import WORDS, Coded, numbers_of, shape_of, tile_arguments
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
@@ -80,6 +80,9 @@ def _tiles_kernel(
     eps,
     scale_ptr,  # of quantized weights, as `Coded` has them; else None
     zero_ptr,
+    low_ptr,
+    whole_ptr,
+    table_ptr,
     stride_scale,
     stride_group,
     CODE: tl.constexpr,  # 0: weights are as x
@@ -117,7 +120,7 @@ def _tiles_kernel(
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
-            if CODE == WORDS:
+            if CODE >= WORDS:
                 prefetch_rows(prefetched_ptr, row, tl.cdiv(size, 128) * 16, begin // 8, PREFETCHED, PIECES)
             else:
                 prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
@@ -135,8 +138,8 @@ def _tiles_kernel(
     if CODE:
         acc = coded_sum(
             acc, x_ptr + token.to(tl.int64)[:, None] * stride_x + begin, present, weight_ptr, scale_ptr, zero_ptr,
-            stride_scale, stride_group, row, exists, begin, part, size, CODE, HEIGHT, WIDTH, EVEN_K, EVEN_N, BLOCK_K,
-            STAGES, PRECISION, NATIVE,
+            low_ptr, whole_ptr, table_ptr, stride_scale, stride_group, row, exists, begin, part, size, CODE, HEIGHT,
+            WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
     else:
         for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
@@ -253,7 +256,7 @@ def tiles_linear(
         num_rows,
         size,
         0.0 if before is None else before.eps,
-        **coded_arguments(weight),
+        **tile_arguments(weight),
         GATED=gated,
         PARTS=parts,
         BLOCK_PARTS=next_power_of_2(parts),

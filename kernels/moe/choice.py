@@ -11,6 +11,7 @@ import torch
 
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.triton import next_power_of_2
+from pagebus.kernels.moe.coded import CodedConfig
 from pagebus.kernels.moe.grouped import GroupConfig
 from pagebus.kernels.moe.pairs import PairConfig
 from pagebus.kernels.moe.routing import WIDE_GRID
@@ -54,13 +55,13 @@ def choose(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | N
     pairs = num_tokens * shape.top_k
     if leaves_unsorted(pairs, shape):
         return _unsorted(shape, dtype, target)
-    return _grouped(_tokens_class(-(-pairs // shape.experts)), shape, dtype, target)
+    return _grouped(item_size(-(-pairs // shape.experts)), shape, dtype, target)
 
 
 def choose_invariant(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped:
     """The same with which a token's result does not depend on others: each sum is one chain along K, whatever the width
     of its tile; tiles of 64 rows and more take the same matrix instructions."""
-    tokens = _tokens_class(-(-num_tokens * shape.top_k // shape.experts))
+    tokens = item_size(-(-num_tokens * shape.top_k // shape.experts))
     if dtype.itemsize > 2:
         both = GroupConfig(64, 32, 2, 8)
     else:
@@ -74,7 +75,7 @@ def leaves_unsorted(num_pairs: int, shape: Shape) -> bool:
     return num_pairs <= min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4))
 
 
-def _tokens_class(mean: int) -> int:
+def item_size(mean: int) -> int:
     """Pairs of an item, if experts have so many on average: few experts have more, which would be read twice."""
     if mean < LONG_ITEM // 2:
         mean += ceil(2 * sqrt(mean))
@@ -103,10 +104,13 @@ def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | Non
 
 
 class ExpertsKernel(StrEnum):
-    """The kernels that multiply tokens with their experts."""
+    """The kernels that multiply tokens with their experts; the third reads quantized ones, which the fourth is for
+    where it cannot."""
 
     PAIRS = "moe_pairs"
     GROUPED = "moe_grouped"
+    CODED = "moe_coded"
+    DEQUANTIZED = "moe_dequantized"
     TORCH = "torch"
 
 
@@ -115,7 +119,7 @@ class ExpertsChoice(NamedTuple):
 
     kernel: ExpertsKernel
     form: str
-    config: Config | None
+    config: Config | CodedConfig | None
     why: str
 
 
@@ -139,7 +143,7 @@ def token_counts(shape: Shape, most: int) -> list[int]:
     """Numbers of tokens up to ``most`` which together launch every kernel that fewer tokens than that may launch:
     between two of them nothing changes but the number of programs."""
     ends = {WIDE_GRID, min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4)) // shape.top_k}
-    means = (mean for mean in range(1, LONG_ITEM + 1) if _tokens_class(mean) != _tokens_class(mean + 1))
+    means = (mean for mean in range(1, LONG_ITEM + 1) if item_size(mean) != item_size(mean + 1))
     ends |= {mean * shape.experts // shape.top_k for mean in means}
     ends |= {(1 << bit) // shape.top_k for bit in range(FEW_PAIRS.bit_length() - 1, MOST_PAIRS.bit_length())}
     return sorted({most, *(end for end in ends if 0 < end < most)})

@@ -26,7 +26,7 @@ from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, SPLIT_FORMS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.quantized.coding import Kind
+from pagebus.kernels.quantized.coding import DEPTH, Kind
 
 MOST_OF_RESIDUALS = 16
 MOST_UNROUNDED = 64
@@ -36,7 +36,6 @@ HOPPER, LEAST_OF_E4M3 = 90, 89
 multiplies float8."""
 OTHER = "other"
 """How a layout is called that no kernel reads."""
-DEPTH = 128
 PROGRAMS, LEAST_PART = 2, 1024
 """For each multiprocessor, from which tiles are not made smaller; and columns of a part of K, at least."""
 VECTORS = VectorConfig(4, 1024, 4)
@@ -81,7 +80,7 @@ def invariant_config(num_tokens: int, kind: Kind) -> TileConfig:
     """A launch shape with which a token's result is the same for any number of tokens: only the width of tiles
     differs."""
     tokens = next(width for width in (16, 32, 64) if num_tokens <= width or width == 64)
-    return TileConfig(64, tokens, _depth(kind), 3, 4)
+    return TileConfig(64, tokens, kind.depth, 3, 4)
 
 
 @cache
@@ -127,14 +126,10 @@ def _library(product: Product, kind: Kind | None, dtype: torch.dtype, target: Ta
     return LinearKernel.SCALED_MM, "activations are rounded to float8"
 
 
-def _depth(kind: Kind) -> int:
-    return DEPTH if kind.code == Code.WORDS else min(DEPTH, kind.width or DEPTH)
-
-
 def _rule(product: Product, tokens: int, kind: Kind, target: Target) -> Config:
-    if tokens == 1 and kind.code != Code.WORDS and not kind.width:
+    if tokens == 1 and not kind.code.in_words and not kind.width:
         return VECTORS
-    width, depth, small = max(16, tokens), _depth(kind), 0 < kind.width < DEPTH
+    width, depth, small = max(16, tokens), kind.depth, kind.small
     if width > 64 and not small and target.capability == HOPPER:
         return TileConfig(128, 128, depth, 3, 8)
     if width >= 64:

@@ -8,67 +8,88 @@ import torch
 
 from pagebus.kernels.coded.weights import Code, Coded
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
-from pagebus.kernels.quantized.words import TILE
 
-SMALL_GROUPS = (16, 32, 64)
-"""Columns of groups that are parts of a tile of words."""
+SLICE = 16
+"""Columns of groups of words are multiples of this."""
 LEAST_WIDTH = 32
-"""Columns of blocks of 8 bits, at least: a tile of tokens and weights has as many."""
+"""Columns of blocks of 8 bits that are parts of sums, at least: a tile of tokens and weights has as many."""
+
+
+DEPTH = 128
+NAMES = {Code.INT8: "int8", Code.E4M3: "fp8", Code.WORDS: "int4", Code.E2M1: "fp4", Code.TABLE: "table4"}
 
 
 class Kind(NamedTuple):
-    """What launch shapes depend on besides sizes. ``rounded``: activations may be rounded to the same format."""
+    """What launch shapes depend on besides sizes. ``rounded``: activations may be rounded to the same format. ``lows``:
+    something is subtracted from each group."""
 
     code: Code
     height: int = 1
     width: int = 0
     zeros: bool = False
     rounded: bool = False
+    lows: bool = False
 
     @property
     def name(self) -> str:
         """``fp8``, ``fp8-128x128``, ``int4-1x128-zeros``."""
-        number = {Code.INT8: "int8", Code.E4M3: "fp8", Code.WORDS: "int4"}[self.code]
         block = f"-{self.height}x{self.width}" if self.width else ""
-        return f"{number}{block}{'-zeros' if self.zeros else ''}"
+        return f"{NAMES[self.code]}{block}{'-zeros' if self.zeros else ''}{'-lows' if self.lows else ''}"
+
+    @property
+    def small(self) -> bool:
+        """Whether a tile has several scales, and needs registers for these."""
+        return self.lows or self.width % DEPTH > 0
+
+    @property
+    def depth(self) -> int:
+        """Columns of a tile: of one scale, or of many that are multiplied one by one."""
+        narrow = self.lows or self.width < LEAST_WIDTH or self.width & (self.width - 1)
+        return DEPTH if self.code.in_words or narrow else min(DEPTH, self.width)
 
 
 def coded_of(layout: Layout) -> Coded | None:
-    """A layout [N, K] for kernels, sharing memory; None: none reads it."""
+    """A layout [N, K], or [E, N, K], for kernels, sharing memory; None: none reads it."""
     if isinstance(layout, W8Rows):
         return Coded(*_bytes(layout.values), layout.shape[-1], layout.scale)
-    if layout.low is not None:
-        return None
     return _words(layout) if isinstance(layout, W4Words) else _blocks(layout)
 
 
 def kind_of(layout: Layout) -> Kind | None:
-    """Of a layout [N, K]; None: no kernel reads it."""
+    """Of a layout [N, K] or [E, N, K]; None: no kernel reads it."""
     coded = coded_of(layout)
     if coded is None:
         return None
     rounded = isinstance(layout, W8Rows) and layout.rounded
-    return Kind(coded.code, coded.height, coded.width, coded.zero is not None, rounded)
+    return Kind(coded.code, coded.height, coded.width, coded.zero is not None, rounded, coded.low is not None)
+
+
+def experts_kind_of(layout: Layout) -> Kind | None:
+    """`kind_of` experts [E, N, K]; None also where each has its columns in an order of its own."""
+    if not isinstance(layout, W8Rows) and layout.order is not None:
+        return None
+    return kind_of(layout)
 
 
 def _bytes(values: torch.Tensor) -> tuple[torch.Tensor, Code]:
     return (values, Code.INT8) if values.dtype == torch.int8 else (values.view(torch.uint8), Code.E4M3)
 
 
-def _blocks(layout: W8Blocks) -> Coded | None:
+def _blocks(layout: W8Blocks) -> Coded:
     (height, width), columns = layout.block, layout.shape[-1]
-    width = 0 if width >= columns else width
-    if width and (width < LEAST_WIDTH or width & (width - 1)):
-        return None
+    width = 0 if width >= columns and layout.low is None else width
     numbers, code = _bytes(layout.values)
-    return Coded(numbers, code, columns, layout.scale, layout.scale.shape[-1], 1, height, width, layout.zero)
+    across = layout.scale.shape[-1]
+    return Coded(numbers, code, columns, layout.scale, across, 1, height, width, layout.zero, layout.low)
 
 
 def _words(layout: W4Words) -> Coded | None:
-    if layout.table is not None or layout.whole is not None:
+    width = 0 if layout.group >= layout.columns and layout.low is None else layout.group
+    if width % SLICE or (layout.low is not None and layout.whole is not None):
         return None
-    width = 0 if layout.group >= layout.columns else layout.group
-    if width % TILE and width not in SMALL_GROUPS:
-        return None
-    rows = layout.shape[-2]
-    return Coded(layout.words, Code.WORDS, layout.columns, layout.scale, 1, rows, 1, width, layout.zero)
+    code = Code.WORDS if layout.table is None else Code.E2M1 if layout.e2m1 else Code.TABLE
+    scale = layout.scale.view(torch.int8) if layout.scale.dtype == torch.float8_e4m3fn else layout.scale
+    return Coded(
+        layout.words, code, layout.columns, scale, 1, layout.shape[-2], 1, width, layout.zero, layout.low,
+        layout.whole, layout.table if code is Code.TABLE else None,
+    )  # fmt: skip

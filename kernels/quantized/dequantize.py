@@ -9,7 +9,7 @@ import torch
 
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen
-from pagebus.kernels.coded.weights import E4M3, WORDS, Code, instructions_for
+from pagebus.kernels.coded.weights import WORDS, Code, instructions_for
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 
@@ -21,16 +21,6 @@ def dequantize_reference(layout: Layout, out: torch.Tensor, start: int) -> torch
     if not isinstance(layout, W8Rows):
         layout = replace(layout, order=None)
     return out.copy_(layout.dense(out.dtype)[start : start + len(out)])
-
-
-@triton.jit
-def _scale_of(scale_ptr, places, inside, CODE: tl.constexpr, NATIVE: tl.constexpr):
-    """float32, of the same, of exponents, or of float8_e4m3fn (CODE)."""
-    if CODE == E4M3:
-        scale = widen(tl.load(scale_ptr + places, mask=inside, other=0), tl.float32, E4M3, NATIVE)
-    else:
-        scale = load_scale(scale_ptr, tl.where(inside, places, 0))
-    return scale
 
 
 @triton.jit
@@ -48,7 +38,6 @@ def _dequantize_kernel(
     stride_scale,
     stride_group,
     CODE: tl.constexpr,
-    SCALES: tl.constexpr,  # E4M3, or others
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -72,7 +61,7 @@ def _dequantize_kernel(
         number -= tl.load(zero_ptr + places, mask=inside, other=0).to(tl.float32)
     elif CODE == WORDS and table_ptr is None:
         number -= 8.0
-    scale = _scale_of(scale_ptr, places, inside, SCALES, NATIVE)
+    scale = load_scale(scale_ptr, tl.where(inside, places, 0))
     if whole_ptr is not None:
         scale *= tl.load(whole_ptr + row)[:, None]
     number *= scale
@@ -98,14 +87,14 @@ def dequantize(layout: Layout, out: torch.Tensor, start: int) -> torch.Tensor:
 def _arguments(layout: Layout) -> dict[str, Any]:
     """Those of the kernel that say what the numbers mean."""
     columns = layout.shape[-1]
-    none: dict[str, Any] = {"zero_ptr": None, "low_ptr": None, "whole_ptr": None, "table_ptr": None, "SCALES": 0}
+    none: dict[str, Any] = {"zero_ptr": None, "low_ptr": None, "whole_ptr": None, "table_ptr": None}
     if isinstance(layout, W4Words):
         e4m3 = layout.scale.dtype == torch.float8_e4m3fn
         return {
-            "numbers_ptr": layout.words, "scale_ptr": layout.scale.view(torch.uint8) if e4m3 else layout.scale,
+            "numbers_ptr": layout.words, "scale_ptr": layout.scale.view(torch.int8) if e4m3 else layout.scale,
             "zero_ptr": layout.zero, "low_ptr": layout.low, "whole_ptr": layout.whole, "table_ptr": layout.table,
-            "SCALES": int(Code.E4M3) if e4m3 else 0, "stride_scale": 1, "stride_group": layout.shape[-2],
-            "CODE": int(Code.WORDS), "HEIGHT": 1, "WIDTH": layout.group,
+            "stride_scale": 1, "stride_group": layout.shape[-2], "CODE": int(Code.WORDS), "HEIGHT": 1,
+            "WIDTH": layout.group,
         }  # fmt: skip
     int8 = layout.values.dtype == torch.int8
     numbers = none | {

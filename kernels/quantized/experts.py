@@ -1,4 +1,8 @@
-"""Mixtures whose experts' weights may be quantized."""
+"""Mixtures whose experts' weights may be quantized.
+
+Kernels read the numbers themselves where they can. Where they cannot, all experts of a layer are dequantized for each
+pass: that is slow, and takes memory for one layer in the model's format, but serves any layout.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,17 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe import experts as dense_experts
 from pagebus.kernels.moe.activation import Gate, gate_reference
+from pagebus.kernels.moe.choice import Shape
+from pagebus.kernels.moe.coded import CodedConfig, CodedExperts, coded_experts
 from pagebus.kernels.moe.grouped import combine_reference
 from pagebus.kernels.moe.weights import ExpertWeights
-from pagebus.kernels.quantized.layouts import Layout
+from pagebus.kernels.quantized.coding import coded_of, experts_kind_of
+from pagebus.kernels.quantized.dequantize import dequantize
+from pagebus.kernels.quantized.expert_choice import choose_quantized_experts
+from pagebus.kernels.quantized.layouts import Layout, W8Rows, in_columns, tensors_of
 
 
 class QuantizedExperts(NamedTuple):
@@ -53,20 +63,57 @@ def _product(x: torch.Tensor, layout: Layout, bias: torch.Tensor | None, expert:
     return torch.nn.functional.linear(x, dense, None if bias is None else bias[expert])
 
 
-def _dense(layer: Experts) -> ExpertWeights:
-    """What kernels take so far."""
-    if not isinstance(layer, ExpertWeights):
-        raise NotImplementedError("no kernel multiplies by quantized experts")
-    return layer
-
-
 def moe_experts(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: Experts) -> torch.Tensor:
     """The weighted sum of each token's experts, as `moe_experts_reference`."""
-    return dense_experts.moe_experts(x, weights, experts, _dense(layer))
+    if isinstance(layer, ExpertWeights):
+        return dense_experts.moe_experts(x, weights, experts, layer)
+    return _quantized(x, weights, experts, layer, invariant=False)
 
 
 def moe_experts_invariant(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: Experts
 ) -> torch.Tensor:
     """`moe_experts`, of each token alone."""
-    return dense_experts.moe_experts_invariant(x, weights, experts, _dense(layer))
+    if isinstance(layer, ExpertWeights):
+        return dense_experts.moe_experts_invariant(x, weights, experts, layer)
+    return _quantized(x, weights, experts, layer, invariant=True)
+
+
+def _quantized(
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: QuantizedExperts, *, invariant: bool
+) -> torch.Tensor:
+    """As was chosen."""
+    if len(x) == 0:
+        return torch.empty_like(x)
+    num_experts, hidden, width = layer.down.shape
+    shape, target = Shape(num_experts, experts.shape[1], hidden, width), target_of(x.device)
+    kinds = experts_kind_of(layer.gate_up), experts_kind_of(layer.down)
+    choice = choose_quantized_experts(len(x), shape, kinds, x.dtype, target, invariant=invariant)
+    if isinstance(choice.config, CodedConfig):
+        return coded_experts(x, weights, experts, coded_layer(layer), choice.config)
+    product = dense_experts.moe_experts_invariant if invariant else dense_experts.moe_experts
+    return product(x, weights, experts, dequantized_layer(layer, x.dtype))
+
+
+def coded_layer(layer: QuantizedExperts) -> CodedExperts:
+    """As kernels read it, sharing memory."""
+    gate_up, down = coded_of(layer.gate_up), coded_of(layer.down)
+    assert gate_up is not None
+    assert down is not None
+    return CodedExperts(gate_up, down, *layer[2:])
+
+
+def dequantized_layer(layer: QuantizedExperts, dtype: torch.dtype) -> ExpertWeights:
+    """All of it, for a pass in ``dtype``."""
+    return ExpertWeights(_dequantized(layer.gate_up, dtype), _dequantized(layer.down, dtype), *layer[2:])
+
+
+def _dequantized(layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """[E, N, K]"""
+    dense = torch.empty(layout.shape, dtype=dtype, device=tensors_of(layout)[0].device)
+    for expert, out in enumerate(dense):
+        part = layout.part(expert, 0, layout.shape[-2])
+        dequantize(part, out, 0)
+        if not isinstance(part, W8Rows) and part.order is not None:
+            out.copy_(in_columns(out, part.order))
+    return dense

@@ -108,8 +108,8 @@ class W4Words:
 
     ``scale`` [..., ceil(K / group), N] is float32, or uint8 exponents of two (E8M0), or float8_e4m3fn beside ``whole``
     [..., N] float32, which multiplies too. Without a ``table`` codes are numbers 0 to 15 whose zero is ``zero`` (uint8,
-    as scale), or 8; with one [16] float32 they are its entries, and there are no zeros. ``low`` (float32, as scale) and
-    ``order`` as in :class:`W8Blocks`.
+    as scale), or 8; with one [16] float32 they are its entries (``e2m1``: those of :data:`E2M1`), and there are no
+    zeros. ``low`` (float32, as scale) and ``order`` as in :class:`W8Blocks`.
     """
 
     words: Tensor
@@ -121,6 +121,7 @@ class W4Words:
     whole: Tensor | None = None
     table: Tensor | None = None
     order: Tensor | None = None
+    e2m1: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.spec import expert_layers
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.common.target import Target, first_target
 
@@ -51,11 +50,6 @@ def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | N
         raise SettingsError(
             f"--kv-cache-dtype {settings.kv_cache_dtype}: {name} does not know this format, which begins with "
             f"sm_{LEAST_OF_E4M3}; use --kv-cache-dtype int8, which takes as little memory and is more exact"
-        )
-    if config is not None and config.quantization is not None and expert_layers(config.spec):
-        raise SettingsError(
-            f"the model's experts are quantized ({config.quantization.method}): so far they are computed on a CPU only "
-            "(--device cpu); no kernel for GPUs reads them yet"
         )
     if config is None or config.head_dim <= LARGEST_HEAD or not target.small_memory:
         return

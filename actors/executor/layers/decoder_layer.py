@@ -16,7 +16,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.spec import Feed, Mla, Moe, NormPlaces
-from pagebus.kernels.quantized.coding import Kind, kind_of
+from pagebus.kernels.quantized.coding import Kind, experts_kind_of, kind_of
 
 NORMS: dict[NormPlaces, tuple[str | None, str | None, str | None, str | None]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -55,7 +55,9 @@ class DecoderLayer:
         left out."""
         attention = self.attention
         weights = {"qkv": attention.qkv.weight, "o": attention.out.weight, **self.mlp.weights}
-        return {name: kind_of(each) for name, each in weights.items() if not isinstance(each, torch.Tensor)}
+        kinds = {name: kind_of(each) for name, each in weights.items() if not isinstance(each, torch.Tensor)}
+        experts = self.mlp.expert_weights if isinstance(self.mlp, MixtureOfExperts) else {}
+        return kinds | {name: experts_kind_of(e) for name, e in experts.items() if not isinstance(e, torch.Tensor)}
 
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both

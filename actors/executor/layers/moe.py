@@ -24,6 +24,8 @@ from pagebus.kernels.quantized.layouts import Weight
 
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 """Names of the experts' weights in files that have them as one tensor each."""
+EXPERT_WEIGHTS = ("experts_gate_up", "experts_down")
+"""How their weights are called where their layouts are told."""
 SPELLINGS: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Names of each expert's gate, up and down in files that have them one by one."""
 
@@ -99,6 +101,11 @@ class MixtureOfExperts:
     def weights(self) -> dict[str, Weight]:
         """Of the shared expert, by the names of its products."""
         return {} if self._shared is None else self._shared.weights
+
+    @property
+    def expert_weights(self) -> dict[str, Weight]:
+        """Of the experts, by the names of their products."""
+        return dict(zip(EXPERT_WEIGHTS, (self._experts.gate_up, self._experts.down), strict=True))
 
 
 class SharedExpert:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from pagebus.actors.executor.layers.moe import EXPERT_WEIGHTS
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.spec import Dense, ModelSpec, Moe
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
@@ -24,6 +25,7 @@ from pagebus.kernels.quantized.choice import (
     choose_quantized_residual,
 )
 from pagebus.kernels.quantized.coding import Kind
+from pagebus.kernels.quantized.expert_choice import choose_quantized_experts
 
 PRODUCTS = ("qkv", "o", "gate_up", "down", "lm_head")
 """The matrix products of a model: those of each layer but the first and the last, and the head."""
@@ -138,6 +140,11 @@ class KernelChooser:
 
     def _experts(self, moe: Moe, num_tokens: int) -> ExpertsChoice:
         setup, shape = self.attention.setup, expert_shape(moe, self._config.hidden_size)
+        if EXPERT_WEIGHTS[0] in self._kinds:
+            kinds = self._kinds[EXPERT_WEIGHTS[0]], self._kinds[EXPERT_WEIGHTS[1]]
+            return choose_quantized_experts(
+                num_tokens, shape, kinds, setup.dtype, setup.target, invariant=setup.deterministic
+            )
         return choose_experts(num_tokens, shape, setup.dtype, setup.target, invariant=setup.deterministic)
 
     def measurable(self) -> list[Product]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 
 import torch
 
@@ -54,12 +55,12 @@ def w4_words(
 def _nvfp4(rows: int, columns: int, device: torch.device) -> W4Words:
     plain, e2m1 = w4_words(rows, columns, 16, device), torch.tensor(E2M1, device=device)
     scale, whole = (plain.scale * 100).to(torch.float8_e4m3fn), _scale(rows, device=device)
-    return W4Words(plain.words, scale, columns, 16, whole=whole, table=e2m1)
+    return W4Words(plain.words, scale, columns, 16, whole=whole, table=e2m1, e2m1=True)
 
 
 def _mxfp4(rows: int, columns: int, device: torch.device) -> W4Words:
     plain, e2m1 = w4_words(rows, columns, 32, device, exponents=True), torch.tensor(E2M1, device=device)
-    return W4Words(plain.words, plain.scale, columns, 32, table=e2m1)
+    return W4Words(plain.words, plain.scale, columns, 32, table=e2m1, e2m1=True)
 
 
 def _with_lows(rows: int, columns: int, device: torch.device) -> W4Words:
@@ -69,10 +70,33 @@ def _with_lows(rows: int, columns: int, device: torch.device) -> W4Words:
 
 def ordered(layout: W8Blocks | W4Words) -> Layout:
     """With its columns in an order of their own."""
-    from dataclasses import replace
-
     order = torch.randperm(layout.shape[-1], device=layout.scale.device).to(torch.int32)
     return replace(layout, order=order)
+
+
+def _nf4(rows: int, columns: int, device: torch.device) -> W4Words:
+    """A table that is no format's."""
+    plain = w4_words(rows, columns, 64, device)
+    return W4Words(plain.words, plain.scale, columns, 64, table=torch.linspace(-1, 1, 16, device=device) ** 3)
+
+
+def _narrow(rows: int, columns: int, device: torch.device) -> W8Blocks:
+    """Groups of 16, each with something to subtract."""
+    plain = w8_blocks(rows, columns, INT8, (1, 16), device)
+    return W8Blocks(plain.values, plain.scale, (1, 16), low=torch.rand_like(plain.scale))
+
+
+def stacked(
+    make: Callable[[int, int, torch.device], Layout], experts: int, rows: int, columns: int, device: torch.device
+) -> Layout:
+    """Such layouts of a layer's experts."""
+    each = [make(rows, columns, device) for _ in range(experts)]
+    parts = {
+        field.name: torch.stack([getattr(one, field.name) for one in each])
+        for field in fields(each[0])
+        if isinstance(getattr(each[0], field.name), torch.Tensor) and field.name != "table"
+    }
+    return replace(each[0], **parts)
 
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
@@ -92,12 +116,15 @@ LAYOUTS: dict[str, Callable[[int, int, torch.device], Layout]] = {
     "int4 groups of 64, zeros": lambda n, k, device: w4_words(n, k, 64, device, zeros=True),
     "int4 groups of 32": lambda n, k, device: w4_words(n, k, 32, device),
     "int4 groups of 32, exponents": lambda n, k, device: w4_words(n, k, 32, device, exponents=True),
+    "int4 groups of 96": lambda n, k, device: w4_words(n, k, 96, device, zeros=True),
+    "int4 groups of 32, lows": _with_lows,
+    "int8 groups of 16, lows": _narrow,
+    "mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
+    "nf4": _nf4,
 }
 """Those that kernels read directly."""
 OTHERS: dict[str, Callable[[int, int, torch.device], Layout]] = {
-    "nvfp4": _nvfp4,
-    "mxfp4": _mxfp4,
-    "int4 groups of 32, lows": _with_lows,
-    "int4 groups of 96": lambda n, k, device: w4_words(n, k, 96, device, zeros=True),
+    "int4 groups of 24": lambda n, k, device: w4_words(n, k, 24, device),
 }
 """Those that are dequantized first."""

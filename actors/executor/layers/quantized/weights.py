@@ -82,4 +82,5 @@ def _words(scheme: Scheme, empty: _Empty, rows: int, columns: int, group: int, o
         whole=empty(rows) if scheme.scales == "e4m3" else None,
         table=table,
         order=order,
+        e2m1=scheme.numbers == "e2m1",
     )

@@ -1,0 +1,82 @@
+"""Chooses what multiplies by quantized experts: by a rule, until times on GPUs say better.
+
+Pairs are left as they come, or sorted into items, at the same numbers of tokens as for experts in 16 bits. Items are
+tiles of tokens, at most 64 wide, or 128 on Hopper where registers suffice: launch shapes are those of dense products of
+as many tokens, `pagebus.kernels.quantized.choice`, which are known not to spill. Few pairs, and items of 32, take tiles of 32
+rows, so that there are enough programs, and registers. The two products of a layer may have different layouts.
+
+Activations always stay in 16 bits, whatever the checkpoint was made for.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.moe.choice import ExpertsChoice, ExpertsKernel, Shape, choose_experts, item_size, leaves_unsorted
+from pagebus.kernels.moe.coded import CodedConfig
+from pagebus.kernels.quantized.choice import HOPPER, invariant_config
+from pagebus.kernels.quantized.coding import Kind
+
+Kinds = tuple[Kind | None, Kind | None]
+"""Of both products of experts; None: no kernel reads it."""
+MOST_OF_AN_ITEM = 64
+"""Pairs, where registers would not suffice for more."""
+
+
+def choose_quantized_experts(
+    num_tokens: int, shape: Shape, kinds: Kinds, dtype: torch.dtype, target: Target | None, *, invariant: bool = False
+) -> ExpertsChoice:
+    """The kernels for so many tokens, and why. Where none reads the layout, all of a layer's experts are dequantized,
+    and ``config`` is for dense ones."""
+    if target is None:
+        return ExpertsChoice(ExpertsKernel.TORCH, "experts", None, "a CPU")
+    gate_up, down = kinds
+    if gate_up is None or down is None or dtype.itemsize > 2:
+        dense = choose_experts(num_tokens, shape, dtype, target, invariant=invariant)
+        why = "not in 16 bits" if dtype.itemsize > 2 else "no kernel reads this layout"
+        return dense._replace(kernel=ExpertsKernel.DEQUANTIZED, why=f"{why}: a layer is dequantized at a time")
+    if invariant:
+        config = coded_invariant(num_tokens, shape, gate_up, down)
+        why = "--deterministic: one order of sums for any number of tokens"
+    else:
+        config = choose_coded(num_tokens, shape, gate_up, down, target)
+        why = "a rule: quantized experts were not measured yet"
+    return ExpertsChoice(ExpertsKernel.CODED, "experts", config, why)
+
+
+def choose_coded(num_tokens: int, shape: Shape, gate_up: Kind, down: Kind, target: Target) -> CodedConfig:
+    """The launch shapes for so many tokens."""
+    pairs = num_tokens * shape.top_k
+    if leaves_unsorted(pairs, shape):
+        return CodedConfig(_rows_of_few(gate_up), _rows_of_few(down), ordered=False)
+    return _ordered(item_size(-(-pairs // shape.experts)), gate_up, down, target)
+
+
+def coded_invariant(num_tokens: int, shape: Shape, gate_up: Kind, down: Kind) -> CodedConfig:
+    """The same with which a token's result does not depend on others: only the width of items differs."""
+    tokens = item_size(-(-num_tokens * shape.top_k // shape.experts))
+    return CodedConfig(invariant_config(tokens, gate_up), invariant_config(tokens, down), ordered=True)
+
+
+def _rows_of_few(kind: Kind) -> TileConfig:
+    return TileConfig(32, 16, kind.depth, 4, 2)
+
+
+@cache
+def _ordered(tokens: int, gate_up: Kind, down: Kind, target: Target) -> CodedConfig:
+    wide = target.capability == HOPPER and not (gate_up.small or down.small)
+    tokens = tokens if wide else min(MOST_OF_AN_ITEM, tokens)
+    return CodedConfig(_tile_of(tokens, gate_up, target), _tile_of(tokens, down, target), ordered=True)
+
+
+def _tile_of(tokens: int, kind: Kind, target: Target) -> TileConfig:
+    """For items of so many pairs."""
+    if tokens > MOST_OF_AN_ITEM:
+        return TileConfig(128, tokens, kind.depth, 3, 8)
+    if tokens == MOST_OF_AN_ITEM:
+        return TileConfig(64, tokens, kind.depth, 2 if target.small_memory else 3, 4)
+    return TileConfig(64 if tokens < 32 else 32, tokens, kind.depth, 4, 2)

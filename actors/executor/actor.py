@@ -173,6 +173,8 @@ class ExecutorActor(Actor):
         if estimated := self._engine.estimated_kernels:
             advice = f"pagebus tune {self.settings.model} measures them"
             self.log.info("launch shapes by the cost model", advice=advice, **estimated)
+        if slow := self._engine.dequantized_products:
+            self.log.warning("no kernel reads these weights: they are dequantized for each step", products=slow)
         if self._engine.unmatched_entries:
             self.log.warning("quantization_config lists what is not there", entries=self._engine.unmatched_entries)
         await self.publish_metrics()  # the number of graphs left to capture is there before "ready"

@@ -73,9 +73,9 @@ def _choice_as_json(choice: Choice) -> dict[str, Any]:
     return found
 
 
-def _config_as_json(config: Config | experts.Config) -> dict[str, Any]:
+def _config_as_json(config: Config | experts.Config | experts.CodedConfig) -> dict[str, Any]:
     """A launch shape; of experts one for each product."""
-    if not isinstance(config, experts.Unsorted | experts.Grouped):
+    if not isinstance(config, experts.Unsorted | experts.Grouped | experts.CodedConfig):
         return asdict(config)
     parts = config._asdict()
     return parts | {name: asdict(parts[name]) for name in ("gate_up", "down")}

@@ -2,7 +2,7 @@
 
 Weights go from memory through shared memory into registers, where they become 16 bits, and from there straight to the
 matrix instruction. Scales of rows multiply the sums; scales of groups multiply the sum of their columns, in float32.
-Where something is added to each group, or groups are narrow, numbers are multiplied one by one instead.
+Where something is taken off each group, or a tile has parts of two, numbers are multiplied one by one instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def coded_sum(
     WIDTH: tl.constexpr,
     EVEN_K: tl.constexpr,  # part is a multiple of BLOCK_K
     EVEN_N: tl.constexpr,  # all rows exist
-    BLOCK_K: tl.constexpr,  # 128 of words; otherwise fast if it is a divisor of WIDTH
+    BLOCK_K: tl.constexpr,  # 128 of words; otherwise a divisor of WIDTH, or columns of two groups at most
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -71,8 +71,8 @@ def _narrow_sum(
     size, CODE: tl.constexpr, WIDTH: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """`coded_sum` of 8 bits in groups of any width, perhaps with lows: each number has its scale read, and weights are
-    rounded to 16 bits, as dequantized ones are."""
+    """`coded_sum` of 8 bits with lows, or of which a tile has columns of two groups: weights are rounded to 16 bits, as
+    dequantized ones are."""
     column = tl.arange(0, BLOCK_K)
     TYPE: tl.constexpr = inputs.dtype.element_ty
     numbers = numbers_ptr + row.to(tl.int64)[:, None] * size + begin + column[None, :]
@@ -85,15 +85,27 @@ def _narrow_sum(
             inside = (column + k < part)[None, :]
             x = tl.load(inputs + k, mask=present & inside, other=0.0)
             w = tl.load(numbers + k, mask=exists & inside, other=0)
-        places = scales[:, None] + (tl.minimum(begin + k + column, size - 1) // WIDTH * stride_group)[None, :]
+        first = (begin + k) // WIDTH
+        last = tl.minimum(begin + k + BLOCK_K, size) - 1
+        one, two = scales + first * stride_group, scales + last // WIDTH * stride_group
+        same = (tl.minimum(begin + k + column, size - 1) // WIDTH == first)[None, :]
         wide = widen(w, tl.float32, CODE, NATIVE)
         if zero_ptr is not None:
-            wide -= tl.load(zero_ptr + places)
-        wide *= load_scale(scale_ptr, places)
+            wide -= _of_either(tl.load(zero_ptr + one), tl.load(zero_ptr + two), same, WIDTH % BLOCK_K == 0)
+        wide *= _of_either(load_scale(scale_ptr, one), load_scale(scale_ptr, two), same, WIDTH % BLOCK_K == 0)
         if low_ptr is not None:
-            wide -= tl.load(low_ptr + places)
+            wide -= _of_either(tl.load(low_ptr + one), tl.load(low_ptr + two), same, WIDTH % BLOCK_K == 0)
         acc = tl.dot(wide.to(TYPE), tl.trans(x), acc, input_precision=PRECISION)
     return acc
+
+
+@triton.jit
+def _of_either(one, two, first, ONE: tl.constexpr):
+    """Of the first group [N] where ``first`` [1, K], else of the second."""
+    if ONE:
+        return one[:, None]
+    else:
+        return tl.where(first, one[:, None], two[:, None])
 
 
 @triton.jit

@@ -38,8 +38,8 @@ compute capabilities."""
 
 
 class Coded(NamedTuple):
-    """w = (number - zero) * scale - low, for ``numbers`` [N, K] in int8 or as the bits of float8_e4m3fn in uint8, or int32
-    words [N, ceil(K / 128) * 16] of codes: unsigned numbers, floats (E2M1), or places in ``table`` [16] float32.
+    """w = (number - zero) * scale - low, for ``numbers`` [N, K] in int8 or as the bits of float8_e4m3fn in uint8, or
+    int32 words [N, ceil(K / 128) * 16] of codes: unsigned numbers, floats (E2M1), or places in ``table`` [16] float32.
 
     Scale, zero and low of row n and column k are at ``n // height * row_stride + k // width * group_stride``; ``width``
     0: one scale for all columns. ``scale`` is float32, or uint8 exponents of two, or the bits of float8_e4m3fn in int8
@@ -69,7 +69,9 @@ class Coded(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether kernels without tensor cores read it."""
-        return self.code <= Code.WORDS and self.low is None and self.whole is None
+        parts = self.code == Code.WORDS and self.width and WORD_TILE % self.width == 0
+        others = self.low is not None or self.whole is not None or self.table is not None
+        return self.code <= Code.WORDS and not others and bool(parts or self.width % WORD_TILE == 0)
 
 
 DENSE: dict[str, Any] = {

@@ -23,7 +23,7 @@ def words_sum(
     place = tl.arange(0, 16)
     words = words_ptr + row.to(tl.int64)[:, None] * (tl.cdiv(size, 128) * 16) + (begin // 8 + place)[None, :]
     TYPE: tl.constexpr = inputs.dtype.element_ty
-    # Of a tile, one scale, or one for each eight, four, two or one of its slices. Groups that cross tiles: of each slice.
+    # Of a tile, one scale, or one for each eight, four, two or one of its slices; where groups cross tiles, of each.
     GROUP: tl.constexpr = 128 if WIDTH % 128 == 0 else WIDTH if 128 % WIDTH == 0 else 16
     SLICES: tl.constexpr = GROUP // 16
     scale = _each(scale_ptr, scales, begin, size, stride_group, WIDTH, GROUP, True)

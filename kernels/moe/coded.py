@@ -1,8 +1,8 @@
 """Products of pairs with their experts' quantized weights on tensor cores, for any number of tokens.
 
 The loop over K is that of dense products (`pagebus.kernels.coded`): numbers become 16 bits in registers, activations
-stay in 16 bits, sums are float32. Pairs are sorted into items as for `pagebus.kernels.moe.grouped`; few pairs are items of one
-pair each, in the order in which they come. Rows of gate and up that belong together are in one tile.
+stay in 16 bits, sums are float32. Pairs are sorted into items as for `pagebus.kernels.moe.grouped`; few pairs are items
+of one pair each, in the order in which they come. Rows of gate and up that belong together are in one tile.
 """
 
 from __future__ import annotations
@@ -132,10 +132,7 @@ def _coded_kernel(
         gdc_launch_dependents()
     tiles = tl.cdiv(num_rows, ROWS)
     item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    if order_ptr is None:
-        there = tl.load(items_ptr + item) >= 0
-    else:
-        there = item < tl.load(num_items_ptr)
+    there = tl.load(items_ptr + item) >= 0 if order_ptr is None else item < tl.load(num_items_ptr)
     if there:
         _tile(
             item, tile, x_ptr, weight_ptr, bias_ptr, out_ptr, order_ptr, items_ptr, stride_x, num_rows, size,

@@ -26,7 +26,7 @@ from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, SPLIT_FORMS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.quantized.coding import DEPTH, Kind
+from pagebus.kernels.quantized.coding import Kind
 
 MOST_OF_RESIDUALS = 16
 MOST_UNROUNDED = 64

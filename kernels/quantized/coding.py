@@ -10,12 +10,11 @@ from pagebus.kernels.coded.weights import Code, Coded
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 
 SLICE = 16
-"""Columns of groups of words are multiples of this."""
-LEAST_WIDTH = 32
-"""Columns of blocks of 8 bits that are parts of sums, at least: a tile of tokens and weights has as many."""
+"""Columns of groups of words are multiples of this; and the narrowest groups of 8 bits."""
+DEPTH, LEAST_DEPTH = 128, 32
+"""Columns of tiles: tensor cores want 32 numbers of 8 bits, which have two scales at most."""
 
 
-DEPTH = 128
 NAMES = {Code.INT8: "int8", Code.E4M3: "fp8", Code.WORDS: "int4", Code.E2M1: "fp4", Code.TABLE: "table4"}
 
 
@@ -43,9 +42,10 @@ class Kind(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """Columns of a tile: of one scale, or of many that are multiplied one by one."""
-        narrow = self.lows or self.width < LEAST_WIDTH or self.width & (self.width - 1)
-        return DEPTH if self.code.in_words or narrow else min(DEPTH, self.width)
+        """Columns of a tile: of words, of one scale, or of two."""
+        if self.code.in_words or not self.width:
+            return DEPTH
+        return next((depth for depth in (DEPTH, 64) if self.width % depth == 0), LEAST_DEPTH)
 
 
 def coded_of(layout: Layout) -> Coded | None:
@@ -75,9 +75,11 @@ def _bytes(values: torch.Tensor) -> tuple[torch.Tensor, Code]:
     return (values, Code.INT8) if values.dtype == torch.int8 else (values.view(torch.uint8), Code.E4M3)
 
 
-def _blocks(layout: W8Blocks) -> Coded:
+def _blocks(layout: W8Blocks) -> Coded | None:
     (height, width), columns = layout.block, layout.shape[-1]
     width = 0 if width >= columns and layout.low is None else width
+    if width and width < LEAST_DEPTH and width != SLICE:
+        return None
     numbers, code = _bytes(layout.values)
     across = layout.scale.shape[-1]
     return Coded(numbers, code, columns, layout.scale, across, 1, height, width, layout.zero, layout.low)

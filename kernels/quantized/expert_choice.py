@@ -2,8 +2,8 @@
 
 Pairs are left as they come, or sorted into items, at the same numbers of tokens as for experts in 16 bits. Items are
 tiles of tokens, at most 64 wide, or 128 on Hopper where registers suffice: launch shapes are those of dense products of
-as many tokens, `pagebus.kernels.quantized.choice`, which are known not to spill. Few pairs, and items of 32, take tiles of 32
-rows, so that there are enough programs, and registers. The two products of a layer may have different layouts.
+as many tokens, `pagebus.kernels.quantized.choice`, which are known not to spill. Few pairs, and items of 32, take tiles
+of 32 rows, so that there are enough programs, and registers. The two products of a layer may have different layouts.
 
 Activations always stay in 16 bits, whatever the checkpoint was made for.
 """

@@ -120,11 +120,14 @@ def test_a_quantized_model_is_explained(model: Path, tmp_path: Path, capsys: pyt
     assert runs["gate_up"] == "gemv 1, skinny_gemm 2 to 64, scaled_mm from 65 tokens"
 
 
-def test_quantized_experts_are_refused_on_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """So far: with one clear error, before anything is loaded."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_quantized_experts_are_explained(dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each product with its launch shape; in float32 a layer is dequantized at a time."""
     model = make_golden(tmp_path / "model", "qwen3_moe", MOE)
-    options = (str(model), "--quantization", "int8", "--target", "sm_90")
-    assert main(["explain", *options]) == 2
-    assert "experts are quantized (int8): so far they are computed on a CPU only" in capsys.readouterr().err
-    assert main(["inspect", "--json", *options]) == 0
-    assert "refused" in json.loads(capsys.readouterr().out)["runs"]["products"]
+    options = ("--quantization", "int8", "--target", "sm_90", "--dtype", dtype)
+    kernel = "moe_coded" if dtype == "bfloat16" else "moe_dequantized"
+    assert main(["explain", str(model), "--json", *options]) == 0
+    steps = {step["step"]: step["products"] for step in json.loads(capsys.readouterr().out)["steps"]}
+    assert steps["decode 8"]["experts"]["kernel"] == kernel
+    assert steps["decode 8"]["experts"]["config"]["down"]["depth"] > 0
+    assert inspect(capsys, model, *options)["runs"]["experts"] == kernel

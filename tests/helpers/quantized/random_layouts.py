@@ -100,6 +100,15 @@ def stacked(
 
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
+TILES_ONLY: dict[str, Callable[[int, int, torch.device], Layout]] = {
+    "int4 groups of 96": lambda n, k, device: w4_words(n, k, 96, device, zeros=True),
+    "int4 groups of 32, lows": _with_lows,
+    "int8 groups of 16, lows": _narrow,
+    "mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
+    "nf4": _nf4,
+}
+"""Those that only kernels on tensor cores read."""
 LAYOUTS: dict[str, Callable[[int, int, torch.device], Layout]] = {
     "fp8 rows": lambda n, k, device: w8_rows(n, k, E4M3, device),
     "int8 rows": lambda n, k, device: w8_rows(n, k, INT8, device),
@@ -116,13 +125,7 @@ LAYOUTS: dict[str, Callable[[int, int, torch.device], Layout]] = {
     "int4 groups of 64, zeros": lambda n, k, device: w4_words(n, k, 64, device, zeros=True),
     "int4 groups of 32": lambda n, k, device: w4_words(n, k, 32, device),
     "int4 groups of 32, exponents": lambda n, k, device: w4_words(n, k, 32, device, exponents=True),
-    "int4 groups of 96": lambda n, k, device: w4_words(n, k, 96, device, zeros=True),
-    "int4 groups of 32, lows": _with_lows,
-    "int8 groups of 16, lows": _narrow,
-    "mxfp4": _mxfp4,
-    "nvfp4": _nvfp4,
-    "nf4": _nf4,
-}
+} | TILES_ONLY
 """Those that kernels read directly."""
 OTHERS: dict[str, Callable[[int, int, torch.device], Layout]] = {
     "int4 groups of 24": lambda n, k, device: w4_words(n, k, 24, device),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from functools import partial
 
 import torch
 
+from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.quantized.choice import LEAST_OF_E4M3
 from pagebus.kernels.quantized.dequantize import dequantize
+from pagebus.kernels.quantized.experts import QuantizedExperts, moe_experts
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 from pagebus.kernels.quantized.products import gated_linear, linear_invariant, partial_linear
 from pagebus.kernels.quantized.rounding import round_tokens, scale_sums
+from pagebus.kernels.quantized.words import num_words
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
 
@@ -30,9 +34,21 @@ def _blocks(dtype: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, 
 
 
 def _words(group: int, zeros: bool, rows: int, columns: int) -> W4Words:
-    shape = columns // (group or columns), rows
+    shape = -(-columns // (group or columns)), rows
     zero = _meta(*shape, dtype=torch.uint8) if zeros else None
-    return W4Words(_meta(rows, columns // 8, dtype=torch.int32), _meta(*shape), columns, group or columns, zero)
+    words = _meta(rows, num_words(columns), dtype=torch.int32)
+    return W4Words(words, _meta(*shape), columns, group or columns, zero)
+
+
+def _floats(group: int, scales: torch.dtype, rows: int, columns: int) -> W4Words:
+    plain, table = _words(group, False, rows, columns), _meta(16)
+    whole = _meta(rows) if scales == E4M3 else None
+    scale = plain.scale.to(scales)
+    return replace(plain, scale=scale, whole=whole, table=table, e2m1=scales != torch.float32)
+
+
+def _with_lows(plain: W8Blocks | W4Words) -> Layout:
+    return replace(plain, low=_meta(*plain.scale.shape))
 
 
 KINDS: dict[str, Callable[[int, int], Layout]] = {
@@ -45,6 +61,18 @@ KINDS: dict[str, Callable[[int, int], Layout]] = {
     "int8 128 zeros": partial(_blocks, INT8, (1, 128), True),
     "int4": partial(_words, 0, False),
 }
+QWEN3, GPT_OSS = (128, 8, 2048, 768), (32, 4, 2880, 2880)
+EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = {
+    "fp8 128x128": (KINDS["fp8 128x128"], QWEN3, 4096),
+    "mxfp4": (partial(_floats, 32, torch.uint8), GPT_OSS, 512),
+    "int4 128 zeros": (KINDS["int4 128 zeros"], QWEN3, 1),
+    "nvfp4": (partial(_floats, 16, E4M3), QWEN3, 16),
+    "nf4": (partial(_floats, 64, torch.float32), QWEN3, 1),
+    "int4 32 lows": (lambda rows, columns: _with_lows(_words(32, False, rows, columns)), QWEN3, 4096),
+    "int8 16 lows": (lambda rows, columns: _with_lows(_blocks(INT8, (1, 16), False, rows, columns)), QWEN3, 1),
+}
+"""Layouts, experts, and numbers of tokens."""
+FEW_EXPERTS = ("fp8 128x128", "mxfp4")
 FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
 
@@ -63,6 +91,33 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"rounded to {dtype}", partial(round_tokens, _meta(300, 4096, dtype=torch.bfloat16), dtype)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)
     yield "whole sums", partial(scale_sums, sums, _meta(300, 1), scale, None, out)
+
+
+def quantized_experts(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A layer of Qwen3-30B-A3B or of gpt-oss, as the number of tokens chooses its launch shapes. The layouts that dense
+    products have no case of are all here: it is the same loop."""
+    for name in EXPERTS if arch == 90 else FEW_EXPERTS:
+        yield f"quantized experts {name}, {EXPERTS[name][2]} tokens", partial(_experts, name)
+
+
+def _experts(name: str) -> None:
+    make, (count, top_k, hidden, width), tokens = EXPERTS[name]
+    biased = name == "mxfp4"
+    layer = QuantizedExperts(
+        _of_experts(make(2 * width, hidden), count),
+        _of_experts(make(hidden, width), count),
+        _meta(count, 2 * width, dtype=torch.bfloat16) if biased else None,
+        _meta(count, hidden, dtype=torch.bfloat16) if biased else None,
+        Gate(GateKind.SWIGLU_CLAMPED) if biased else Gate(),
+    )
+    weights, chosen = _meta(tokens, top_k), _meta(tokens, top_k, dtype=torch.int32)
+    moe_experts(_meta(tokens, hidden, dtype=torch.bfloat16), weights, chosen, layer)
+
+
+def _of_experts(layout: Layout, count: int) -> Layout:
+    found = {field.name: getattr(layout, field.name) for field in fields(layout)}
+    tensors = {name: each for name, each in found.items() if isinstance(each, torch.Tensor) and name != "table"}
+    return replace(layout, **{name: _meta(count, *each.shape, dtype=each.dtype) for name, each in tensors.items()})
 
 
 def _launch(product: Callable[..., object], make: Callable[[int, int], Layout], tokens: int) -> None:

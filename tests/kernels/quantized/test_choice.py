@@ -31,7 +31,8 @@ H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
 FP8, INT8 = Kind(Code.E4M3, rounded=True), Kind(Code.INT8, rounded=True)
 KINDS = (
     FP8, Kind(Code.E4M3, 128, 128), Kind(Code.INT8, 1, 128, zeros=True), Kind(Code.E4M3, 1, 32), Kind(Code.WORDS),
-    Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.WORDS, 1, 32),
+    Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.INT8, 1, 16, lows=True), Kind(Code.E2M1, 1, 32),
+    Kind(Code.TABLE, 1, 64), Kind(Code.WORDS, 1, 32),
 )  # fmt: skip
 MANY = 1000
 
@@ -48,7 +49,8 @@ def test_every_bucket_has_a_launch_shape(kind: Kind, target: Target) -> None:
                 assert config is not None
                 assert is_legal(Product(form, rows, inputs, kind.name), tokens, config)
                 if isinstance(config, TileConfig):
-                    assert config.depth == 128 if kind.code == Code.WORDS else kind.width % config.depth == 0
+                    whole = kind.width % config.depth == 0 or (kind.width, config.depth) == (16, 32)
+                    assert config.depth == 128 if kind.code.in_words else whole
 
 
 def test_many_tokens_are_the_librarys() -> None:
@@ -122,7 +124,8 @@ def test_kinds_of_layouts() -> None:
     names = {name: kind_of(make(64, 256, cpu)) for name, make in LAYOUTS.items()}
     assert {kind.name for kind in names.values() if kind is not None} == {
         "fp8", "int8", "fp8-128x128", "fp8-1x32", "int8-1x128-zeros", "int8-zeros", "int8-1x128", "int4",
-        "int4-1x128", "int4-1x128-zeros", "int4-1x64-zeros", "int4-1x32",
+        "int4-1x128", "int4-1x128-zeros", "int4-1x64-zeros", "int4-1x32", "int4-1x96-zeros", "int4-1x32-zeros-lows",
+        "int8-1x16-lows", "fp4-1x32", "fp4-1x16", "table4-1x64",
     }  # fmt: skip
     assert None not in names.values()
     assert [kind_of(make(64, 256, cpu)) for make in OTHERS.values()] == [None] * len(OTHERS)

@@ -11,28 +11,25 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.quantized.coding import coded_of
+from pagebus.kernels.quantized.coding import coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout
-from tests.helpers.quantized.random_layouts import LAYOUTS
+from tests.helpers.quantized.random_layouts import LAYOUTS, TILES_ONLY
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 DTYPES = [torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.float32, torch.float16]
 SIZES = {"even": (32, 256), "odd": (42, 200)}
 """Rows and columns: of whole tiles, and of parts of tiles."""
-PLAIN = {name: make for name, make in LAYOUTS.items() if "ordered" not in name}
+PLAIN = {name: make for name, make in LAYOUTS.items() if "ordered" not in name and name not in TILES_ONLY}
+"""`test_experts.py` has the others, which are read by the same loops."""
 
 
-def depth_of(layout: Layout) -> int:
-    coded = coded_of(layout)
-    assert coded is not None
-    return min(128, coded.width or 128)
-
-
-def configs(name: str, layout: Layout) -> list[tuple[int, Config]]:
+def configs(layout: Layout) -> list[tuple[int, Config]]:
     """Launch shapes for numbers of tokens."""
-    depth = depth_of(layout) if "int4" not in name else 128
-    tiles = 5, TileConfig(24, 16, depth, 3, 2)
-    return [tiles] if depth < 128 else [tiles, (1, VectorConfig(2, 128, 1))]
+    kind, coded = kind_of(layout), coded_of(layout)
+    assert kind is not None
+    assert coded is not None
+    tiles = 5, TileConfig(24, 16, kind.depth, 3, 2)
+    return [tiles, (1, VectorConfig(2, 128, 1))] if coded.plain else [tiles]
 
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -48,7 +45,7 @@ def test_products_are_those_of_dense_weights(name: str, size: str, dtype: torch.
     weight, exact = coded_of(layout), layout.dense().double()
     assert weight is not None
     bias = torch.randn(rows, device=device).to(dtype)
-    for tokens, config in configs(name, layout):
+    for tokens, config in configs(layout):
         x = torch.randn(tokens, columns, device=device).to(dtype)
         expected = F.linear(x.double(), exact)
         result = linear(x, weight, bias, config=config)

@@ -1,4 +1,4 @@
-"""Products with quantized experts: every layout, pairs as they come and sorted, all edges."""
+"""Products with quantized experts: layouts, pairs as they come and sorted, all edges, and what is chosen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.choice import ExpertsKernel, Shape, token_counts
 from pagebus.kernels.moe.coded import CodedConfig, coded_experts
-from pagebus.kernels.quantized.coding import experts_kind_of
+from pagebus.kernels.quantized.coding import Kind, experts_kind_of
 from pagebus.kernels.quantized.expert_choice import choose_quantized_experts
 from pagebus.kernels.quantized.experts import (
     QuantizedExperts,
@@ -21,24 +21,29 @@ from pagebus.kernels.quantized.experts import (
 from pagebus.kernels.quantized.layouts import Layout
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, stacked
 
-HIDDEN, WIDTH, EXPERTS, TOP_K = 200, 72, 3, 2
+HIDDEN, WIDTH, EXPERTS, TOP_K = 136, 40, 3, 2
 """Neither is a multiple of the tiles, nor of groups."""
 LIMIT = 2e-5
 CLAMPED = Gate(GateKind.SWIGLU_CLAMPED, 1.3, 0.7)
-PLAIN = {name: make for name, make in LAYOUTS.items() if "ordered" not in name}
-OPPOSITE = dict(zip(PLAIN, reversed(PLAIN), strict=True))
-"""Of the second product, so that the two of a layer differ."""
+PAIRS = [
+    ("fp8 blocks of 128x128", "mxfp4"), ("int8 rows", "nvfp4"), ("int4 groups of 64, zeros", "int8 groups of 16, lows"),
+    ("nf4", "int4 groups of 96"), ("int4 groups of 32, lows", "int8 groups of 128, zeros"),
+]  # fmt: skip
+"""The layouts of both products, which need not be the same."""
+H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
+QWEN3 = Shape(128, 8, 2048, 768)
 
 
-def make_layer(name: str, down: str, device: torch.device, *, gate: Gate = CLAMPED, biased: bool = True):
-    def layout(which: str, rows: int, columns: int) -> Layout:
-        return stacked((LAYOUTS | OTHERS)[which], EXPERTS, rows, columns, device)
+def make_layer(gate_up: str, down: str, device: torch.device) -> QuantizedExperts:
+    def layout(name: str, rows: int, columns: int) -> Layout:
+        return stacked((LAYOUTS | OTHERS)[name], EXPERTS, rows, columns, device)
 
-    biases = (torch.randn(EXPERTS, rows, device=device) if biased else None for rows in (2 * WIDTH, HIDDEN))
-    return QuantizedExperts(layout(name, 2 * WIDTH, HIDDEN), layout(down, HIDDEN, WIDTH), *biases, gate)
+    biases = (torch.randn(EXPERTS, rows, device=device) for rows in (2 * WIDTH, HIDDEN))
+    return QuantizedExperts(layout(gate_up, 2 * WIDTH, HIDDEN), layout(down, HIDDEN, WIDTH), *biases, CLAMPED)
 
 
 def make_tokens(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, a view into wider rows; weights; different experts of each token, and none of the last one."""
     x = torch.randn(count, HIDDEN + 8, device=device)[:, :HIDDEN]
     chosen = torch.rand(count, EXPERTS, device=device).argsort(1)[:, :TOP_K].int().contiguous()
     chosen[-1], x[-1] = -1, torch.nan
@@ -46,17 +51,90 @@ def make_tokens(count: int, device: torch.device) -> tuple[torch.Tensor, torch.T
 
 
 def config_of(layer: QuantizedExperts, *, ordered: bool) -> CodedConfig:
-    kinds = [experts_kind_of(layer.gate_up), experts_kind_of(layer.down)]
-    return CodedConfig(*(TileConfig(64, 16, kind.depth, 2, 2) for kind in kinds if kind is not None), ordered)
+    kinds = experts_kind_of(layer.gate_up), experts_kind_of(layer.down)
+    return CodedConfig(*(TileConfig(64, 16, kind.depth, 2, 4) for kind in kinds if kind is not None), ordered)
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_products_are_those_of_dense_experts(name: str, device: torch.device) -> None:
+def error(result: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((result.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(("gate_up", "down", "ordered"), [
+    *((*names, index % 2 == 0) for index, names in enumerate(PAIRS)),
+    *((*reversed(names), index % 2 == 1) for index, names in enumerate(PAIRS)),
+])  # fmt: skip
+def test_products_are_those_of_dense_experts(gate_up: str, down: str, ordered: bool, device: torch.device) -> None:
     """With biases and a gate that clamps; tokens without experts get zeros, and nobody else sees them."""
-    layer = make_layer(name, OPPOSITE[name], device)
-    for ordered in (False, True):
-        tokens = make_tokens(3, device)
-        result = coded_experts(*tokens, coded_layer(layer), config_of(layer, ordered=ordered))
-        assert not result[-1].any()
-        wanted = moe_experts_reference(*tokens, layer)
-        assert float((result - wanted)[:-1].norm() / wanted[:-1].norm()) < LIMIT
+    layer, tokens = make_layer(gate_up, down, device), make_tokens(3, device)
+    result = coded_experts(*tokens, coded_layer(layer), config_of(layer, ordered=ordered))
+    assert not result[-1].any()
+    assert error(result[:-1], moe_experts_reference(*tokens, layer)[:-1]) < LIMIT
+
+
+def test_a_tokens_bits_are_its_own(device: torch.device) -> None:
+    """Whatever stands beside it, sorted or not: all to one expert, so that there is a full item and one more."""
+    layer, (x, weights, experts) = make_layer("mxfp4", "fp8 blocks of 128x128", device), make_tokens(18, device)
+    x, experts = x.nan_to_num(), experts[:1].expand(18, TOP_K).contiguous()
+    whole = coded_experts(x, weights, experts, coded_layer(layer), config_of(layer, ordered=True))
+    assert error(whole, moe_experts_reference(x, weights, experts, layer)) < LIMIT
+    few = [each[3:5].contiguous() for each in (x, weights, experts)]
+    for ordered in (True, False):
+        found = coded_experts(*few, coded_layer(layer), config_of(layer, ordered=ordered))
+        assert torch.equal(found, whole[3:5])
+
+
+@pytest.mark.parametrize("gate_up", ["int4 groups of 24", "int8 groups of 128, ordered"])
+def test_any_other_layout_is_dequantized(gate_up: str, device: torch.device) -> None:
+    """No kernel reads it, or each expert has its columns in an order of its own."""
+    layer, tokens = make_layer(gate_up, "fp8 rows", device), make_tokens(2, device)
+    assert experts_kind_of(layer.gate_up) is None
+    result = moe_experts(*tokens, layer)
+    assert error(result[:-1], moe_experts_reference(*tokens, layer)[:-1]) < LIMIT
+    assert moe_experts(*(each[:0] for each in tokens), layer).shape == (0, HIDDEN)
+
+
+def kinds_of(name: str) -> tuple[Kind | None, Kind | None]:
+    kind = experts_kind_of((LAYOUTS | OTHERS)[name](64, 256, torch.device("cpu")))
+    return kind, kind
+
+
+def test_what_is_chosen() -> None:
+    """Pairs are sorted where those of dense experts are; items of 128 are for GPUs and layouts with registers for them;
+    float32 and other layouts are dequantized."""
+
+    def kernel(tokens: int, name: str, target: Target | None = H200, dtype: torch.dtype = torch.bfloat16) -> str:
+        return choose_quantized_experts(tokens, QWEN3, kinds_of(name), dtype, target).kernel
+
+    def config(tokens: int, name: str, target: Target) -> CodedConfig:
+        found = choose_quantized_experts(tokens, QWEN3, kinds_of(name), torch.bfloat16, target).config
+        assert isinstance(found, CodedConfig)
+        return found
+
+    assert [config(tokens, "mxfp4", H200).ordered for tokens in (1, 4, 5)] == [False, False, True]
+    widths = {
+        (target.capability, name): config(8192, name, target).gate_up.tokens
+        for target in (H200, L4, A100)
+        for name in ("fp8 blocks of 128x128", "mxfp4")
+    }
+    assert {key for key, width in widths.items() if width == 128} == {(90, "fp8 blocks of 128x128")}
+    assert set(widths.values()) == {64, 128}
+    assert kernel(8, "nvfp4") == kernel(8, "nf4") == kernel(8, "int4 groups of 32, lows") == ExpertsKernel.CODED
+    assert kernel(8, "mxfp4", dtype=torch.float32) == kernel(8, "int4 groups of 24") == ExpertsKernel.DEQUANTIZED
+    assert kernel(8, "mxfp4", None) == ExpertsKernel.TORCH
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of 128x128", "mxfp4"])
+def test_a_start_compiles_all(name: str) -> None:
+    """Every number of tokens has the kernels of the next one among those with which a start begins."""
+    kinds, counts = kinds_of(name), iter(token_counts(QWEN3, 3000))
+
+    def launched(tokens: int) -> list[object]:
+        return [
+            choose_quantized_experts(tokens, QWEN3, kinds, torch.bfloat16, H200, invariant=invariant).config
+            for invariant in (False, True)
+        ]
+
+    following = 0
+    for tokens in range(1, 3001):
+        following = following if following >= tokens else next(counts)
+        assert launched(tokens) == launched(following), (tokens, following)

@@ -15,13 +15,9 @@ from pagebus.actors.commands.cli import main
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.quantization.asked import ONLINE
-from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.common.target import Target
-from tests.helpers.model_factory import make_golden, make_model
-
-MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 2}
+from tests.helpers.model_factory import make_model
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +50,6 @@ def test_no_heads_of_512_with_little_shared_memory(wide: Path, capability: int) 
     check_gpu(Settings(), dataclasses.replace(config, head_dim=256), Target(capability, 100))
     check_gpu(Settings(), config, Target(80, 108))
     check_gpu(Settings(), config, None)
-
-
-def test_no_quantized_experts_yet(wide: Path, tmp_path: Path) -> None:
-    """Other products of quantized models are computed on every GPU."""
-    scheme = Quantization("fp8", ONLINE["fp8"], online=True)
-    dense = dataclasses.replace(ModelConfig.load(wide), head_dim=128, quantization=scheme)
-    model = make_golden(tmp_path / "experts", "qwen3_moe", MOE)
-    experts = dataclasses.replace(ModelConfig.load(model), quantization=scheme)
-    for target in (Target(80, 108), Target(90, 132)):
-        check_gpu(Settings(), dense, target)
-        with pytest.raises(SettingsError, match=r"experts are quantized.*--device cpu"):
-            check_gpu(Settings(), experts, target)
-        check_gpu(Settings(device="cpu"), experts, target)
 
 
 def test_serve_ends_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from pagebus.actors.executor.kernel_metrics import KernelMetrics
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
+from pagebus.actors.executor.layers.moe import EXPERT_WEIGHTS
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.step.step_kernels import PLAIN_PRODUCTS, PRODUCTS, KernelChooser
 from pagebus.actors.model.config import parse_config
@@ -22,8 +23,10 @@ from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, At
 from pagebus.kernels.attention.paged_attention import AttentionShape
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.quantized.coding import experts_kind_of
 from tests.actors.executor.small_engine import MAX_TOKENS
 from tests.helpers.engine_driver import Driver
+from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 
 GPU = AttentionSetup(Target(80, 108), torch.float32, torch.float32, 4, 2, 32)
 
@@ -93,6 +96,18 @@ def test_the_summary_names_kernels_by_tokens(driver: Driver) -> None:
     assert lines["qkv"].startswith("skinny_gemm 1 to ")
     assert lines["qkv"].endswith("cublas from 33 tokens")
     assert lines.keys() == {"attention", *PRODUCTS}
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("mxfp4", "moe_coded"), ("int4 groups of 24", "moe_dequantized")])
+def test_experts_in_quantized_layouts(name: str, kernel: str) -> None:
+    """Their kernel has a name of its own; those that no kernel reads are told, as each step is slow with them."""
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    fields = {**TINY, "architectures": ["Qwen3MoeForCausalLM"], **moe}
+    setup = replace(GPU, dtype=torch.bfloat16, cache_dtype=torch.bfloat16)
+    kind = experts_kind_of((LAYOUTS | OTHERS)[name](64, 256, torch.device("cpu")))
+    chooser = KernelChooser(AttentionChooser(setup), parse_config(fields, {}), dict.fromkeys(EXPERT_WEIGHTS, kind))
+    assert chooser.summary()["experts"] == kernel
+    assert chooser.dequantized() == (["experts"] if kernel == "moe_dequantized" else [])
 
 
 def test_what_the_cost_model_decided_is_told_with_estimates(driver: Driver) -> None:

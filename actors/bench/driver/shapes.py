@@ -177,6 +177,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "eos_token_id": 200002,
     },
 }
+SHAPES |= {
+    "qwen30b-a3b-fp8": SHAPES["qwen30b-a3b"]
+    | {
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head"],
+        }
+    },
+    "gptoss20b-mxfp4": SHAPES["gptoss20b"]
+    | {
+        "quantization_config": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        }
+    },
+}
+"""With the quantization of the checkpoints that are downloaded."""
 
 
 def write_model_folder(name: str, parent: Path) -> Path:

@@ -19,7 +19,8 @@ from pagebus.actors.model.quantization.asked import ONLINE, with_quantization
 from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.quantization.scheme import Scheme, mixed
 from pagebus.actors.settings import Settings
-from pagebus.kernels.quantized.layouts import W4Words, W8Blocks, W8Rows, tensors_of
+from pagebus.kernels.quantized.coding import experts_kind_of
+from pagebus.kernels.quantized.layouts import W4Words, W8Blocks, W8Rows, num_bytes, tensors_of
 from tests.helpers.model_factory import make_model
 from tests.helpers.quantized.layouts import CPU
 from tests.helpers.quantized.packers import PACKERS
@@ -95,3 +96,14 @@ def test_the_published_shapes(method: str, kind: type, share: float, tmp_path: P
     dense = 2 * 2 * config.vocab_size * config.hidden_size
     weights = config.spec.layer_weights()
     assert 0.95 * share * weights < model.parameters.num_bytes() - dense < 1.05 * share * weights
+
+
+def test_the_published_experts(tmp_path: Path) -> None:
+    """gpt-oss-20b as it is downloaded: 4.25 bits of each weight of its experts, up to the last tile of a row."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["gptoss20b-mxfp4"] | {"num_hidden_layers": 1}))
+    model = build_model(ModelConfig.load(tmp_path), torch.device("meta"), torch.bfloat16, Ops.reference(), 32)
+    layouts, weights = model.parameters.layouts, 3 * 32 * 2880 * 2880
+    assert len(layouts) == 2
+    assert 4.25 / 8 * weights < sum(map(num_bytes, layouts)) < 4.5 / 8 * weights
+    kinds = [experts_kind_of(layout) for layout in layouts]
+    assert [kind.name for kind in kinds if kind is not None] == ["fp4-1x32"] * 2

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from pagebus.actors.model.families.registry import ARCHITECTURES
 from pagebus.actors.model.quantization.parsing import parse_quantization
 from tests.actors.executor.loading.formats.test_checkpoints import check
 from tests.helpers.model_factory import make_golden
-from tests.helpers.quantized.checkpoints import tensors_of, write
-from tests.helpers.quantized.packers import Tensors, fours, mx_codes
-
-KEPT = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-CONFIG: dict[str, Any] = {"quant_method": "mxfp4", "modules_to_not_convert": KEPT}
-
-
-def packed(stacked: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """[E, K, N], inputs first -> blocks and scales, and what they mean in the same order."""
-    blocks, scales, dense = [], [], []
-    for expert in stacked:
-        codes, exponent, meant = mx_codes(expert.t().contiguous())
-        blocks.append(fours(codes.flatten(1)).view(*exponent.shape, 16))
-        scales.append(exponent)
-        dense.append(meant.t())
-    return {"blocks": torch.stack(blocks), "scales": torch.stack(scales)}, torch.stack(dense)
+from tests.helpers.quantized.gpt_oss import quantize_experts
 
 
 def small_gpt_oss(tmp_path: Path) -> tuple[Path, Path]:
@@ -38,15 +21,7 @@ def small_gpt_oss(tmp_path: Path) -> tuple[Path, Path]:
         "num_hidden_layers": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     }  # fmt: skip
     model = make_golden(tmp_path / "model", "gpt_oss", fields)
-    quantized: Tensors = {}
-    dense: Tensors = {}
-    for name, tensor in tensors_of(model).items():
-        if tensor.dim() == 3:
-            parts, dense[name] = packed(tensor)
-            quantized |= {f"{name}_{part}": each for part, each in parts.items()}
-        else:
-            quantized[name] = dense[name] = tensor
-    return write(tmp_path / "quantized", model, quantized, CONFIG), write(tmp_path / "dense", model, dense)
+    return quantize_experts(model, tmp_path)
 
 
 @pytest.mark.skipif("GptOssForCausalLM" not in ARCHITECTURES, reason="the family is not served")

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 
 import torch
 
+from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import NextNorm
 from pagebus.kernels.linear.gemv import VectorConfig
@@ -29,7 +30,7 @@ from pagebus.kernels.quantized.choice import MOST_OF_RESIDUALS, choose_quantized
 from pagebus.kernels.quantized.coding import Kind, coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Rows, num_bytes
 from pagebus.kernels.quantized.library import library_product
-from tests.helpers.quantized.random_layouts import w4_words, w8_blocks, w8_rows
+from tests.helpers.quantized.random_layouts import TILES_ONLY, w4_words, w8_blocks, w8_rows
 
 COPY_BYTES_PER_US, ROTATED_BYTES = 4.30e6, 200_000_000
 CUDA, E4M3, INT8 = torch.device("cuda"), torch.float8_e4m3fn, torch.int8
@@ -48,6 +49,10 @@ def _rounded(rows: int, columns: int, dtype: torch.dtype) -> W8Rows:
     return W8Rows(plain.values, plain.scale, rounded=True)
 
 
+def _named(name: str, rows: int, columns: int) -> Layout:
+    return TILES_ONLY[name](rows, columns, CUDA)
+
+
 LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "fp8": lambda n, k: _rounded(n, k, E4M3),
     "int8": lambda n, k: _rounded(n, k, INT8),
@@ -55,6 +60,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "int4": lambda n, k: w4_words(n, k, 128, CUDA, zeros=True),
     "int4-symmetric": lambda n, k: w4_words(n, k, 128, CUDA),
     "int4-32": lambda n, k: w4_words(n, k, 32, CUDA),
+    **{name: partial(_named, name) for name in TILES_ONLY},
 }
 
 
@@ -93,8 +99,8 @@ class Bench:
 
 def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
     """Launch shapes to try."""
-    depth = 128 if kind.name.startswith("int4") else min(128, kind.width or 128)
-    if tokens == 1 and depth == 128:
+    depth = kind.depth
+    if tokens == 1 and depth == 128 and kind.code <= Code.WORDS and not kind.lows:
         for rows, (deep, warps) in combinations((2, 4), ((1024, 4), (2048, 2))):
             yield VectorConfig(rows, deep, warps)
     splits = (1, 2, 4, 8) if product.form in ("partial", "residual") else (1,)

@@ -64,13 +64,16 @@ def test_unpacking_is_exact(name: str) -> None:
     coded = coded_of(layout)
     if coded is None or "ordered" in name:
         return
-    depth = 128 if "int4" in name else min(128, coded.width or 128)
+    kind = kind_of(layout)
+    assert kind is not None
+    depth, rounded = kind.depth, kind.lows or name == "nf4"
     for dtype in (torch.bfloat16, torch.float16):
         for tokens, config in ((16, TileConfig(64, 16, depth, 3, 2)), (256, TileConfig(64, 64, depth, 3, 4))):
             x = torch.eye(256, dtype=dtype, device=CUDA)[:tokens]
             result = coded_linear(x, coded, None, torch.float32, config=config)
-            assert torch.allclose(result, exact.t()[:tokens], rtol=1e-6, atol=0), (dtype, config)
-        if depth == 128:
+            limit = {"rtol": torch.finfo(dtype).eps, "atol": 1e-6} if rounded else {"rtol": 1e-6, "atol": 0}
+            assert torch.allclose(result, exact.t()[:tokens], **limit), (dtype, config)
+        if coded.plain:
             for column in (0, 17, 255):
                 x = torch.eye(256, dtype=dtype, device=CUDA)[column : column + 1]
                 result = coded_linear(x, coded, None, torch.float32, config=VectorConfig(4, 1024, 4))

@@ -65,7 +65,7 @@ CHUNKS = SMALL | {
 MODELS = {
     "moe": MOE, "small": SMALL, "gemma": GEMMA, "starcoder": STARCODER, "chunks": CHUNKS,
     "fp8": FP8, "awq": AWQ,
-    **{name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b", "deepseek-v2-lite")},
+    **{name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b", "gptoss20b-mxfp4", "deepseek-v2-lite")},
 }  # fmt: skip
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
@@ -132,12 +132,12 @@ LAUNCHED = {
     "rotary_kv_write": "_rotary_kv_write", "decode": "_decode_kernel", "prefill": "_prefill_kernel",
     "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
     "hopper_gemm": "_specialized_kernel", "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
-    "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
+    "moe_coded": "_coded_kernel",    "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
     "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel", "dequantized": "_dequantize_kernel",
     "scaled_mm": "_round_tokens_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""
-PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "dequantized", "scaled_mm"}
+PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "moe_coded", "dequantized", "scaled_mm"}
 ATTENDS = set(LAUNCHED) - PRODUCTS
 LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
 """What prompts need besides in the last layer, where the last tokens attend as decodes."""
@@ -146,7 +146,7 @@ LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
 CASES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "sm_90": [
         ("llama8b", {}), ("small", {"attention_backend": "torch"}), ("fp8", {}), ("gemma", {}), ("moe", {}),
-        ("starcoder", {}), ("chunks", {}), ("gptoss20b", {}), ("deepseek-v2-lite", {}),
+        ("starcoder", {}), ("chunks", {}), ("gptoss20b-mxfp4", {}), ("deepseek-v2-lite", {}),
     ],
     "sm_89": [("llama8b", {"enforce_eager": True})],
     "sm_80": [

@@ -21,6 +21,7 @@ from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.linear.dispatch import LinearChoice, Source
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.moe import choice as experts
+from pagebus.kernels.moe.coded import CodedConfig
 
 CPU = torch.device("cpu")
 DECODES = (1, 8, 32, 64, 128, 256)
@@ -73,9 +74,9 @@ def _choice_as_json(choice: Choice) -> dict[str, Any]:
     return found
 
 
-def _config_as_json(config: Config | experts.Config | experts.CodedConfig) -> dict[str, Any]:
+def _config_as_json(config: Config | experts.Config | CodedConfig) -> dict[str, Any]:
     """A launch shape; of experts one for each product."""
-    if not isinstance(config, experts.Unsorted | experts.Grouped | experts.CodedConfig):
+    if not isinstance(config, experts.Unsorted | experts.Grouped | CodedConfig):
         return asdict(config)
     parts = config._asdict()
     return parts | {name: asdict(parts[name]) for name in ("gate_up", "down")}

@@ -168,7 +168,7 @@ ROOMS: dict[str, str] = {
     "kernels.latent": "kernels.attention kernels.layers kernels.common",
     "kernels.linear": "kernels.coded kernels.layers kernels.common",
     "kernels.quantized": "kernels.linear kernels.moe kernels.coded kernels.layers kernels.common",
-    "kernels.moe": "kernels.linear kernels.common",
+    "kernels.moe": "kernels.linear kernels.coded kernels.common",
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",

@@ -65,7 +65,10 @@ CHUNKS = SMALL | {
 MODELS = {
     "moe": MOE, "small": SMALL, "gemma": GEMMA, "starcoder": STARCODER, "chunks": CHUNKS,
     "fp8": FP8, "awq": AWQ,
-    **{name: SHAPES[name] | {"num_hidden_layers": 3} for name in ("llama8b", "gptoss20b", "gptoss20b-mxfp4", "deepseek-v2-lite")},
+    **{
+        name: SHAPES[name] | {"num_hidden_layers": 3}
+        for name in ("llama8b", "gptoss20b", "gptoss20b-mxfp4", "deepseek-v2-lite")
+    },
 }  # fmt: skip
 """Kernels do not depend on how many layers there are; which steps have graphs does."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")

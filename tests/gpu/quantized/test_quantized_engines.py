@@ -70,13 +70,13 @@ def test_bfloat16_logits_are_near_float32(name: str, tmp_path: Path) -> None:
             assert float((torch.tensor(row) - wanted).norm() / wanted.norm()) < 0.06
 
 
-def experts_checkpoint(name: str, tmp_path: Path, fields: dict[str, Any]) -> tuple[Path, Path]:
+def experts_checkpoint(name: str, tmp_path: Path, changes: dict[str, Any], **options: float) -> tuple[Path, Path]:
     """A mixture with quantized experts, and the model that it means."""
     if name == "gpt-oss":
-        fields = {**GPT_OSS, **{key: value for key, value in fields.items() if key == "hidden_size"}}
-        return quantize_experts(make_golden(tmp_path / "model", "gpt_oss", fields, std=0.05), tmp_path)
-    model = make_golden(tmp_path / "model", "qwen3_moe", {**MOE, **fields}, std=0.05)
-    return quantize(model, tmp_path, PACKERS[name])
+        return quantize_experts(make_golden(tmp_path / "model", "gpt_oss", {**GPT_OSS, **changes}, **options), tmp_path)
+    return quantize(
+        make_golden(tmp_path / "model", "qwen3_moe", {**MOE, **changes}, **options), tmp_path, PACKERS[name]
+    )
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -93,18 +93,14 @@ def test_greedy_tokens_with_quantized_experts(name: str, tmp_path: Path) -> None
 def test_bfloat16_with_quantized_experts(name: str, tmp_path: Path) -> None:
     """Last logits of prompts of 1 to 200 tokens, alone and all together, are near those of transformers in float32; a
     replayed graph gives the tokens of kernels that are launched one by one."""
-    quantized, dense = experts_checkpoint(name, tmp_path, {"hidden_size": 512})
+    quantized, dense = experts_checkpoint(name, tmp_path, {"hidden_size": 512}, std=0.02)
     driver = Driver(quantized, **SETTINGS | {"dtype": "bfloat16", "deterministic": True})
     assert driver.engine.kernels["experts"] == "moe_coded"
     assert driver.engine.dequantized_products == []
-    prompts = [[5], *(prompt for prompt in make_prompts(DEFAULTS["vocab_size"], 9, seed=3) if len(prompt) > 1)]
-    runner = driver.engine._loaded.runner
-    driver.synchronize()
-    captured = outputs_of(driver, prompts, 0, 2048)
-    runner.graphs = None
-    assert outputs_of(driver, prompts, 0, 2048) == captured
+    check_graphs(driver)
     driver.close()
 
+    prompts = [[5], *(prompt for prompt in make_prompts(DEFAULTS["vocab_size"], 9, seed=3) if len(prompt) > 1)]
     driver = Driver(quantized, **SETTINGS | {"dtype": "bfloat16", "enforce_eager": True})
     reference = load_reference(dense)
     alone = [scored(driver, [prompt])[0] for prompt in prompts]

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagebus.kernels.coded import unpack
+from pagebus.kernels.coded import unpack, word_values
+from pagebus.kernels.quantized.values import E2M1
 
 Registers = dict[str, int]
 
@@ -59,6 +60,7 @@ ONES = {BF16: 0x3F803F80, F16: 0x3C003C00}
 RUN: dict[str, Callable[..., int]] = {
     "prmt.b32": prmt,
     "shr.b32": lambda a, count: a >> count,
+    "shl.b32": lambda a, count: a << count,
     "and.b32": lambda a, b: a & b,
     "xor.b32": lambda a, b: a ^ b,
     "mov.b32": lambda a: a,
@@ -138,3 +140,14 @@ def test_every_code(dtype: torch.dtype, zero: int) -> None:
         out = run(code, 8, *words, pack([offset, offset], dtype))
         for place, word in enumerate(out):
             assert lanes(word, dtype) == [codes[0][place] - zero, codes[1][place] - zero]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_every_float_of_four_bits(dtype: torch.dtype) -> None:
+    """At each place of two words, minus nothing too."""
+    code = (word_values._BFLOAT16 if dtype == BF16 else word_values._FLOAT16).value
+    for turn in range(16):
+        codes = [[(turn + 3 * place + 5 * word) % 16 for place in range(8)] for word in range(2)]
+        words = [sum(each << 4 * place for place, each in enumerate(row)) for row in codes]
+        for place, word in enumerate(run(code, 8, *words)):
+            assert lanes(word, dtype) == [E2M1[codes[0][place]], E2M1[codes[1][place]]]

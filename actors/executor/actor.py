@@ -20,7 +20,7 @@ from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.expert_metrics import ExpertMetrics
 from pagebus.actors.executor.in_thread import in_thread
-from pagebus.actors.executor.kernel_metrics import KernelMetrics
+from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequantized
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.executor.preload import import_torch, open_gpu, preload
@@ -173,7 +173,7 @@ class ExecutorActor(Actor):
         if estimated := self._engine.estimated_kernels:
             advice = f"pagebus tune {self.settings.model} measures them"
             self.log.info("launch shapes by the cost model", advice=advice, **estimated)
-        if slow := self._engine.dequantized_products:
+        if slow := always_dequantized(self._engine.kernels):
             self.log.warning("no kernel reads these weights: they are dequantized for each step", products=slow)
         if self._engine.unmatched_entries:
             self.log.warning("quantization_config lists what is not there", entries=self._engine.unmatched_entries)

@@ -155,11 +155,6 @@ class Engine:
         """The kernels of products that nobody has measured on this GPU, with what they should take."""
         return self._loaded.runner.chooser.estimated()
 
-    @property
-    def dequantized_products(self) -> list[str]:
-        """Those whose quantized weights no kernel reads, so that any step is slow."""
-        return self._loaded.runner.chooser.dequantized()
-
     def expert_tokens(self) -> npt.NDArray[np.int64] | None:
         """Tokens so far by layer with experts, and by expert [L, E]; None without any. What the last second has brought
         may be missing. One thread, not one of the engine's."""

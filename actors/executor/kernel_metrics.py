@@ -38,3 +38,9 @@ class KernelMetrics:
     def _set(self, count: int, name: str, text: str, **labels: str) -> None:
         counter = self._metrics.counter(name, text, engine=self._engine, **labels)
         counter.inc(count - counter.value)
+
+
+def always_dequantized(kernels: Mapping[str, str]) -> list[str]:
+    """The products whose quantized weights no kernel reads, not even for one token; ``kernels`` as an engine sums them
+    up."""
+    return [name for name, line in kernels.items() if line.startswith(("dequantized", "moe_dequantized"))]

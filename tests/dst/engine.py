@@ -162,7 +162,6 @@ class OracleEngine:
         self.graphs_progress = None
         self.kernels: dict[str, str] = {}
         self.estimated_kernels: dict[str, str] = {}
-        self.dequantized_products: list[str] = []
         self.unmatched_entries: list[str] = []
 
     def expert_tokens(self) -> None:

@@ -17,8 +17,8 @@ from pagebus.kernels.linear.dispatch import (
     choose_product,
     choose_residual_product,
 )
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, LinearKernel, Product, tokens_class
-from pagebus.kernels.moe.choice import ExpertsChoice, ExpertsKernel, Shape, choose_experts
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, Product, tokens_class
+from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
 from pagebus.kernels.quantized.choice import (
     choose_quantized,
     choose_quantized_invariant,
@@ -172,11 +172,6 @@ class KernelChooser:
                     us = choice.estimate.library if choice.config is None else choice.estimate.us
                     lines.setdefault(name, []).append(f"{tokens}: {choice.kernel} {us:.1f} us")
         return {name: ", ".join(each) for name, each in lines.items()}
-
-    def dequantized(self) -> list[str]:
-        """The products whose quantized weights no kernel reads, not even for one token."""
-        kernels = (LinearKernel.DEQUANTIZED, ExpertsKernel.DEQUANTIZED)
-        return [name for name, choice in self.products(1, 1).items() if choice.kernel in kernels]
 
     def summary(self) -> dict[str, str]:
         """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""

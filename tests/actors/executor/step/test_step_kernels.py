@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagebus.actors.executor.kernel_metrics import KernelMetrics
+from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequantized
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.moe import EXPERT_WEIGHTS
@@ -107,7 +107,7 @@ def test_experts_in_quantized_layouts(name: str, kernel: str) -> None:
     kind = experts_kind_of((LAYOUTS | OTHERS)[name](64, 256, torch.device("cpu")))
     chooser = KernelChooser(AttentionChooser(setup), parse_config(fields, {}), dict.fromkeys(EXPERT_WEIGHTS, kind))
     assert chooser.summary()["experts"] == kernel
-    assert chooser.dequantized() == (["experts"] if kernel == "moe_dequantized" else [])
+    assert always_dequantized(chooser.summary()) == (["experts"] if kernel == "moe_dequantized" else [])
 
 
 def test_what_the_cost_model_decided_is_told_with_estimates(driver: Driver) -> None:

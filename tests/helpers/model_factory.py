@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from pagebus.actors.model.config import ModelConfig
 
 CLASSES = {
     "llama2": "Llama",
@@ -118,6 +120,11 @@ def make_model(
 def make_reference(folder: Path, config: ReferenceConfig) -> Path:
     """Save one of ``REFERENCE_CONFIGS`` into ``folder`` and return it."""
     return make_model(folder, config.arch, seed=config.seed, **config.overrides)
+
+
+def num_pages(folder: Path) -> int:
+    """Of a block of tokens of this model: where only some layers have a window, blocks of the cache are pages."""
+    return 1 + replace(ModelConfig.load(folder), grouped=True).cache_groups.windowed_pages
 
 
 def load_reference(folder: Path) -> Any:

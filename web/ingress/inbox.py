@@ -93,6 +93,8 @@ class Inbox:
         """Called when a call is over."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closed_with: ApiError | None = None
+        """What all calls have ended with, and later ones end with too."""
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
@@ -110,8 +112,10 @@ class Inbox:
 
         Raises:
             ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts. 422, something
-                else is under way under the same name.
+                else is under way under the same name. That of :meth:`fail_all`, if it was called.
         """
+        if self._closed_with is not None:
+            raise self._closed_with
         for request in requests:
             self._readers.check_same(request)
         outbox = self._heavy if num_bytes > HEAVY_BYTES else self._outbox
@@ -200,7 +204,8 @@ class Inbox:
         self._outbox.publish(self._names.control, CancelRequest(request_id=request_id))
 
     def fail_all(self, error: ApiError) -> None:
-        """End every open call with ``error``; their handlers abort what still runs."""
+        """End every open call with ``error``, and every later one; their handlers abort what still runs."""
+        self._closed_with = error
         for request in self._readers:
             request.call.fail(error)
 

@@ -105,11 +105,9 @@ class PlanBuilder:
     def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
         """The plan with these rows, decodes first."""
         entering = self._entering
-        tokens, tables, windowed = array("i"), [], []
+        tokens = array("i")
         for sequence in entering:
             tokens += sequence.tokens
-            tables += sequence.blocks
-            windowed += sequence.windowed
         plan = StepPlan(
             step=step,
             planned_s=now_s,
@@ -117,7 +115,7 @@ class PlanBuilder:
             new_sequences=tuple(map(_new_sequence, entering)),
             freed_slots=_ints(self.freed_slots),
             new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
-            new_block_ids=_ints(tables),
+            new_block_ids=_ints([block for sequence in entering for block in sequence.blocks]),
             appended_slots=_ints(self._appended_slots),
             appended_blocks=_ints(self._appended_blocks),
             copy_sources=_ints([source for sources, _ in self._copies for source in sources]),
@@ -133,7 +131,7 @@ class PlanBuilder:
             cut_blocks=_ints(list(self._cuts.values())),
             chosen_slots=_ints(list(self._chosen)),
             chosen_tokens=_ints(list(self._chosen.values())),
-            new_windowed=_ints(windowed),
+            new_windowed=_ints([page for sequence in entering for page in sequence.windowed]),
             appended_windowed=_ints(self._appended_windowed),
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []

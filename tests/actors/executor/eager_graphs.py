@@ -36,7 +36,7 @@ class EagerGraphs(Graphs):
     def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         runner = self.runner
         self.replayed.add(bucket)
-        for inputs in (runner._input_ids, runner._positions, runner._slot_mapping, runner._context_lens):
+        for inputs in (runner._input_ids, runner._positions, runner._slot_mappings, runner._context_lens):
             inputs.fill_(10**6)
         self._logits, sampled = padded_pass(runner, bucket)
         return self._logits, sampled

@@ -144,7 +144,7 @@ class Poison:
 
     def run(self, work: Any) -> torch.Tensor | None:
         runner = self._runner
-        for inputs in (runner._input_ids, runner._positions, runner._slot_mapping, runner._context_lens):
+        for inputs in (runner._input_ids, runner._positions, runner._slot_mappings, runner._context_lens):
             inputs.fill_(10**6)
         runner.state.tokens[-1] = -7
         runner.state.block_tables[-1] = 10**6

@@ -12,7 +12,7 @@ import torch
 
 import pagebus.actors.shipped_model
 from tests.helpers.beam_reference import reference_beams
-from tests.helpers.model_factory import REFERENCE_CONFIGS, load_reference, make_reference, reference_generate
+from tests.helpers.model_factory import REFERENCE_CONFIGS, load_reference, make_reference, num_pages, reference_generate
 from tests.helpers.waiting import eventually
 from tests.system.serving import Client, serving
 
@@ -65,6 +65,8 @@ async def test_equals_transformers(arch: str, tmp_path: Path) -> None:
     plain = reference_generate(folder, prompts, 20)
     common = {"ignore_eos": True, "return_token_ids": True}
     for condition, settings in CONDITIONS.items():
+        if "num_gpu_blocks_override" in settings:
+            settings = settings | {"num_gpu_blocks_override": 15 * num_pages(folder)}
         async with serving(folder, max_num_batched_tokens=32, max_model_len=80, max_num_seqs=16, **settings) as client:
             for _ in range(2 if condition == "plenty" else 1):
                 searches = [

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.bus.contract import Bus
 from tests.actors.executor.models.test_families import reference_tokens
-from tests.helpers.model_factory import DEFAULTS, make_golden
+from tests.helpers.model_factory import DEFAULTS, make_golden, num_pages
 from tests.system.answers.test_tokens import NUM_PROMPTS, NUM_TOKENS, memory_bus, prompts_for
 from tests.system.harness import OpenBus, System, running
 
@@ -75,9 +73,8 @@ async def test_tokens_equal_transformers(
     folder, prompts, expected = models(name)
     open_bus: OpenBus = memory_bus() if bus == "memory" else redis_bus_factory
     options = dict(WAYS[way])
-    if "num_gpu_blocks_override" in options:  # blocks of the cache are pages where only some layers have a window
-        groups = replace(ModelConfig.load(folder), grouped=True).cache_groups
-        options["num_gpu_blocks_override"] *= 1 + groups.windowed_pages
+    if "num_gpu_blocks_override" in options:
+        options["num_gpu_blocks_override"] *= num_pages(folder)
 
     async with running(folder, open_bus, **options) as system:
         await check(system, prompts[7:8], expected[7:8])

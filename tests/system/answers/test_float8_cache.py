@@ -26,7 +26,7 @@ from tests.helpers.model_factory import (
 from tests.helpers.waiting import eventually
 from tests.system.answers.test_beam_search import CONDITIONS, SEARCHES, preempted
 from tests.system.answers.test_beam_search import prompts_for as beam_prompts_for
-from tests.system.answers.test_tokens import TIGHT, memory_bus, prompts_for
+from tests.system.answers.test_tokens import memory_bus, prompts_for, tight
 from tests.system.harness import running
 from tests.system.serving import serving
 
@@ -88,9 +88,9 @@ async def test_equals_transformers_with_a_rounded_cache(config: ReferenceConfig,
     folder, prompts = make_reference(tmp_path, config), prompts_for(config.vocab_size, NUM_PROMPTS)
     expected = expected_tokens(folder, prompts, FORMATS[name], calculated(folder))
     assert agreement(reference_generate(folder, prompts, NUM_TOKENS), expected) < 0.9  # the rounding shows
-    tight = {**TIGHT, "preemption_mode": "swap"}
+    swapping = {**tight(folder), "preemption_mode": "swap"}
 
-    for options in ({}, tight):
+    for options in ({}, swapping):
         async with running(folder, memory_bus(), kv_cache_dtype=name, max_num_batched_tokens=64, **options) as system:
             for _ in range(2):
                 got = await system.generate(prompts, max_tokens=NUM_TOKENS)

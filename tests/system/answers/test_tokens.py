@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
-from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
+from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, num_pages, reference_generate
 from tests.system.harness import OpenBus, System, running
 
 NUM_PROMPTS = 32
 NUM_TOKENS = 16
-TIGHT = {"num_gpu_blocks_override": 8, "max_model_len": 128}
-"""A pool that one sequence of the greatest length fills."""
 each = pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)
 some = pytest.mark.parametrize("config", REFERENCE_CONFIGS[::2], ids=lambda config: config.name)
 """Of every architecture one or two."""
@@ -47,6 +45,11 @@ def models(
         return folder, prompts, reference_generate(folder, prompts, NUM_TOKENS)
 
     return make
+
+
+def tight(folder: Path) -> dict[str, int]:
+    """Settings with a pool of 8 blocks, which one sequence of the greatest length fills."""
+    return {"num_gpu_blocks_override": 8 * num_pages(folder), "max_model_len": 128}
 
 
 def memory_bus() -> OpenBus:
@@ -98,7 +101,7 @@ async def test_preemption_changes_no_token(config, models):
     """With a pool of 8 blocks for 32 requests sequences are preempted and recomputed, and give the same tokens."""
     folder, prompts, expected = models(config)
 
-    async with running(folder, memory_bus(), max_num_batched_tokens=64, **TIGHT) as system:
+    async with running(folder, memory_bus(), max_num_batched_tokens=64, **tight(folder)) as system:
         await check(system, prompts, expected)
 
         assert system.scheduler.core.num_preemptions > 0
@@ -109,7 +112,9 @@ async def test_swap_changes_no_token(config, models):
     """With a pool of 8 blocks for 32 requests sequences are preempted, and go on from blocks kept on the host."""
     folder, prompts, expected = models(config)
 
-    async with running(folder, memory_bus(), max_num_batched_tokens=64, preemption_mode="swap", **TIGHT) as system:
+    async with running(
+        folder, memory_bus(), max_num_batched_tokens=64, preemption_mode="swap", **tight(folder)
+    ) as system:
         await check(system, prompts, expected)
 
         replica = system.scheduler.core.replicas["executor-0"]
@@ -123,7 +128,7 @@ async def test_host_tier_prefix_hits_change_no_token(config, models):
     """Prompts that fell out of a device tier of 8 blocks are found in the host tier, and give the same tokens."""
     folder, prompts, expected = models(config)
 
-    async with running(folder, memory_bus(), preemption_mode="swap", max_num_seqs=1, **TIGHT) as system:
+    async with running(folder, memory_bus(), preemption_mode="swap", max_num_seqs=1, **tight(folder)) as system:
         await check(system, prompts[:12], expected[:12])
         replica = system.scheduler.core.replicas["executor-0"]
         before = replica.host_tier.num_hits

@@ -25,7 +25,7 @@ from pagebus.bus.messages import (
 from pagebus.bus.outbox import OUTBOX_LIMIT
 from pagebus.bus.streams import Names
 from pagebus.web.calls.call import Call
-from pagebus.web.http.errors import ApiError, internal
+from pagebus.web.http.errors import ApiError, internal, unavailable
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.telemetry.metrics import IngressMetrics
 from tests.helpers.waiting import until_empty
@@ -146,6 +146,18 @@ async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
     done = RequestsDone(request_ids=("a",), attempts=("",))
     assert outbox.sent == [("control", AbortRequest(request_id="b")), ("control", done)]
     await inbox.idle()
+
+
+async def test_who_comes_after_the_end_is_told_so(inbox: Inbox, outbox: ListOutbox):
+    """A handler may still be on its way when everything ends. Nobody would end its call."""
+    inbox.fail_all(unavailable("The server is shutting down."))
+
+    with pytest.raises(ApiError, match="shutting down") as refused:
+        ask(inbox, "r")
+
+    assert refused.value.status == 503
+    assert inbox.num_open == 0
+    assert outbox.sent == []
 
 
 async def test_failure_after_text(inbox: Inbox):

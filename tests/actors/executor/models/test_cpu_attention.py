@@ -67,7 +67,7 @@ def test_blocks_in_place(heads: int, kv_heads: int, window: int) -> None:
     cpu = check(decode_batch([1, 16, 17, 100, 128], tables), heads=heads, kv_heads=kv_heads, window=window)
 
     if not window:
-        assert cpu._pairs[0].blocks is None
+        assert cpu._pairs[0, 0].blocks is None
 
 
 @pytest.mark.parametrize("window", [0, 20])
@@ -76,7 +76,7 @@ def test_shared_blocks(window: int) -> None:
     tables = torch.tensor([[5, 6, 7, 8], [5, 6, 9, 10], [5, 11, 12, 13]])
     cpu = check(decode_batch([64, 50, 33], tables), heads=4, kv_heads=2, window=window)
 
-    assert window or cpu._pairs[0].blocks is not None
+    assert window or cpu._pairs[0, 0].blocks is not None
 
 
 def test_scattered_blocks() -> None:
@@ -84,7 +84,7 @@ def test_scattered_blocks() -> None:
     tables = torch.tensor([[0, 900], [450, 1]])
     cpu = check(decode_batch([20, 32], tables), heads=4, kv_heads=2, num_blocks=1000)
 
-    assert cpu._pairs[0].blocks is not None
+    assert cpu._pairs[0, 0].blocks is not None
 
 
 def test_nan_past_the_end() -> None:

@@ -109,7 +109,6 @@ def test_a_stored_shape_is_that_of_the_whole() -> None:
         ({"num_attention_heads": 2, "num_key_value_heads": 2}, 4, "2 heads, 2 of them"),
         ({"intermediate_size": 3}, 4, "only 3 wide"),
         ({"vocab_size": 3, "num_key_value_heads": 8}, 4, "vocabulary of 3"),
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, 2, "quantized weights"),
     ],
 )
 def test_what_cannot_be_divided_is_named(fields: dict[str, Any], world: int, words: str) -> None:

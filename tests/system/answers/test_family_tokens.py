@@ -19,10 +19,12 @@ from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.bus.contract import Bus
 from tests.actors.executor.models.test_families import reference_tokens
 from tests.helpers.model_factory import DEFAULTS, make_golden, num_pages
-from tests.system.answers.test_tokens import NUM_PROMPTS, NUM_TOKENS, memory_bus, prompts_for
+from tests.system.answers.test_tokens import NUM_PROMPTS, memory_bus, prompts_for
 from tests.system.harness import OpenBus, System, running
 
 FEW_PROMPTS = 16
+NUM_TOKENS = 40
+"""Each sequence grows by two blocks and more, so that a small pool has to preempt in whatever order they come."""
 FULL = os.environ.get("PAGEBUS_TEST_FAMILIES") == "full"
 MODEL_TYPES = {name: (family.model_type, fields) for family in FAMILIES for name, fields in family.golden.items()}
 TIGHT = {"num_gpu_blocks_override": 14, "max_model_len": 128, "max_num_batched_tokens": 64}

@@ -2,7 +2,8 @@
 Sequences that have a grammar are kept to it by the executor's own code.
 
 As in :mod:`pagebus.actors.executor.models.oracle`, a token is a function of everything that the cache holds of its
-sequence, so that a block lost, mixed up or given away too early cannot go unseen. It takes the place of
+sequence, so that a block lost, mixed up or given away too early cannot go unseen. Some machines serve a model with
+windows in some layers: what these would read is checked too. It takes the place of
 :class:`pagebus.actors.executor.engine.Engine`, whose threads and device cannot be had again from a seed.
 """
 
@@ -13,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,21 @@ from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.loading.loading import EngineInfo
 from pagebus.actors.executor.step.completion import EngineStats
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.window import Window
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import NewSequence, StepPlan, StepResult
 from tests.dst.constrained import Constrained
 
 MASK = 2**64 - 1
+NO_PAGE = -1
+BLOCK_SIZE, MOST_BATCHED = 16, 64
+"""The largest blocks and steps of a world."""
 
 
 @dataclass(slots=True)
 class Machine:
-    """What all executors of a world have in common."""
+    """What all executors of a world have in common. ``windowed_pages`` and ``windowed_tokens`` are those of
+    :class:`BatchLimits`; blocks are pages then."""
 
     rng: random.Random
     num_blocks: int = 24
@@ -42,6 +48,8 @@ class Machine:
     step_s: tuple[float, float] = (0.002, 0.02)
     load_s: tuple[float, float] = (0.05, 1.0)
     most_copy_lag: int = 2
+    windowed_pages: int = 0
+    windowed_tokens: int = 0
 
 
 def chain(prefix: int, token: int) -> int:
@@ -50,13 +58,32 @@ def chain(prefix: int, token: int) -> int:
     return mixed ^ (mixed >> 29)
 
 
+def with_windows(machine: Machine, rng: random.Random) -> Machine:
+    """The machine, in half of the cases with a model that has windows in some layers. Then there is room for as many
+    tokens as before, or the windowed pages are those of one window and a step, or of one window."""
+    if rng.random() < 0.5:
+        return machine
+    each, window = rng.choice((1, 2, 3)), rng.choice((1, 10, 24, 40))
+    seen = Window(window, BLOCK_SIZE)
+    held = rng.choice((machine.num_blocks, seen.most_blocks(MOST_BATCHED), seen.most_blocks(1)))
+    return replace(
+        machine,
+        num_blocks=machine.num_blocks + each * held,
+        num_host_blocks=machine.num_host_blocks * (1 + each),
+        windowed_pages=each,
+        windowed_tokens=window,
+    )
+
+
 @dataclass(slots=True)
 class Row:
-    """A slot: its tokens, and the blocks where its cache lies."""
+    """A slot: its tokens, and the blocks where its cache lies. ``windowed``: of each block its pages of layers with
+    windows, :data:`NO_PAGE` where it has none any more."""
 
     new: NewSequence
     tokens: list[int]
     blocks: list[int]
+    windowed: list[list[int]]
     computed: int
     prefix: int = 0
     hashed: int = 0
@@ -101,20 +128,55 @@ class Oracle:
         for slot in plan.freed_slots.tolist():
             del self.rows[slot]
         tokens, blocks = plan.new_token_ids.tolist(), plan.new_block_ids.tolist()
+        pages = self._by_block(plan.new_windowed)
         for new in plan.new_sequences:
-            self.rows[new.slot] = Row(new, tokens[: new.num_tokens], blocks[: new.num_blocks], new.num_computed_tokens)
-            del tokens[: new.num_tokens], blocks[: new.num_blocks]
+            behind = [[NO_PAGE] * self.limits.windowed_pages] * new.first_windowed
+            held = pages[: new.num_blocks - new.first_windowed]
+            self.rows[new.slot] = Row(
+                new, tokens[: new.num_tokens], blocks[: new.num_blocks], behind + held, new.num_computed_tokens
+            )
+            del tokens[: new.num_tokens], blocks[: new.num_blocks], pages[: len(held)]
+        pages = self._by_block(plan.appended_windowed)
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
             self.rows[slot].blocks.append(block)
+            self.rows[slot].windowed += pages[:1]
+            del pages[:1]
         assert not len(plan.cut_slots)
         assert not len(plan.chosen_slots)
         self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
+
+    def _by_block(self, pages: np.ndarray) -> list[list[int]]:
+        each = self.limits.windowed_pages
+        return pages.reshape(-1, each).tolist() if each else []
 
     def _write(self, row: Row, start: int, stop: int) -> None:
         size = self.limits.block_size
         for position in range(start, stop):
             self.cache[row.blocks[position // size], position % size] = (row.tokens[position] + 1 << 20) + position
+        if self.limits.windowed_pages:
+            self._check_window(row, start, start)
+            pages, places, own = self._windowed(row, start, stop)
+            self.cache[pages, places] = own
         row.computed = stop
+
+    def _windowed(self, row: Row, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of some positions their pages for layers with windows [n, W], the places there, and what they should hold:
+        each page something else."""
+        positions = np.arange(start, stop)
+        pages = np.array(row.windowed)[positions // self.limits.block_size]
+        assert (pages >= 0).all(), f"sequence {row.new.sequence_id} has no pages for a window from position {start} on"
+        own = (np.array(row.tokens[start:stop], np.int64) + 1 << 20) + positions
+        kinds = np.arange(1, pages.shape[1] + 1, dtype=np.int64) << 48
+        return pages, (positions % self.limits.block_size)[:, None], own[:, None] + kinds
+
+    def _check_window(self, row: Row, query: int, stop: int) -> None:
+        """What the token at ``query`` sees before ``stop`` through layers with windows is its own past."""
+        start = max(0, query - self.limits.windowed_tokens + 1)
+        if start < stop:
+            pages, places, own = self._windowed(row, start, stop)
+            wrong = np.argwhere(self.cache[pages, places] != own)
+            at = f"position {start + wrong[0][0]} on, page {wrong[0][1] + 1}" if len(wrong) else ""
+            assert not at, f"the window of sequence {row.new.sequence_id} is wrong from {at}"
 
     def _sample(self, row: Row, allowed: np.ndarray | None) -> int:
         count = len(row.tokens)
@@ -122,6 +184,8 @@ class Oracle:
         own = (np.array(row.tokens, np.int64) + 1 << 20) + np.arange(count)
         wrong = np.flatnonzero(held != own)
         assert not len(wrong), f"the cache of sequence {row.new.sequence_id} is wrong from position {wrong[0]} on"
+        if self.limits.windowed_pages:
+            self._check_window(row, count - 1, count)
         token = row.next_token(self.limits.vocab_size, allowed)
         row.tokens.append(token)
         return token
@@ -149,6 +213,8 @@ class OracleEngine:
             block_size=settings.block_size,
             num_blocks=machine.num_blocks,
             vocab_size=config.vocab_size,
+            windowed_pages=machine.windowed_pages,
+            windowed_tokens=machine.windowed_tokens,
         )
         self._batch = PersistentBatch(self._limits)
         self._grammars = Constrained(settings.model, config, self._limits, lambda: machine.rng.random() < 0.5)

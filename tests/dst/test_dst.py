@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 import pagebus.web.calls.call
 from pagebus.actors.executor.sampling.grammars import Grammars
+from pagebus.actors.scheduler.service import membership
 from pagebus.actors.tokenizer.actor import TokenizerActor
 from pagebus.bus.contract import Completion, Entry
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.messages import AbortRequest, StepPlan
 from pagebus.web.calls.call import Choice
-from tests.dst import seams
+from tests.dst import run, seams
 from tests.dst.clients import Clients
+from tests.dst.engine import Machine
 from tests.dst.network import LOOK_AGAIN_S, SimulatedBus
-from tests.dst.run import run_seed, simulate
+from tests.dst.run import expected, run_seed, simulate
 from tests.dst.world import World
 
 SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "200"))
@@ -109,6 +113,19 @@ def test_pending_entries_that_nobody_claims_are_noticed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MemoryBus, "claim", claim)
     until_noticed("scheduler", lambda problem: "wait for ever" in problem)
+
+
+def test_windowed_pages_given_back_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler takes a window of 24 tokens in some layers for one of 8."""
+    expected()
+    count = membership._count
+
+    def with_windows(machine: Machine, _: random.Random) -> Machine:
+        return replace(machine, num_blocks=24, num_host_blocks=0, windowed_pages=2, windowed_tokens=24)
+
+    monkeypatch.setattr(run, "with_windows", with_windows)
+    monkeypatch.setattr(membership, "_count", lambda *asked: 8 if asked[1] == "windowed_tokens" else count(*asked))
+    until_noticed("executor", lambda problem: "the window of sequence" in problem)
 
 
 def test_tokens_that_are_followed_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,22 @@ class System:
         """As near to SIGKILL as one process allows: nothing is finished, the lease is left to expire."""
         await vanish(next(actor for actor in self.actors if actor.name == name), self._runs.pop(name))
 
+    async def replace_scheduler(self) -> None:
+        """It is killed, and another takes over once its lease has expired."""
+        await self.kill("scheduler-0")
+        self.actors.remove(self.scheduler)
+        await self.scheduler.bus.close()
+        self.scheduler = SchedulerActor(self.settings, await self._bus(), "scheduler-0")
+        self._run(self.scheduler)
+
+    async def until_tokens(self, count: int) -> None:
+        """Until this many tokens have come out, over all requests."""
+
+        async def are_there() -> bool:
+            return sum(map(len, self.collector.tokens.values())) >= count
+
+        await eventually(are_there)
+
     async def stop(self) -> None:
         for actor in self.actors:
             actor.request_drain()

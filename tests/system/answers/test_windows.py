@@ -6,6 +6,7 @@ some layers have a window, so are the pages of these.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from functools import cache
@@ -79,6 +80,31 @@ async def test_windows_in_some_layers(name: str, way: str, models: Callable[[str
     options = {**WAYS[way], "num_gpu_blocks_override": num_sequences * ALL_BLOCKS + pages * windows}
     system = await run_all(options, way, *models(name))
     assert system.scheduler.core.replicas["executor-0"].windowed_pages == pages
+
+
+async def test_a_takeover_and_a_loss(models: Callable[[str], Any]) -> None:
+    """With windows in some layers: the scheduler is killed in mid-run, then one of two executors."""
+    folder, prompts, expected = models("gemma3")
+    options = {**SMALL, "num_gpu_blocks_override": ALL_BLOCKS + 8, "preemption_mode": "swap", "max_num_seqs": 2}
+    async with running(folder, memory_bus(), executors=2, lease_ttl_s=1.0, **options) as system:
+        checking = asyncio.ensure_future(check(system, prompts, expected))
+        await system.until_tokens(80)
+        assert_in_mid_run(system)
+        before = sum(map(len, system.collector.tokens.values()))
+        await system.replace_scheduler()
+        await system.until_tokens(before + 80)
+        assert_in_mid_run(system)
+        await system.kill("executor-1")
+        await checking
+        await check(system, prompts, expected)
+
+
+def assert_in_mid_run(system: System) -> None:
+    """There is work, and windowed pages have been given back."""
+    core = system.scheduler.core
+    assert core.requests
+    assert all(replica.windowed_pages == 1 for replica in core.replicas.values())
+    assert sum(replica.num_given_back for replica in core.replicas.values()) > 0
 
 
 async def run_all(

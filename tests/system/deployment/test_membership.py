@@ -11,7 +11,6 @@ import pytest
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from pagebus.bus.messages import AbortRequest
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
-from tests.helpers.waiting import eventually
 from tests.system.harness import running
 
 CONFIG = REFERENCE_CONFIGS[0]
@@ -26,22 +25,13 @@ def case(tmp_path_factory):
     return folder, prompts, reference_generate(folder, prompts, NUM_TOKENS)
 
 
-async def until_tokens(system, count: int) -> None:
-    """Until this many tokens have come out, over all requests."""
-
-    async def are_there() -> bool:
-        return sum(map(len, system.collector.tokens.values())) >= count
-
-    await eventually(are_there)
-
-
 async def test_an_executor_that_joins_takes_part(case):
     """A second executor that starts under load computes some of the load."""
     folder, prompts, expected = case
     server = MemoryServer()
     async with running(folder, lambda: MemoryBus(server), max_num_seqs=4) as system:
         running_requests = asyncio.ensure_future(system.generate(prompts, max_tokens=NUM_TOKENS))
-        await until_tokens(system, 20)
+        await system.until_tokens(20)
         await system.add_executor("executor-1")
         assert expected == await running_requests
         again = await system.generate(prompts, max_tokens=NUM_TOKENS)
@@ -57,7 +47,7 @@ async def test_requests_of_an_executor_that_leaves_go_on_elsewhere(case, how):
     server = MemoryServer()
     async with running(folder, lambda: MemoryBus(server), executors=2, lease_ttl_s=1.0) as system:
         running_requests = asyncio.ensure_future(system.generate(prompts, max_tokens=NUM_TOKENS))
-        await until_tokens(system, 100)
+        await system.until_tokens(100)
         await (system.remove_executor("executor-1") if how == "drains" else system.kill("executor-1"))
 
         assert expected == await running_requests

@@ -69,7 +69,8 @@ class Deployment:
             plan_s=profile.scheduler_plan_s,
             lease_ttl_s=settings.lease_ttl_s,
         )
-        self.simulation = Simulation(core_config(settings), self.clients, timing, check=check)
+        config = dataclasses.replace(core_config(settings), window=profile.window)
+        self.simulation = Simulation(config, self.clients, timing, check=check)
         self._num_executors = 0
         self.add(0.0, num_executors)
         known = num_executors + sum(fault.count for fault in faults)
@@ -102,7 +103,7 @@ class Deployment:
 
     def _joined(self) -> ReplicaJoined:
         profile, settings = self.profile, self.settings
-        block_bytes = profile.kv_bytes_per_token * self.block_size
+        block_bytes = profile.kv_bytes_per_token * self.block_size // (1 + profile.windowed_pages)
         num_blocks = settings.num_gpu_blocks_override or profile.num_blocks * profile.block_size // self.block_size
         return ReplicaJoined(
             replica=self._name(self._num_executors),
@@ -116,6 +117,8 @@ class Deployment:
             block_bytes=block_bytes,
             copy_bytes_per_s=profile.copy_bytes_per_s,
             prefill_tokens_per_s=profile.prefill_tokens_per_s,
+            windowed_pages=profile.windowed_pages,
+            windowed_tokens=profile.windowed_tokens,
         )
 
     def run(self) -> None:

@@ -33,6 +33,7 @@ class ModelExecutor:
         self._output_tokens = output_tokens
         self._base_s = profile.base_table_s(max(joined.max_num_batched_tokens, joined.max_num_seqs))
         self._kv_token_s, self._pair_s = profile.kv_token_s, profile.pair_s
+        self._pairs, self._has_windows = profile.pairs, profile.has_windows
         self._graph_tokens, self._eager_floor_s = profile.graph_tokens, profile.eager_floor_ms / 1e3
         block_bytes = profile.kv_bytes_per_token * joined.block_size / (1 + joined.windowed_pages)
         self._block_copy_s = block_bytes / profile.kv_read_bytes_per_s
@@ -63,7 +64,7 @@ class ModelExecutor:
             self._computed[slots] = computed
             if plan.num_decodes == len(slots):
                 sampled, num_tokens = slots, len(slots)
-                seconds = self._base_s[num_tokens] + int(computed.sum()) * self._kv_token_s
+                seconds = self._base_s[num_tokens] + self._read_tokens(computed) * self._kv_token_s
             else:
                 sampled, num_tokens = slots[computed == self._total[slots]], int(counts.sum())
                 seconds = self._mixed_s(plan, computed, num_tokens)
@@ -106,9 +107,13 @@ class ModelExecutor:
         its keys and values are read once, which counts little beside them."""
         decodes = plan.num_decodes
         counts = plan.num_scheduled[decodes:].astype(np.float64)
-        pairs = float((counts * (computed[decodes:] - (counts - 1) / 2)).sum())
-        seconds = self._base_s[num_tokens] + int(computed[:decodes].sum()) * self._kv_token_s + pairs * self._pair_s
+        pairs, read = float(self._pairs(counts, computed[decodes:]).sum()), self._read_tokens(computed[:decodes])
+        seconds = self._base_s[num_tokens] + read * self._kv_token_s + pairs * self._pair_s
         return max(seconds, self._eager_floor_s) if num_tokens > self._graph_tokens else seconds
+
+    def _read_tokens(self, computed: Int32Array) -> float:
+        """Of decodes: how many tokens' keys and values are read, each counted as all layers' share of it."""
+        return float(self._pairs(1, computed).sum()) if self._has_windows else int(computed.sum())
 
     def _copy(self, plan: StepPlan, received_s: float) -> None:
         """Copies between the tiers have a queue of their own, beside the computing: out, then in, one after another."""

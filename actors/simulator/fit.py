@@ -50,8 +50,10 @@ def fit(base: Profile, steps: Sequence[dict[str, Any]]) -> tuple[Profile, Floats
     """The fitted profile, and the relative errors [n] that it leaves.
 
     Raises:
-        ProfileError: there are too few steps.
+        ProfileError: there are too few steps, or the base profile has windows.
     """
+    if base.has_windows:
+        raise ProfileError("a model with windows cannot be fitted: the log of steps does not tell what its layers read")
     if len(steps) < MIN_STEPS:
         raise ProfileError(f"{len(steps)} steps are too few to fit {MIN_STEPS}")
     knots = np.array(base.base_tokens, float)

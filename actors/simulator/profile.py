@@ -20,6 +20,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,9 @@ class Profile:
     ``bus_s``: one way from scheduler to executor, or back. ``request_s``: from the client to the scheduler (HTTP,
     tokenizer), without ``tokenizer_token_s``. ``reply_s``: from the end of a step to the client.
     ``scheduler_input_s``, ``scheduler_plan_s``: what taking in one message and making one plan cost the scheduler.
+    ``window``: tokens on which all layers look back; or, where only some layers have a window, ``windowed_tokens`` on
+    which they do, with ``windowed_pages`` pages of a block (:mod:`pagebus.actors.model.cache_groups`; ``num_blocks``
+    are pages then). 0: none.
     """
 
     description: str = ""
@@ -60,6 +64,9 @@ class Profile:
     reply_s: float = 0.0
     scheduler_input_s: float = 0.0
     scheduler_plan_s: float = 0.0
+    window: int = 0
+    windowed_pages: int = 0
+    windowed_tokens: int = 0
 
     def base_table_s(self, most_tokens: int) -> list[float]:
         """``base`` in seconds for 0 to ``most_tokens`` tokens; beyond the table its last slope goes on."""
@@ -83,9 +90,30 @@ class Profile:
         return self.attention_flops_per_pair / self.attention_flops_per_s
 
     @property
+    def has_windows(self) -> bool:
+        """Whether some layer does not read everything."""
+        return bool(self.window or self.windowed_pages)
+
+    def pairs(self, counts: NDArray[np.float64] | int, ends: NDArray[Any]) -> NDArray[np.float64]:
+        """Tokens that the queries of rows see [n], as a mean over all layers: of ``counts`` tokens each, the last of
+        which is the ``ends``-th of its sequence."""
+        every = np.asarray(counts * (ends - (counts - 1) / 2), np.float64)
+        if not self.has_windows:
+            return every
+        window, pages = self.window or self.windowed_tokens, self.windowed_pages
+        seen = _seen(ends, window) - _seen(ends - counts, window)
+        return (every + pages * seen) / (1 + pages) if pages else seen
+
+    @property
     def prefill_tokens_per_s(self) -> float:
         """How fast a long step computes prompt tokens, without attention to others."""
         return self.base_tokens[-1] / self.base_ms[-1] * 1e3
+
+
+def _seen(num_tokens: NDArray[Any], window: int) -> NDArray[np.float64]:
+    """Tokens that the first ``num_tokens`` queries of sequences [n] see through a window."""
+    inside = np.minimum(num_tokens, window)
+    return np.asarray(inside * (inside + 1) / 2 + window * (num_tokens - inside), np.float64)
 
 
 def names() -> list[str]:
@@ -128,6 +156,11 @@ def from_json(text: str) -> Profile:
     rates = (profile.kv_read_bytes_per_s, profile.attention_flops_per_s, profile.copy_bytes_per_s)
     if min(*rates, *profile.base_ms, profile.num_blocks, profile.block_size, profile.max_model_len) <= 0:
         raise ValueError("rates, times and sizes must be above 0")
+    windows: tuple[Any, ...] = profile.window, profile.windowed_pages, profile.windowed_tokens
+    if not all(isinstance(each, int) and each >= 0 for each in windows):
+        raise ValueError("window, windowed_pages and windowed_tokens must be whole numbers from 0 on")
+    if bool(profile.windowed_pages) != bool(profile.windowed_tokens) or (profile.window and profile.windowed_pages):
+        raise ValueError("there is either a window, or both windowed_pages and windowed_tokens")
     return profile
 
 

@@ -55,6 +55,22 @@ def test_one_request_takes_what_the_profile_says() -> None:
     assert clients.e2e.mean == pytest.approx(0.0051 + prefill_s + sum(decodes_s), rel=1e-9)
 
 
+WINDOWS = [({"window": 30}, 0, 1), ({"windowed_pages": 3, "windowed_tokens": 30}, 0.25, 4)]
+
+
+@pytest.mark.parametrize(("windows", "everything", "pages"), WINDOWS)
+def test_layers_with_windows_read_less(windows: dict[str, int], everything: float, pages: int) -> None:
+    """All layers, or three quarters of them; what lies behind the window is given back."""
+    deployment = run(make_trace(100, 4), dataclasses.replace(PROFILE, **windows))
+    full_pairs, seen = 100 * 101 / 2, 30 * 31 / 2 + 70 * 30
+    prefill_s = 0.004 + (everything * full_pairs + (1 - everything) * seen) * 1e-10
+    decodes_s = [0.002 + (everything * context + (1 - everything) * 30) * 1e-6 for context in (101, 102, 103)]
+    assert deployment.clients.ttft.mean == pytest.approx(0.0051 + prefill_s, rel=1e-9)
+    assert deployment.clients.itl.mean == pytest.approx(sum(decodes_s) / 3, rel=1e-9)
+    (replica,) = deployment.simulation.core.replicas.values()
+    assert (replica.num_pages, replica.num_given_back) == (pages, 4 * max(1, pages - 1))
+
+
 def test_without_pipelining_every_step_waits_for_the_bus() -> None:
     """One plan in flight: result and next plan lie between two steps."""
     lone = run(make_trace(100, 4), pipeline_depth=1).clients

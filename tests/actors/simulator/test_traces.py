@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -96,7 +97,16 @@ def test_profiles_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(to_json(load_profile("h200-llama8b")))
     assert load_profile(str(path)) == load_profile("h200-llama8b")
-    for wrong in ("[]", "{}", path.read_text().replace('"kv_read_bytes_per_s": ', '"kv_read_bytes_per_s": -')):
+    text = path.read_text()
+    for wrong in (
+        "[]",
+        "{}",
+        text.replace('"kv_read_bytes_per_s": ', '"kv_read_bytes_per_s": -'),
+        text.replace('"window": 0', '"window": -1'),
+        text.replace('"windowed_pages": 0', '"windowed_pages": 2'),
+        text.replace('"windowed_pages": 0', '"windowed_pages": 0.5'),
+    ):
+        assert wrong != text
         path.write_text(wrong)
         with pytest.raises(ProfileError):
             load_profile(str(path))
@@ -148,3 +158,9 @@ def test_fit_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     recording.write_text(lines[0])
     assert main([str(recording), "--base", "h200-llama8b"]) == 2
     assert "too few" in capsys.readouterr().err
+
+
+def test_a_profile_with_windows_is_not_fitted() -> None:
+    """A log of steps does not tell what layers with windows read."""
+    with pytest.raises(ProfileError, match="cannot be fitted"):
+        fit(dataclasses.replace(load_profile("h200-llama8b"), window=100), [])

@@ -85,7 +85,7 @@ def _words_code(first: str, add: str) -> str:
 _WORDS_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
 _WORDS_FLOAT16 = tl.constexpr(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
 
-_EIGHT = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
+_EIGHT_WITH_OFFSET = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
 
 
 @triton.jit
@@ -150,14 +150,14 @@ def widen_words(words, offset, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     both = tl.broadcast_to(offset, words.shape)
     if NATIVE and tl.bfloat16 == TYPE:
         found = tl.inline_asm_elementwise(
-            _WORDS_BFLOAT16, _EIGHT, [words, both], is_pure=True, pack=2,
+            _WORDS_BFLOAT16, _EIGHT_WITH_OFFSET, [words, both], is_pure=True, pack=2,
             dtype=(
                 tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
             ),
         )  # fmt: skip
     elif NATIVE:
         found = tl.inline_asm_elementwise(
-            _WORDS_FLOAT16, _EIGHT, [words, both], is_pure=True, pack=2,
+            _WORDS_FLOAT16, _EIGHT_WITH_OFFSET, [words, both], is_pure=True, pack=2,
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
         )  # fmt: skip
     else:

@@ -128,9 +128,11 @@ def num_pages(folder: Path) -> int:
 
 
 def load_reference(folder: Path) -> Any:
-    """The folder's model in transformers, float32, ready for inference."""
+    """The folder's model in transformers, float32, ready for inference. Experts run one by one: a grouped product may
+    want sizes that odd models lack."""
     folder = folder / "reference" if (folder / "reference").is_dir() else folder
-    return _auto_class().from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    ways = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return _auto_class().from_pretrained(str(folder), dtype=torch.float32, **ways).eval()
 
 
 def _auto_class() -> Any:

@@ -7,13 +7,19 @@ from typing import Any
 import pytest
 
 from pagebus.actors.model.block_hash import hash_blocks
-from pagebus.actors.scheduler.replica.preemption import preempt
-from pagebus.actors.scheduler.replica.replica import Replica
-from pagebus.bus.messages import NewSequence, TokenizedRequest
 from tests.actors.scheduler.fake_executor import FakeExecutor
+from tests.actors.scheduler.replica.windows import (
+    BUDGET,
+    SIZE,
+    WINDOW,
+    entered,
+    held,
+    preempt_at,
+    replica,
+    resume,
+    run_alone,
+)
 from tests.actors.scheduler.world import World, prompt, request
-
-WINDOW, SIZE, BUDGET = 10, 4, 8
 
 
 def windowed(
@@ -22,28 +28,6 @@ def windowed(
     """A world whose model looks back on ten tokens, in blocks of four; a step has eight."""
     world = World(window=window, **(config or {}))
     return world, world.join(**{"budget": BUDGET, "window": window, "max_model_len": 512, **options})
-
-
-def replica(world: World) -> Replica:
-    return world.core.replicas["gpu-0"]
-
-
-def held(world: World) -> int:
-    pool = replica(world).pool
-    return pool.num_blocks - pool.num_free
-
-
-def entered(world: World, name: str) -> list[NewSequence]:
-    """What plans said of a request's sequences as they entered."""
-    ids = {heard.started.sequence_id for heard in world.heard.values() if heard.started.request_id == name}
-    return [new for _, plan in world.plans for new in plan.new_sequences if new.sequence_id in ids]
-
-
-def run_alone(world: World, *sent: TokenizedRequest) -> None:
-    """One after the other."""
-    for each in sent:
-        world.send(each)
-        world.run()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -167,24 +151,15 @@ def test_preempted_sequences_come_back(mode: str, caching: bool) -> None:
     """A swap copies what is held, and nothing behind the window; recomputing begins anew."""
     config = {"preemption_mode": mode, "enable_prefix_caching": caching}
     world, executor = windowed(config=config, num_host_blocks=40)
-    world.send(request("a", prompt(60), max_tokens=30))
-    for _ in range(14):
-        world.step()
-    (sequence,) = replica(world).slots.occupied()
-    computed, count = int(replica(world).slots.computed[sequence.slot]), len(sequence.blocks)
-    assert sequence.first_block == (computed - WINDOW + 1) // SIZE
-    preempt(replica(world), sequence)
-    world.core.planner.requeue(replica(world))
+    sequence, before = preempt_at(world, 14)
+    assert before.first_block == before.first_seen
     assert (sequence.blocks, sequence.first_block) == ([], 0)
-    world.core.planner.touch_all()
-    world.run()
-
-    world.check_end()
+    resume(world)
     if mode == "swap":
-        assert executor.num_copied[0] == count
-        assert caching or executor.num_copied[1] == count
+        assert executor.num_copied[0] == before.num_pages
+        assert caching or executor.num_copied[1] == before.num_pages
         assert executor.num_computed == 60 + 29
-        assert entered(world, "a")[1].first_block == (computed - WINDOW + 1) // SIZE
+        assert entered(world, "a")[1].first_block == before.first_seen
 
 
 def test_choices_share_the_end_of_the_prompt() -> None:

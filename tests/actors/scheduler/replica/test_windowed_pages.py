@@ -9,9 +9,18 @@ import pytest
 
 from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
-from pagebus.actors.scheduler.replica.preemption import preempt
 from tests.actors.scheduler.fake_executor import FakeExecutor
-from tests.actors.scheduler.replica.test_window_blocks import BUDGET, SIZE, WINDOW, entered, held, replica, run_alone
+from tests.actors.scheduler.replica.windows import (
+    BUDGET,
+    SIZE,
+    WINDOW,
+    entered,
+    held,
+    preempt_at,
+    replica,
+    resume,
+    run_alone,
+)
 from tests.actors.scheduler.world import World, prompt, request
 
 PAGES = 2
@@ -134,44 +143,26 @@ def test_preempted_sequences_come_back(mode: str, caching: bool) -> None:
     """A swap copies the pages that are held; recomputing begins anew."""
     config = {"preemption_mode": mode, "enable_prefix_caching": caching}
     world, executor = grouped(config=config, num_host_blocks=100)
-    world.send(request("a", prompt(60), max_tokens=30))
-    for _ in range(14):
-        world.step()
-    (sequence,) = replica(world).slots.occupied()
-    computed, count = int(replica(world).slots.computed[sequence.slot]), len(sequence.pages)
-    first = (computed - WINDOW + 1) // SIZE
-    assert (sequence.first_block, sequence.first_windowed) == (0, first)
-    preempt(replica(world), sequence)
-    world.core.planner.requeue(replica(world))
+    sequence, before = preempt_at(world, 14)
+    assert (before.first_block, before.first_windowed) == (0, before.first_seen)
     assert (sequence.pages, sequence.first_windowed) == ([], 0)
-    world.core.planner.touch_all()
-    world.run()
-
-    world.check_end()
+    resume(world)
     if mode == "swap":
-        assert executor.num_copied[0] == count
-        assert caching or executor.num_copied[1] == count
+        assert executor.num_copied[0] == before.num_pages
+        assert caching or executor.num_copied[1] == before.num_pages
         assert executor.num_computed == 60 + 29
-        assert entered(world, "a")[1].first_windowed == first
+        assert entered(world, "a")[1].first_windowed == before.first_seen
 
 
 def test_what_a_swap_copied_can_be_found() -> None:
     """Each page on the host under its own key, whatever the device forgets."""
     world, executor = grouped(config={"preemption_mode": "swap"}, num_host_blocks=100)
-    head = prompt(60)
-    world.send(request("a", head, max_tokens=30))
-    for _ in range(10):
-        world.step()
-    (sequence,) = replica(world).slots.occupied()
-    preempt(replica(world), sequence)
-    world.core.planner.requeue(replica(world))
+    _, before = preempt_at(world, 10)
     replica(world).index.clear()
-    index, first = replica(world).host_tier.pool.index, sequence.swapped.first_windowed  # type: ignore[union-attr]
-    kept = hash_blocks(head, SIZE)[first:]
+    index = replica(world).host_tier.pool.index
+    kept = hash_blocks(prompt(60), SIZE)[before.first_windowed :]
     assert all(index.find(key) is not None for each in kept for key in page_keys(each, PAGES))
-    world.core.planner.touch_all()
-    world.run()
-    world.check_end()
+    resume(world)
     assert executor.num_computed == 60 + 29
 
 

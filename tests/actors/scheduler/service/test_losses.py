@@ -45,7 +45,7 @@ def test_a_poisonous_request_is_given_up_alone(depth: int, place: int) -> None:
 def test_who_makes_progress_is_no_suspect() -> None:
     """However often executors are lost under it."""
     world = World()
-    world.send(request("a", [1, 2, 3], max_tokens=40))
+    world.send(request("a", [1, 2, 3], max_tokens=10 * MOST_LOSSES))
     for _ in range(3 * MOST_LOSSES):
         world.join(name="executor-0")
         for _ in range(3):

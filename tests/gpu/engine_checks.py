@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
 from pagebus.bus.messages import StepResult
@@ -49,12 +51,11 @@ def scored(driver: Driver, prompts: list[list[int]]) -> list[list[float]]:
         found(result.float().cpu())
         return result
 
-    model.logits = logits  # type: ignore[method-assign]
     scheduler = driver.scheduler(2048)
     for prompt in prompts:
         scheduler.add(prompt, 1)
-    driver.drive(scheduler, depth=1)
-    model.logits = original  # type: ignore[method-assign]
+    with patch.object(model, "logits", logits):
+        driver.drive(scheduler, depth=1)
     return torch.cat(rows).tolist()
 
 

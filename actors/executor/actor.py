@@ -194,10 +194,6 @@ class ExecutorActor(Actor):
         config = with_quantization(self.settings, ModelConfig.load(path, self.settings.classifier_from_token))
         config = with_groups(self.settings, config)
         check_gpu(self.settings, config, target)
-        if target is not None and config.quantization is not None:
-            self.log.warning(
-                "no GPU has run the kernels of quantized weights yet: compare answers before you rely on them"
-            )
         return path, config, target
 
     def _ready_triton(self, target: Target) -> None:

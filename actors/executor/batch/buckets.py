@@ -147,7 +147,9 @@ class Buckets:
             return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
         is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
         if work.num_tokens <= self._tokens[-1] and not is_long:
-            bucket = self._mixed(num_rows, work.num_tokens)
+            if len(work.positions) > self._rows[-1]:  # rows with drafts sample several tokens
+                return None
+            bucket = self._mixed(max(num_rows, len(work.positions)), work.num_tokens)
             queries = np.diff(work.query_start[work.num_decodes :])
             if int((-(-queries // self._block_queries)).sum()) <= bucket.spans:
                 return bucket

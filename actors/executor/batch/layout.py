@@ -66,11 +66,18 @@ class BatchLimits:
     """Pages of a block for layers with windows, beside the one of layers without."""
     windowed_tokens: int = 0
     """How many tokens, the newest included, a layer of these pages may still read."""
+    num_drafts: int = 0
+    """The most drafts of a row; 0: nothing is speculated."""
 
     @property
     def dummy_slot(self) -> int:
         """The slot that padding rows of a CUDA graph name; no plan may."""
         return self.max_num_seqs
+
+    @property
+    def most_samples(self) -> int:
+        """The most tokens that a step can sample."""
+        return max(self.max_num_seqs, min((1 + self.num_drafts) * self.max_num_seqs, self.max_num_batched_tokens))
 
     @property
     def table_width(self) -> int:

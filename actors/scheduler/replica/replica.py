@@ -118,9 +118,7 @@ class Replica(ReplicaBase):
             self.drop_source(sequence)
         return entering
 
-    def _send_off(
-        self, slots: Slots, counts: Int32Array, num_decodes: int, drafts: Int32Array | None = None
-    ) -> None:
+    def _send_off(self, slots: Slots, counts: Int32Array, num_decodes: int, drafts: Int32Array | None = None) -> None:
         """Count the rows as computed and keep them until their result arrives. The decodes have ``drafts`` [decodes],
         which are counted already."""
         self.step += 1

@@ -19,6 +19,7 @@ from pagebus.actors.settings import Settings
 from tests.chaos.load import Job
 from tests.dst.checker import until_clean
 from tests.dst.clients import Clients, simple_jobs
+from tests.dst.drafts import with_drafts
 from tests.dst.engine import Machine, with_windows
 from tests.dst.loop import START_S, SimulatedLoop, Stuck
 from tests.dst.nemesis import Nemesis
@@ -50,6 +51,7 @@ class Outcome:
     jobs: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     windowed_pages: int = 0
+    num_drafts: int = 0
 
 
 @cache
@@ -98,7 +100,8 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
     loop = SimulatedLoop(rng)
     machine = Machine(rng, num_blocks=rng.choice((16, 24, 64)), num_host_blocks=rng.choice((0, 0, 16)))
     machine = with_windows(machine, random.Random(f"windows of {seed}"))
-    outcome.windowed_pages = machine.windowed_pages
+    machine = with_drafts(machine, random.Random(f"drafts of {seed}"))
+    outcome.windowed_pages, outcome.num_drafts = machine.windowed_pages, machine.num_drafts
 
     def tell(text: str) -> None:
         outcome.log.append(f"{loop.now_s - START_S:10.5f} {text}")

@@ -56,7 +56,7 @@ class EngineSettings:
         "ngram looks for the sequence's last tokens in what is before them",
         choices=("none", "ngram"),
     )
-    spec_tokens: int | None = setting(None, help="most tokens guessed for a sequence and step", low=1, high=7)
+    spec_tokens: int | None = setting(None, help="most tokens guessed for a sequence and step", low=1, high=16)
     prompt_lookup_max: int | None = setting(
         None, help="most last tokens that ngram looks for (default: --prompt-lookup-min, or 5)", low=1, high=64
     )

@@ -59,5 +59,7 @@ class ToldRuns:
 
     def surplus(self, ends: Int32Array) -> BoolArray:
         """Samples that are no part of the output: rejected ones, and those behind the first end [N] of their run."""
-        ended = np.cumsum((ends != 0) & ~self.rejected) - ((ends != 0) & ~self.rejected)
-        return self.rejected | (ended > ended[self.begins])
+        ended = (ends != 0) & ~self.rejected
+        before = np.cumsum(ended) - ended
+        surplus: BoolArray = self.rejected | (before > before[self.begins])
+        return surplus

@@ -52,7 +52,9 @@ def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decod
     decodes, drafts, latest = decodes[order], drafts[order], latest[order]
     earliest = table.computed[decodes]
     table.plan_drafts(decodes, drafts)
-    return Drafted(np.concatenate((decodes, slots[num_decodes:])), drafts, earliest, latest)
+    reordered = slots.copy()
+    reordered[:num_decodes] = decodes
+    return Drafted(reordered, drafts, earliest, latest)
 
 
 def _take_blocks(replica: ReplicaBase, slots: Slots, latest: Int32Array, drafts: Int32Array) -> None:

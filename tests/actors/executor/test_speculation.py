@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.actors.executor.drafters import ADVERSARIES, Guess, drafter, oracle
+from tests.actors.executor.drafters import Guess, drafter, oracle
 from tests.actors.executor.small_engine import SETTINGS, make_prompts
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver

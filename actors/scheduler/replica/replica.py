@@ -152,7 +152,10 @@ class Replica(ReplicaBase):
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
         self.step_results.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
-        return self.step_results.apply(matched, result) + self._advance_beams(found)
+        ended = self.step_results.apply(matched, result)
+        if matched.runs is not None and self.caching:
+            self.list_blocks(matched.runs.slots)  # one that ends here has no later result
+        return ended + self._advance_beams(found)
 
     def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
         """Choose for searches whose candidates are complete. Returns the leaders of searches that are over."""

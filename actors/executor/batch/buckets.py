@@ -78,7 +78,8 @@ class Buckets:
     """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` queries form one block.
 
     Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
-    steps of up to ``largest_pieces`` tokens use piecewise buckets.
+    steps of up to ``largest_pieces`` tokens use piecewise buckets. Steps that sample more tokens than they have rows
+    are padded to as many rows as tokens that they sample, up to ``max_samples``.
     """
 
     def __init__(
@@ -89,11 +90,13 @@ class Buckets:
         *,
         decodes_apart: bool = True,
         largest_pieces: int = 0,
+        max_samples: int = 0,
     ) -> None:
         self._block_queries = block_queries
         self._decodes_apart = decodes_apart
         most_rows = min(max_num_seqs, largest)
         self._decodes = decode_sizes(most_rows)
+        most_rows = max(most_rows, min(max_samples, largest))
         self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}

@@ -128,7 +128,7 @@ class Uploader:
             buffer.copied.synchronize()
         rows = buffer.array[: self._row_ints].reshape(NUM_ROWS, self._width)
         _pack_rows(rows, work)
-        if bucket is not None and bucket.rows > len(work.positions):
+        if bucket is not None and bucket.rows > min(len(work.slots), len(work.positions)):
             _pad_rows(rows, work, bucket.rows, self._dummy_slot)
         num_spans = bucket.spans if bucket is not None else 0 if cut is None else len(cut.spans)
         header_ints = self._pack_spans(buffer.array, cut, num_spans) if num_spans else self._row_ints

@@ -99,7 +99,7 @@ class Runner:
         block_queries = self._config.block_queries
         self.buckets = Buckets(
             limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
-            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens),
+            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens), max_samples=limits.padded_samples,
         )  # fmt: skip
         programs = self._shape.programs_per_query
         shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
@@ -113,7 +113,7 @@ class Runner:
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         shape = 1 + limits.windowed_pages, aligned(most_tokens)
         self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._context_lens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
+        self._context_lens = torch.zeros(limits.padded_samples, dtype=torch.int32, device=device)
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:

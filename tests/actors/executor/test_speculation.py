@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.scheduler.request import SEQUENCE_IDS
 from pagebus.bus.messages import StepResult
 from tests.actors.executor.drafters import ADVERSARIES, Guess, drafter, oracle
+from tests.actors.executor.eager_graphs import use_eager_graphs
 from tests.actors.executor.small_engine import SETTINGS, make_prompts
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
@@ -193,3 +195,17 @@ def test_several_choices_and_beams_beside(llama: tuple[Driver, Driver]) -> None:
         core.run()
     assert tokens_of(cores[1]) == tokens_of(cores[0])
     assert cores[1].answers["beams"].beams == cores[0].answers["beams"].beams != []
+
+
+@pytest.mark.parametrize("sampling", [SEEDED, SAMPLINGS["penalties"]], ids=["seeded", "penalties"])
+def test_padded_steps(llama: tuple[Driver, Driver], sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with drafts are rows of prompts in the graphs there are: nothing is captured for them."""
+    plain, drafting = llama
+    expected = asked(plain, **sampling)
+    guess_by(drafting, oracle(texts_of(expected), 0.25))
+    graphs = use_eager_graphs(drafting, monkeypatch, Buckets(6, 64, 4, max_samples=30))
+    found = asked(drafting, **sampling)
+    assert tokens_of(found) == tokens_of(expected)
+    drafted = [plan for plan in found.plans if (plan.num_scheduled > 1).any() and not plan.new_sequences]
+    assert drafted
+    assert any(bucket.spans and bucket.rows > 6 for bucket in graphs.replayed)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,13 +16,17 @@ from tests.dst.engine import Machine, Oracle, Row, chain
 
 def with_drafts(machine: Machine, rng: random.Random) -> Machine:
     """The machine, in a third of the cases with executors that speculate."""
-    return (
-        machine if rng.random() < 2 / 3 else replace(machine, num_drafts=rng.choice((1, 3, 6)), oracle=DraftingOracle)
-    )
+    if rng.random() < 2 / 3:
+        return machine
+    return replace(machine, num_drafts=rng.choice((1, 3, 6)), oracle=partial(DraftingOracle, machine.accepted))
 
 
 class DraftingOracle(Oracle):
-    """What rejected drafts have written stays in the cache."""
+    """What rejected drafts have written stays in the cache. How many of each run are right is noted in ``accepted``."""
+
+    def __init__(self, accepted: list[int], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._accepted = accepted
 
     def run(self, plan: StepPlan, work: StepWork) -> np.ndarray:
         """What the device tells of a step: tokens, and by run how many count, the first's index, and drafts."""
@@ -56,6 +62,7 @@ class DraftingOracle(Oracle):
             count += 1
             if count > len(drafts) or drafts[count - 1] != sampled[count - 1]:
                 break
+        self._accepted.append(count - 1)
         row.drafts = self._draft(row) if allowed is None else []
         return count, index, len(row.drafts)
 

@@ -51,8 +51,10 @@ class Machine:
     windowed_pages: int = 0
     windowed_tokens: int = 0
     num_drafts: int = 0
-    oracle: type[Oracle] | None = None
+    oracle: Callable[..., Oracle] | None = None
     """What computes, if not an :class:`Oracle`."""
+    accepted: list[int] = field(default_factory=list)
+    """Drafts that were right, by row that verified some."""
 
 
 def chain(prefix: int, token: int) -> int:

@@ -52,6 +52,7 @@ class Outcome:
     faults: dict[str, int] = field(default_factory=dict)
     windowed_pages: int = 0
     num_drafts: int = 0
+    num_accepted: int = 0
 
 
 @cache
@@ -132,7 +133,7 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
             gc.enable()
     outcome.problems = [*clients.problems, *world.problems]
     outcome.digest, outcome.turns, outcome.virtual_s = loop.digest, loop.turns, loop.now_s - START_S
-    outcome.answers = clients.answers
+    outcome.answers, outcome.num_accepted = clients.answers, sum(machine.accepted)
     return outcome
 
 

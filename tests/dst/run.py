@@ -19,10 +19,10 @@ from pagebus.actors.settings import Settings
 from tests.chaos.load import Job
 from tests.dst.checker import until_clean
 from tests.dst.clients import Clients, simple_jobs
-from tests.dst.drafts import with_drafts
 from tests.dst.engine import Machine, with_windows
 from tests.dst.loop import START_S, SimulatedLoop, Stuck
 from tests.dst.nemesis import Nemesis
+from tests.dst.oracles.drafts import with_drafts
 from tests.dst.queued import Queued
 from tests.dst.seams import WallClock, sealed
 from tests.dst.world import World

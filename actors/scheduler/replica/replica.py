@@ -20,7 +20,7 @@ from pagebus.actors.scheduler.replica.beam_group import (
     record,
     take_slots,
 )
-from pagebus.actors.scheduler.replica.drafting import add_drafts
+from pagebus.actors.scheduler.replica.drafts.drafting import add_drafts
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
 from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.events import ProtocolError
-from pagebus.actors.scheduler.replica.acceptance import Acceptance
+from pagebus.actors.scheduler.replica.drafts.acceptance import Acceptance
+from pagebus.actors.scheduler.replica.drafts.runs import Runs, turns
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
-from pagebus.actors.scheduler.replica.runs import Runs, turns
 from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State

@@ -12,9 +12,9 @@ import pytest
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.scheduler.request import SEQUENCE_IDS
 from pagebus.bus.messages import StepResult
-from tests.actors.executor.drafters import ADVERSARIES, Guess, drafter, oracle
 from tests.actors.executor.eager_graphs import use_eager_graphs
 from tests.actors.executor.small_engine import SETTINGS, make_prompts
+from tests.actors.executor.speculation.drafters import ADVERSARIES, Guess, drafter, oracle
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference

@@ -203,7 +203,8 @@ class Engine:
         self._loaded.runner.fill_masks = self._grammars.masks
         if device.type == "cuda":
             stream = torch.cuda.current_stream()
-            self._pool = ReadbackPool(settings.max_num_seqs, self._loaded.runner.uploader.num_buffers, stream)
+            most = self._loaded.runner.most_results
+            self._pool = ReadbackPool(most, self._loaded.runner.uploader.num_buffers, stream)
             self._loaded.runner.uploader.trust_limit()
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
@@ -293,7 +294,7 @@ class Engine:
         self._copy(queued)
         self._drift.begin(queued.plan.step, work)
         sampled = self._run(work)
-        tokens = sampled.numpy()[: len(work.positions)] if sampled is not None else np.empty(0, np.int32)
+        tokens = sampled.numpy()[: work.num_results] if sampled is not None else np.empty(0, np.int32)
         self._drift.end(tokens)
         give_scores(self._loaded.runner.scores, work)
         if self._experts is not None:
@@ -315,7 +316,7 @@ class Engine:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
         readback.begin()
         sampled = self._run(work)
-        readback.fetch(sampled, len(work.positions), self._loaded.runner.scores)
+        readback.fetch(sampled, work.num_results, self._loaded.runner.scores)
         if self._experts is not None:
             self._experts.fetch()
         if len(work.constrained):

@@ -48,6 +48,8 @@ class ReplicaJoined:
     """Where only some layers have a window: pages of these layers for each block, beside the one of the others."""
     windowed_tokens: int = 0
     """And their window: how many tokens, the newest included, one of them may still read."""
+    num_drafts: int = 0
+    """The most drafts that a row may have; 0: it does not speculate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,19 @@ class EngineSettings:
     pipeline_depth: int = setting(
         4, help="most step plans in flight per executor; more than two only while steps are short", low=1, high=8
     )
+    spec_method: str = setting(
+        "none",
+        help="how the next tokens of a sequence are guessed, to be verified several in a step (docs/speculation.md): "
+        "ngram looks for the sequence's last tokens in what is before them",
+        choices=("none", "ngram"),
+    )
+    spec_tokens: int | None = setting(None, help="most tokens guessed for a sequence and step", low=1, high=16)
+    prompt_lookup_max: int | None = setting(
+        None, help="most last tokens that ngram looks for (default: --prompt-lookup-min, or 5)", low=1, high=64
+    )
+    prompt_lookup_min: int | None = setting(
+        None, help="fewest last tokens that ngram looks for (default: --prompt-lookup-max, or 5)", low=1, high=64
+    )
     step_timeout_s: float = setting(
         300.0,
         help="seconds without a finished step after which an executor with steps to compute counts as hung and ends",

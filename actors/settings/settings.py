@@ -13,6 +13,7 @@ from pagebus.actors.settings.memory import MemorySettings
 from pagebus.actors.settings.model import ModelSettings
 from pagebus.actors.settings.processes import ProcessSettings
 from pagebus.actors.settings.service import ServiceSettings
+from pagebus.actors.settings.speculation import check_speculation
 
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GROUPS: dict[str, type] = {
@@ -46,6 +47,9 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
             raise SettingsError("--uds: one ingress can listen on a socket, --ingresses has to be 1")
         if self.rank >= self.tensor_parallel_size:
             raise SettingsError(f"--rank {self.rank}: --tensor-parallel-size is {self.tensor_parallel_size}")
+        check_speculation(self)
+        if self.spec_method != "none" and self.tensor_parallel_size > 1:
+            raise SettingsError("--spec-method: not with --tensor-parallel-size yet")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

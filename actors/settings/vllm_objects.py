@@ -33,6 +33,12 @@ def _eager(value: Any) -> bool:
     return _lower(value) in ("none", "0")
 
 
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingsError(f"{json.dumps(value)} is no whole number")
+    return value
+
+
 _POOLING = Part("pooling_type", _lower)
 _GRAPHS = Part("enforce_eager", _eager)
 _OFF = Part(taken=("false",))
@@ -84,7 +90,12 @@ OBJECTS: Mapping[str, Mapping[str, Part]] = {
     "--kv-transfer-config": {},
     "--kv-events-config": {},
     "--ec-transfer-config": {},
-    "--speculative-config": {},
+    "--speculative-config": {
+        "method": Part("spec_method", _lower),
+        "num_speculative_tokens": Part("spec_tokens", _whole),
+        "prompt_lookup_max": Part("prompt_lookup_max", _whole),
+        "prompt_lookup_min": Part("prompt_lookup_min", _whole),
+    },
     "--eplb-config": {},
     "--quantization-config": {},
     "--watchdog-config": {},
@@ -127,7 +138,14 @@ def settings_in(flag: str, text: str, otherwise: str) -> dict[str, Any]:
     for name, value in given.items():
         part = parts.get(name.replace("-", "_"))
         if part is not None and part.setting:
-            told[part.setting] = part.value(value)
+            told[part.setting] = _converted(part, f"{flag}: {name}", value)
         elif part is None or not part.takes(value):
             raise SettingsError(f"{flag}: {name}: {otherwise}")
     return told
+
+
+def _converted(part: Part, place: str, value: Any) -> Any:
+    try:
+        return part.value(value)
+    except SettingsError as error:
+        raise SettingsError(f"{place}: {error}") from error

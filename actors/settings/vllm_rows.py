@@ -38,6 +38,7 @@ ALIASES = {
     "--renderer-num-workers": "tokenizers",
     "--shutdown-timeout": "drain_timeout_s",
     "--device-memory-utilization": "gpu_memory_utilization",
+    "--num-speculative-tokens": "spec_tokens",
 }
 """vLLM's names of settings that have another name here."""
 SHARDS = "a model has to fit one GPU (tensor parallelism on CPUs only, no pipeline or expert parallelism)"
@@ -48,7 +49,7 @@ GRAPHS = "see --enforce-eager, --max-cudagraph-capture-size and `pagebus compile
 PROXY = "put a proxy in front"
 NO_MEDIA = "models here read text only"
 MACHINES = "start `pagebus actor KIND --bus redis://...` on each machine"
-SPECULATION = "speculative decoding is not supported"
+SPECULATION = "drafts come from lookup only: method ngram, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min"
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"
 NO_GROUPS = "ranks exchange tensors over gloo, executors exchange none"
@@ -150,9 +151,8 @@ REFUSED = (
     Flag("--lora-target-modules --default-mm-loras --max-lora-cls-labels", ADAPTERS),
     Flag("--fully-sharded-loras --enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
     Flag("--enable-mixed-moe-lora-format --enable-moe-shared-loras", ADAPTERS, switch=True),
-    Flag("--speculative-config -sc --speculative-model --num-speculative-tokens", SPECULATION),
-    Flag("--spec-method --spec-model --spec-tokens", SPECULATION),
-    Flag("--per-request-spec-decode-metrics", SPECULATION, switch=True),
+    Flag("--speculative-config -sc --speculative-model --spec-model", SPECULATION),
+    Flag("--per-request-spec-decode-metrics", "vllm:spec_decode_* at /metrics are by executor", switch=True),
     Flag("--rope-scaling --rope-theta --hf-overrides --hf-config-path", CONFIG),
     Flag("--model-class-overrides", "models are told by `architectures` in their config.json"),
     Flag("--override-generation-config", "change generation_config.json in a copy of the model's folder"),

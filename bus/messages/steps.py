@@ -69,6 +69,12 @@ class StepPlan(Record, frozen=True, kw_only=True):
     number w for each block, one after another: of each new sequence, those from its ``first_windowed`` on; and w for
     each of ``appended_slots``. Copies name pages of both kinds.
 
+    Where sequences speculate (docs/speculation.md), rows with drafts follow the first ``num_decodes``: the slot's last
+    token and drafts behind it, which the device has. It samples behind each of them, as far as they are what it samples
+    itself. Such sequences have lengths that nobody but the device knows before their results come.
+    ``earliest_starts`` and ``latest_starts`` [d], of all decodes and rows with drafts, say between which positions a
+    row's first token is. They are empty in plans for executors that do not speculate.
+
     A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
     epoch, from 1, and equals the index of the entry's explicit stream id.
 
@@ -100,6 +106,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     chosen_tokens: Int32Array = NO_INTS
     new_windowed: Int32Array = NO_INTS
     appended_windowed: Int32Array = NO_INTS
+    earliest_starts: Int32Array = NO_INTS
+    latest_starts: Int32Array = NO_INTS
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
@@ -109,6 +117,7 @@ grammar has become too costly to follow, and the token is no part of the output.
 
 class StepResult(Record, frozen=True, kw_only=True):
     """The tokens one step sampled. Arrays share the length [n]; a sequence that ended in an earlier step has no row.
+    Where drafts were accepted, a sequence has several rows one behind the other, none behind its end.
 
     ``token_indexes`` is the output index of the token in its sequence (0 for the first generated one).
     ``scheduler_epoch`` and ``step`` name the plan this answers. ``copied_step``: all copies between the tiers of plans
@@ -158,6 +167,8 @@ class StepResult(Record, frozen=True, kw_only=True):
     pooled_starts: Int32Array = NO_INTS
     pooled_lengths: Int32Array = NO_INTS
     pooled_bits: Int32Array = NO_INTS
+    num_drafts: Int32Array = NO_INTS
+    """Of executors that speculate [n]: how many drafts stand ready behind the sequence's newest token."""
 
 
 class ReplicaFenced(Record, frozen=True, kw_only=True):

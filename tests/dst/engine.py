@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class Machine:
     most_copy_lag: int = 2
     windowed_pages: int = 0
     windowed_tokens: int = 0
+    num_drafts: int = 0
+    oracle: Callable[..., Oracle] | None = None
+    """What computes, if not an :class:`Oracle`."""
+    accepted: list[int] = field(default_factory=list)
+    """Drafts that were right, by row that verified some."""
 
 
 def chain(prefix: int, token: int) -> int:
@@ -87,6 +92,8 @@ class Row:
     computed: int
     prefix: int = 0
     hashed: int = 0
+    drafts: list[int] = field(default_factory=list)
+    """Of executors that speculate: those behind the last token."""
 
     def next_token(self, vocab_size: int, allowed: np.ndarray | None) -> int:
         for token in self.tokens[self.hashed :]:
@@ -109,11 +116,7 @@ class Oracle:
 
     def run(self, plan: StepPlan, work: StepWork) -> np.ndarray:
         """The tokens that a step samples [N]."""
-        for source, target in zip(plan.swap_out_blocks.tolist(), plan.swap_out_hosts.tolist(), strict=True):
-            self.host[target] = self.cache[source]
-        for source, target in zip(plan.swap_in_hosts.tolist(), plan.swap_in_blocks.tolist(), strict=True):
-            self.cache[target] = self.host[source]
-        self._change_rows(plan)
+        self._move(plan)
         for slot, start, count in zip(
             plan.slots.tolist(), work.starts.tolist(), plan.num_scheduled.tolist(), strict=True
         ):
@@ -123,6 +126,14 @@ class Oracle:
         sampled = np.array([self._sample(self.rows[slot], allowed.get(row)) for row, slot in slots], np.int32)
         self.constrained.sampled(work, sampled)
         return sampled
+
+    def _move(self, plan: StepPlan) -> None:
+        """All that comes before the pass."""
+        for source, target in zip(plan.swap_out_blocks.tolist(), plan.swap_out_hosts.tolist(), strict=True):
+            self.host[target] = self.cache[source]
+        for source, target in zip(plan.swap_in_hosts.tolist(), plan.swap_in_blocks.tolist(), strict=True):
+            self.cache[target] = self.host[source]
+        self._change_rows(plan)
 
     def _change_rows(self, plan: StepPlan) -> None:
         for slot in plan.freed_slots.tolist():
@@ -215,10 +226,11 @@ class OracleEngine:
             vocab_size=config.vocab_size,
             windowed_pages=machine.windowed_pages,
             windowed_tokens=machine.windowed_tokens,
+            num_drafts=machine.num_drafts,
         )
         self._batch = PersistentBatch(self._limits)
         self._grammars = Constrained(settings.model, config, self._limits, lambda: machine.rng.random() < 0.5)
-        self._oracle = Oracle(self._limits, machine.num_host_blocks, self._grammars)
+        self._oracle = (machine.oracle or Oracle)(self._limits, machine.num_host_blocks, self._grammars)
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
         self._plans: deque[tuple[StepPlan, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None

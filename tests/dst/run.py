@@ -22,6 +22,7 @@ from tests.dst.clients import Clients, simple_jobs
 from tests.dst.engine import Machine, with_windows
 from tests.dst.loop import START_S, SimulatedLoop, Stuck
 from tests.dst.nemesis import Nemesis
+from tests.dst.oracles.drafts import with_drafts
 from tests.dst.queued import Queued
 from tests.dst.seams import WallClock, sealed
 from tests.dst.world import World
@@ -50,6 +51,8 @@ class Outcome:
     jobs: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     windowed_pages: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 @cache
@@ -98,7 +101,8 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
     loop = SimulatedLoop(rng)
     machine = Machine(rng, num_blocks=rng.choice((16, 24, 64)), num_host_blocks=rng.choice((0, 0, 16)))
     machine = with_windows(machine, random.Random(f"windows of {seed}"))
-    outcome.windowed_pages = machine.windowed_pages
+    machine = with_drafts(machine, random.Random(f"drafts of {seed}"))
+    outcome.windowed_pages, outcome.num_drafts = machine.windowed_pages, machine.num_drafts
 
     def tell(text: str) -> None:
         outcome.log.append(f"{loop.now_s - START_S:10.5f} {text}")
@@ -129,7 +133,7 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
             gc.enable()
     outcome.problems = [*clients.problems, *world.problems]
     outcome.digest, outcome.turns, outcome.virtual_s = loop.digest, loop.turns, loop.now_s - START_S
-    outcome.answers = clients.answers
+    outcome.answers, outcome.num_accepted = clients.answers, sum(machine.accepted)
     return outcome
 
 

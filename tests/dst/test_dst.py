@@ -46,6 +46,15 @@ def test_no_fault_breaks_a_promise(seed: int) -> None:
     assert outcome.faults
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("executor", 5), ("scheduler", 6), ("detokenizer", 8)])
+def test_drafts_do_not_outlive_their_executor(kind: str, seed: int) -> None:
+    """Actors of a kind are killed again and again while rows of several tokens are in flight."""
+    outcome = run_seed(seed, ("kill", kind))
+    assert outcome.problems == []
+    assert outcome.faults
+    assert outcome.num_accepted > 0
+
+
 def test_actors_start_while_the_bus_is_in_trouble() -> None:
     """Half of what they ask it is lost: they ask again, and none of them ends."""
 

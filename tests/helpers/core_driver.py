@@ -89,6 +89,7 @@ class CoreDriver:
             prefill_tokens_per_s=info.prefill_tokens_per_s,
             windowed_pages=info.windowed_pages,
             windowed_tokens=info.windowed_tokens,
+            num_drafts=info.num_drafts,
         )
         self.take(DetokenizersLive(("text",)), replace(joined, **(limits or {})))
 

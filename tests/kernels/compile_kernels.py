@@ -60,6 +60,7 @@ from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from tests.kernels.attention.launches import long_prompts, meta, meta_cache
+from tests.kernels.batch.launches import drafts
 from tests.kernels.latent.launches import latents
 from tests.kernels.moe.launches import mixtures
 
@@ -333,7 +334,7 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    for name, launch in (*long_prompts(), *mixtures(), *latents()):
+    for name, launch in (*long_prompts(), *mixtures(), *latents(), *drafts()):
         case = name
         launch()
     case = "embedding"

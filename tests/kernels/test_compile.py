@@ -51,7 +51,7 @@ def test_every_kernel_is_compiled() -> None:
         "_combine_kernel", "_add_shared_kernel",
         "_add_normed_kernel", "_cap_logits_kernel", "_latent_decode_kernel", "_merge_latents_kernel",
         "_latent_prefill_kernel", "_latent_write_kernel", "_head_product_kernel", "_gather_latents_kernel",
-        "_expanded_kernel",
+        "_expanded_kernel", "_resolve_starts_kernel", "_accept_drafts_kernel", "_look_up_drafts_kernel",
     } <= set(names)  # fmt: skip
 
 

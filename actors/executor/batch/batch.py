@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagebus.actors.executor.batch import checks
+from pagebus.actors.executor.batch.drafted_rows import RowBounds, check_rows, lay_out, row_bounds
 from pagebus.actors.executor.batch.layout import NUM_COLUMNS, TOP_K, BatchLimits
 from pagebus.actors.executor.batch.logit_bias import LogitBias
 from pagebus.actors.executor.batch.logprob_rows import LogprobSlots, ranges
-from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.batch.step_work import BoolArray, StepWork
 from pagebus.actors.executor.batch.token_masks import TokenMasks, long_words
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
@@ -115,7 +116,7 @@ class PersistentBatch:
         if len(plan.copy_sources) or len(plan.copy_targets):
             checks.copies(plan, self.limits.num_blocks)
             deltas["copy_sources"], deltas["copy_targets"] = plan.copy_sources, plan.copy_targets
-        return self._rows(plan, deltas)
+        return self._drafted_rows(plan, deltas) if self.limits.num_drafts else self._rows(plan, deltas)
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -269,19 +270,78 @@ class PersistentBatch:
             deltas=deltas,
             new_slots=[new.slot for new in plan.new_sequences],
         )
-        _mark_extras(work, sampled[KINDS], sampled[RULED_UNTIL])
+        _mark_extras(work, sampled[KINDS], indexes < sampled[RULED_UNTIL])
         work.logprob_rows = self._scored.rows_of(
             sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
         )
         return work
 
+    def _drafted_rows(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> StepWork:
+        """:meth:`_rows` of an engine that speculates."""
+        slots, num_rows = plan.slots, len(plan.slots)
+        if num_rows or len(plan.num_scheduled):
+            checks.row_slots(plan, self.limits, self.sequence_ids)
+        rows = self._table.take(slots, axis=1)
+        bounds = row_bounds(plan, rows[COMPUTED])
+        known = rows[TOKENS]
+        check_rows(plan, self.limits, bounds, known, rows[BLOCKS], rows[MAX_TOTAL])
+        query_start = np.zeros(num_rows + 1, np.int32)
+        np.cumsum(plan.num_scheduled, out=query_start[1:])
+        samples = lay_out(plan, bounds, known, query_start)
+        self._count_least(plan, bounds, samples.finished)
+        sampled, sample_slots = rows.take(samples.rows, axis=1), slots[samples.rows]
+        lens, indexes = samples.context_lens, samples.context_lens - sampled[PROMPT]
+        no_flags = np.zeros(len(lens), np.bool_)
+        work = StepWork(
+            num_decodes=plan.num_decodes if self._decodes_apart else 0,
+            num_tokens=int(query_start[-1]),
+            max_query_len=int(plan.num_scheduled.max(initial=0)),
+            max_context_len=int(bounds.ends.max(initial=0)),
+            slots=slots,
+            starts=bounds.starts,
+            query_start=query_start,
+            positions=np.where(lens < self.limits.max_model_len, lens, NOWHERE),
+            indexes=indexes,
+            hidden_index=samples.hidden_index,
+            context_lens=lens,
+            sample_slots=sample_slots,
+            sequence_ids=sampled[ID],
+            length_ended=no_flags,
+            can_stop=no_flags,
+            end_ids=self._end_ids.take(sample_slots, axis=0),
+            deltas=deltas,
+            new_slots=[new.slot for new in plan.new_sequences],
+            runs=samples.runs(rows[PROMPT], rows[MAX_TOTAL], rows[MIN_TOKENS]),
+        )
+        _mark_extras(work, sampled[KINDS], samples.earliest_lens - sampled[PROMPT] < sampled[RULED_UNTIL])
+        self._note_lengths(plan, work, bounds.starts[samples.rows], slots[samples.finished])
+        work.logprob_rows = self._scored.rows_of(
+            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
+        )
+        return work
 
-def _mark_extras(work: StepWork, kinds: Int32Array, ruled_until: Int32Array) -> None:
+    def _count_least(self, plan: StepPlan, bounds: RowBounds, finished: Int32Array) -> None:
+        """Count one token of each decode, with drafts or without, and what other rows compute."""
+        count, slots = len(plan.latest_starts), plan.slots
+        self.num_computed[slots] = bounds.ends
+        self.num_computed[slots[:count]] = bounds.earliest[:count] + ONE
+        self.num_tokens[slots[finished]] = self.num_computed[slots[finished]] + ONE
+
+    def _note_lengths(self, plan: StepPlan, work: StepWork, sample_starts: Int32Array, run_slots: Int32Array) -> None:
+        """Put what the device needs to follow lengths into ``deltas``."""
+        assert work.runs is not None
+        if plan.new_sequences:
+            work.deltas["entered_slots"] = np.array([new.slot for new in plan.new_sequences], np.int32)
+            work.deltas["entered_lengths"] = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
+        work.deltas["sample_starts"] = sample_starts
+        work.deltas["run_starts"], work.deltas["run_slots"] = work.runs.starts, run_slots
+
+
+def _mark_extras(work: StepWork, kinds: Int32Array, ruled: BoolArray) -> None:
     """Put the sampled rows that need more than plain sampling into ``deltas["extra_rows"]``, absent if there are none.
-    ``kinds`` [N] are the rows' bits, and ``ruled_until`` [N] the indexes up to which biases apply."""
+    ``kinds`` [N] are the rows' bits, and ``ruled`` [N] those to which biases may apply."""
     every_kind = int(np.bitwise_or.reduce(kinds))
     work.any_random = bool(every_kind & RANDOM)
-    ruled = work.indexes < ruled_until
     work.extra_ruled = bool(np.count_nonzero(ruled))
     if not (every_kind & ~RANDOM or work.extra_ruled):
         return

@@ -78,7 +78,8 @@ class Buckets:
     """Buckets of up to ``max_num_seqs`` rows and ``largest`` tokens; ``block_queries`` queries form one block.
 
     Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
-    steps of up to ``largest_pieces`` tokens use piecewise buckets.
+    steps of up to ``largest_pieces`` tokens use piecewise buckets. Steps that sample more tokens than they have rows
+    are padded to as many rows as tokens that they sample, up to ``max_samples``.
     """
 
     def __init__(
@@ -89,11 +90,13 @@ class Buckets:
         *,
         decodes_apart: bool = True,
         largest_pieces: int = 0,
+        max_samples: int = 0,
     ) -> None:
         self._block_queries = block_queries
         self._decodes_apart = decodes_apart
         most_rows = min(max_num_seqs, largest)
         self._decodes = decode_sizes(most_rows)
+        most_rows = max(most_rows, min(max_samples, largest))
         self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
@@ -147,7 +150,9 @@ class Buckets:
             return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
         is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
         if work.num_tokens <= self._tokens[-1] and not is_long:
-            bucket = self._mixed(num_rows, work.num_tokens)
+            if len(work.positions) > self._rows[-1]:  # rows with drafts sample several tokens
+                return None
+            bucket = self._mixed(max(num_rows, len(work.positions)), work.num_tokens)
             queries = np.diff(work.query_start[work.num_decodes :])
             if int((-(-queries // self._block_queries)).sum()) <= bucket.spans:
                 return bucket

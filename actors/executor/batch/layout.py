@@ -10,6 +10,7 @@ ALIGN = 4
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
 """Rows of the table of sampling columns; the first six hold float32 bits."""
 NUM_COLUMNS = 8
+PADDED_SAMPLES = 64
 
 
 def aligned(count: int) -> int:
@@ -66,11 +67,24 @@ class BatchLimits:
     """Pages of a block for layers with windows, beside the one of layers without."""
     windowed_tokens: int = 0
     """How many tokens, the newest included, a layer of these pages may still read."""
+    num_drafts: int = 0
+    """The most drafts of a row; 0: nothing is speculated."""
 
     @property
     def dummy_slot(self) -> int:
         """The slot that padding rows of a CUDA graph name; no plan may."""
         return self.max_num_seqs
+
+    @property
+    def most_samples(self) -> int:
+        """The most tokens that a step can sample."""
+        return max(self.max_num_seqs, min((1 + self.num_drafts) * self.max_num_seqs, self.max_num_batched_tokens))
+
+    @property
+    def padded_samples(self) -> int:
+        """The most rows to which a step is padded for the tokens that it samples: logits of all of them are
+        computed."""
+        return max(self.max_num_seqs, min(self.most_samples, PADDED_SAMPLES))
 
     @property
     def table_width(self) -> int:

@@ -8,6 +8,7 @@ from pagebus.actors.executor.batch.logprob_rows import result_columns
 from pagebus.actors.executor.batch.step_work import BoolArray, StepWork
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.bus.messages import END_GRAMMAR, END_LENGTH, END_STOP, Int32Array, StepResult
+from pagebus.bus.messages.field_types import no_ints
 
 
 class ResultBuilder:
@@ -41,10 +42,19 @@ class ResultBuilder:
             EngineError: a token lies outside the vocabulary, so the device computed nonsense.
         """
         self._forget_ended(work, scheduler_epoch)
+        told = None if work.runs is None else work.runs.read(tokens[len(work.positions) :])
+        if told is not None:
+            tokens = tokens[: len(work.positions)]
+            work.indexes, work.length_ended, work.can_stop = told.indexes, told.length_ended, told.can_stop
         if len(tokens) and np.maximum.reduce(tokens.view(np.uint32)) >= self._vocab_size:  # negative ones: the largest
             raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
         sequence_ids, indexes, ends = work.sequence_ids, work.indexes, _ends(work, tokens)
+        surplus = None if told is None else told.surplus(ends)
+        if surplus is not None:
+            ends[surplus] = 0
         late = self._latch(work, ends)
+        if surplus is not None:
+            late |= surplus
         if np.count_nonzero(late):
             kept = ~late
             sequence_ids, tokens, indexes, ends = sequence_ids[kept], tokens[kept], indexes[kept], ends[kept]
@@ -61,6 +71,7 @@ class ResultBuilder:
             ends=ends,
             copied_step=copied_step,
             busy_s=busy_s,
+            num_drafts=no_ints() if told is None else told.num_drafts[~late],
             **({} if work.logprob_rows is None else result_columns(work.logprob_rows, late)),
         )
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
+from pagebus.actors.executor.batch.runs import TOLD, Runs
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.field_types import no_ints
 
@@ -73,6 +74,13 @@ class StepWork:
     constrained: Int32Array = field(default_factory=no_ints)
     broken: list[int] = field(default_factory=list)
     logprob_rows: LogprobRows | None = None
+    runs: Runs | None = None
+    """Of an engine that speculates, by row; then what is said of samples holds for the latest starts of their rows."""
+
+    @property
+    def num_results(self) -> int:
+        """How many numbers come back from the device."""
+        return len(self.positions) + (0 if self.runs is None else TOLD * len(self.runs))
 
     @property
     def decode_only(self) -> bool:

@@ -65,6 +65,7 @@ class Uploader:
 
     Args:
         max_spans, max_merges: the most of a step or a bucket.
+        max_samples: the most tokens that a step samples, if these may be more than its rows.
 
     On a CPU the kernels read the host buffer itself, without a copy. On the meta device nothing is copied, as it has no
     memory.
@@ -79,10 +80,11 @@ class Uploader:
         *,
         max_spans: int = 0,
         max_merges: int = 0,
+        max_samples: int = 0,
     ) -> None:
         self._device = device
         self._cuda = device.type == "cuda"
-        self._width = aligned(max_num_seqs + 2)
+        self._width = aligned(max(max_num_seqs, max_samples) + 2)
         self._dummy_slot = max_num_seqs
         self._row_ints = NUM_ROWS * self._width
         self._spans_begin = self._row_ints + MERGE_FIELDS * max_merges
@@ -126,7 +128,7 @@ class Uploader:
             buffer.copied.synchronize()
         rows = buffer.array[: self._row_ints].reshape(NUM_ROWS, self._width)
         _pack_rows(rows, work)
-        if bucket is not None and bucket.rows > len(work.positions):
+        if bucket is not None and bucket.rows > min(len(work.slots), len(work.positions)):
             _pad_rows(rows, work, bucket.rows, self._dummy_slot)
         num_spans = bucket.spans if bucket is not None else 0 if cut is None else len(cut.spans)
         header_ints = self._pack_spans(buffer.array, cut, num_spans) if num_spans else self._row_ints

@@ -206,6 +206,33 @@ class StoreSampled(Protocol):
     def __call__(self, tokens: Tensor, slots: Tensor, positions: Tensor, sampled: Tensor) -> None: ...
 
 
+class ResolveStarts(Protocol):
+    """:func:`pagebus.kernels.batch.drafts.resolve_starts`"""
+
+    def __call__(
+        self, lengths: Tensor, slots: Tensor, starts: Tensor, decode_lens: Tensor, sample_slots: Tensor,
+        sample_starts: Tensor, positions: Tensor, indexes: Tensor, sample_lens: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class AcceptDrafts(Protocol):
+    """:func:`pagebus.kernels.batch.drafts.accept_drafts`"""
+
+    def __call__(
+        self, sampled: Tensor, input_ids: Tensor, hidden_index: Tensor, indexes: Tensor, run_starts: Tensor,
+        run_slots: Tensor, lengths: Tensor, found: Tensor, num_drafts: int, num_samples: int,
+    ) -> Tensor: ...  # fmt: skip
+
+
+class LookUpDrafts(Protocol):
+    """:func:`pagebus.kernels.batch.draft_lookup.look_up_drafts`"""
+
+    def __call__(
+        self, tokens: Tensor, lengths: Tensor, found: Tensor, slots: Tensor, num_drafts: int, shortest: int,
+        longest: int, vocab_size: int, out: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
 class Sample(Protocol):
     """:func:`pagebus.kernels.sampling.sampling.sample`"""
 

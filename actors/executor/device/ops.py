@@ -9,7 +9,7 @@ import torch
 from pagebus.actors.executor.device import operations
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.kernels.attention import paged_attention, rotary_attention
-from pagebus.kernels.batch import copy_blocks, inputs, scatter_words
+from pagebus.kernels.batch import copy_blocks, draft_lookup, drafts, inputs, scatter_words
 from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
@@ -56,6 +56,9 @@ class Ops:
     sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
     """The same, with any number of alternatives."""
     pick_logits: operations.PickLogits = logprobs.pick_logits
+    resolve_starts: operations.ResolveStarts = drafts.resolve_starts_reference
+    accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_reference
+    look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_reference
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
 
@@ -98,6 +101,9 @@ class Ops:
             apply_bad_words=bad_words.apply_bad_words,
             token_logprobs=logprobs.token_logprobs,
             copy_blocks=copy_blocks.copy_blocks,
+            resolve_starts=drafts.resolve_starts,
+            accept_drafts=drafts.accept_drafts,
+            look_up_drafts=draft_lookup.look_up_drafts,
         )
 
     @classmethod

@@ -17,10 +17,12 @@ from pagebus.actors.executor.loading.loading import batch_limits, cache_dtype, c
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 from pagebus.actors.settings import Settings
+from pagebus.actors.settings.speculation import lookup_sizes
 from pagebus.kernels.linear.dispatch import read_user_tables
 
 META = torch.device("meta")
@@ -43,6 +45,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     runner = Runner(
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
+        lookup=Lookup(*lookup_sizes(settings)),
     )  # fmt: skip
     runner.select_long_rows = PrefillBackend(runner).parts
     return PersistentBatch(limits, decodes_apart=apart), runner

@@ -29,11 +29,13 @@ from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, blocks_ne
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
+from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend, latent_sizes
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings
+from pagebus.actors.settings.speculation import lookup_sizes
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.latent import expanded_plan
@@ -75,6 +77,8 @@ class EngineInfo:
     windowed_pages: int = 0
     windowed_tokens: int = 0
     """As of :class:`BatchLimits`: all blocks that are counted here are then pages."""
+    num_drafts: int = 0
+    """The most drafts that a row may have; 0: nothing is speculated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,7 @@ def _load(
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
+        lookup=Lookup(*lookup_sizes(settings)),
     )  # fmt: skip
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
@@ -221,7 +226,15 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
         window=config.kept_window,
         windowed_pages=groups.windowed_pages,
         windowed_tokens=groups.windowed_tokens,
+        num_drafts=num_drafts(settings, config),
     )
+
+
+def num_drafts(settings: Settings, config: ModelConfig) -> int:
+    """The most drafts of a row. Models that only pool sample nothing."""
+    if settings.spec_method == "none" or config.pooler is not None:
+        return 0
+    return settings.spec_tokens or 0
 
 
 def demand_of(limits: BatchLimits, block_bytes: int) -> KvDemand:

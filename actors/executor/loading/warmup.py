@@ -178,6 +178,7 @@ def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
     torch.cuda.reset_peak_memory_stats()
     if limits.max_model_len > 2:
         runner.run(batch.apply(_decoding(len(plans[-1].slots))))
+        run_drafts(batch, runner)
         torch.cuda.synchronize()
     batch.reset()
     decode_peak = torch.cuda.max_memory_allocated()
@@ -214,7 +215,24 @@ def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
         runner.run(batch.apply(plan))
     if batch.limits.max_model_len > 2:
         runner.run(batch.apply(_decoding(batch.num_occupied)))
+        run_drafts(batch, runner)
     run_small_steps(batch, runner, thorough=True)
+
+
+def run_drafts(batch: PersistentBatch, runner: Runner) -> None:
+    """Verify as many drafts as a step can, of sequences all of whose tokens are computed."""
+    limits, width = batch.limits, 1 + batch.limits.num_drafts
+    slots = np.flatnonzero(batch.sequence_ids).astype(np.int32)
+    fits = batch.num_computed[slots] + width < limits.max_model_len
+    slots = slots[fits][: limits.max_num_batched_tokens // width]
+    if width == 1 or not len(slots):
+        return
+    starts, counts = batch.num_computed[slots], np.full(len(slots), width, np.int32)
+    plan = StepPlan(
+        step=3, planned_s=0.0, num_decodes=0, slots=slots, num_scheduled=counts, earliest_starts=starts,
+        latest_starts=starts,
+    )  # fmt: skip
+    runner.run(batch.apply(plan))
 
 
 def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:

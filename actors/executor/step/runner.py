@@ -12,6 +12,7 @@ from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits, aligned
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
+from pagebus.actors.executor.batch.runs import TOLD
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
 from pagebus.actors.executor.device.errors import EngineError
@@ -25,6 +26,7 @@ from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
 from pagebus.actors.executor.sampling.sampler import Sampler
+from pagebus.actors.executor.step.drafting import Drafting, Lookup
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
@@ -50,6 +52,7 @@ class Runner:
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
         pieces_tokens: the most tokens of a step that may run from piecewise graphs.
+        lookup: what drafts are looked up by, if any are verified.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
             computes all tokens, not only the sampled ones, which would be decodes.
     """
@@ -66,6 +69,7 @@ class Runner:
         *,
         pieces_tokens: int = 0,
         decodes_apart: bool = True,
+        lookup: Lookup | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -95,7 +99,7 @@ class Runner:
         block_queries = self._config.block_queries
         self.buckets = Buckets(
             limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
-            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens),
+            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens), max_samples=limits.padded_samples,
         )  # fmt: skip
         programs = self._shape.programs_per_query
         shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
@@ -103,15 +107,27 @@ class Runner:
         self.uploader = Uploader(
             device, limits.max_num_seqs, tail_ints, depth + 2,
             max_spans=max(most_spans, self.buckets.largest().spans), max_merges=most_merges(shares),
+            max_samples=limits.most_samples,
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         shape = 1 + limits.windowed_pages, aligned(most_tokens)
         self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._context_lens = torch.zeros(limits.max_num_seqs, dtype=torch.int32, device=device)
+        self._context_lens = torch.zeros(limits.padded_samples, dtype=torch.int32, device=device)
+        self.drafting: Drafting | None = None
+        """Of an engine that speculates."""
+        if limits.num_drafts and lookup is not None:
+            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup)
+
+    @property
+    def most_results(self) -> int:
+        """The most numbers that a step tells."""
+        limits = self.limits
+        return limits.most_samples + (TOLD * limits.max_num_seqs if limits.num_drafts else 0)
 
     def run(self, work: StepWork) -> torch.Tensor | None:
-        """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples."""
+        """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples. Where drafts
+        are verified more is told behind them: ``work.num_results`` numbers."""
         self.scores = None if work.logprob_rows is None else Scores()
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
@@ -123,6 +139,8 @@ class Runner:
             self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
         if not len(work.slots):
             return None
+        if self.drafting is not None:
+            self.drafting.begin(work, deltas)
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(bucket)
         else:
@@ -133,11 +151,15 @@ class Runner:
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
+            if self.drafting is not None:
+                self.drafting.restore(work, deltas, self._input_ids)
             sampled = self._sample_again(work, bucket, deltas, logits, sampled)
         if "score_rows" in deltas:
             assert work.logprob_rows is not None
             assert self.scores is not None
             self.scores.sampled, self.scores.picked = self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled)
+        if self.drafting is not None:
+            return self.drafting.end(work, deltas, self._input_ids, sampled)
         return sampled
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:

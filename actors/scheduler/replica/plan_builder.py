@@ -18,13 +18,15 @@ from pagebus.bus.messages.field_types import no_ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A plan whose result has not arrived: its rows [r], and those of them that sample [s]."""
+    """A plan whose result has not arrived: its rows [r], and those of them that sample [s]. ``drafts`` [s]: those that
+    each verifies; None where nobody speculates."""
 
     step: int
     slots: Slots
     ids: Int32Array
     sample_slots: Slots
     sample_ids: Int32Array
+    drafts: Int32Array | None = None
 
 
 class PlanBuilder:
@@ -102,8 +104,17 @@ class PlanBuilder:
         pages = self._appended_windowed
         self._appended_windowed = [page for place in kept for page in pages[place * each : (place + 1) * each]]
 
-    def build(self, step: int, now_s: float, num_decodes: int, slots: Slots, counts: Int32Array) -> StepPlan:
-        """The plan with these rows, decodes first."""
+    def build(
+        self,
+        step: int,
+        now_s: float,
+        num_decodes: int,
+        slots: Slots,
+        counts: Int32Array,
+        earliest: Int32Array | None = None,
+        latest: Int32Array | None = None,
+    ) -> StepPlan:
+        """The plan with these rows, decodes first; ``earliest`` and ``latest`` as in the message."""
         entering = self._entering
         tokens = array("i")
         for sequence in entering:
@@ -133,6 +144,8 @@ class PlanBuilder:
             chosen_tokens=_ints(list(self._chosen.values())),
             new_windowed=_ints([page for sequence in entering for page in sequence.windowed]),
             appended_windowed=_ints(self._appended_windowed),
+            earliest_starts=no_ints() if earliest is None else earliest,
+            latest_starts=no_ints() if latest is None else latest,
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
         self._copies = []

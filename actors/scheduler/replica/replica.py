@@ -20,6 +20,7 @@ from pagebus.actors.scheduler.replica.beam_group import (
     record,
     take_slots,
 )
+from pagebus.actors.scheduler.replica.drafts.drafting import add_drafts
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
 from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer
@@ -94,8 +95,16 @@ class Replica(ReplicaBase):
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
-        self._send_off(slots, counts, num_decodes)
-        plan = self.builder.build(self.step, now_s, num_decodes, slots, counts)
+        if self.slots.num_drafts:
+            drafted = add_drafts(self, slots, counts, num_decodes)
+            self._send_off(drafted.slots, counts, num_decodes, drafted.drafts)
+            plan = self.builder.build(
+                self.step, now_s, drafted.num_plain, drafted.slots, drafted.num_scheduled(counts),
+                drafted.earliest, drafted.latest,
+            )  # fmt: skip
+        else:
+            self._send_off(slots, counts, num_decodes)
+            plan = self.builder.build(self.step, now_s, num_decodes, slots, counts)
         if self.kept.num_tokens:
             give_back_blocks(self, slots)
         return plan, entering
@@ -109,8 +118,9 @@ class Replica(ReplicaBase):
             self.drop_source(sequence)
         return entering
 
-    def _send_off(self, slots: Slots, counts: Int32Array, num_decodes: int) -> None:
-        """Count the rows as computed and keep them until their result arrives."""
+    def _send_off(self, slots: Slots, counts: Int32Array, num_decodes: int, drafts: Int32Array | None = None) -> None:
+        """Count the rows as computed and keep them until their result arrives. The decodes have ``drafts`` [decodes],
+        which are counted already."""
         self.step += 1
         if self.pacer is not None:
             self.pacer.planned(self.slots.computed[slots], counts, num_decodes)
@@ -119,7 +129,9 @@ class Replica(ReplicaBase):
         sample_slots, sample_ids = slots, ids
         if np.count_nonzero(samples) < len(slots):
             sample_slots, sample_ids = slots[samples], ids[samples]
-        self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids))
+        if drafts is not None:
+            drafts = np.pad(drafts, (0, len(slots) - num_decodes))[samples]
+        self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids, drafts))
         self.pipeline.planned(len(slots), num_decodes)
         if self.caching and num_decodes < len(slots):
             self.list_blocks(slots[num_decodes:])
@@ -140,7 +152,10 @@ class Replica(ReplicaBase):
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
         self.step_results.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
-        return self.step_results.apply(matched, result) + self._advance_beams(found)
+        ended = self.step_results.apply(matched, result)
+        if matched.runs is not None and self.caching:
+            self.list_blocks(matched.runs.slots)  # one that ends here has no later result
+        return ended + self._advance_beams(found)
 
     def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
         """Choose for searches whose candidates are complete. Returns the leaders of searches that are over."""

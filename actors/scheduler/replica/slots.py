@@ -14,6 +14,10 @@ The last token is never computed, as it would only serve a token beyond the limi
 ``min(total, limit - 1) - computed`` tokens. Values are int32. Empty slots hold 0 everywhere and are behind by nothing.
 
 A beam that has sampled is *held*, and behind by nothing, until its search has chosen its next token.
+
+Where sequences speculate, ``computed`` and ``total`` count one token for each step in flight, the least that there will
+be. Drafts may make both larger, by ``ahead`` at most. A slot with drafts in flight is behind by nothing where these may
+reach its limit: so none is ever computed beyond it.
 """
 
 from __future__ import annotations
@@ -33,11 +37,16 @@ Slots = NDArray[np.intp] | Int32Array
 
 class SlotTable:
     """State of all slots. ``tail`` [num_slots, block_size] holds each sequence's newest tokens at position %
-    block_size: those known since its last full block."""
+    block_size: those known since its last full block. ``num_drafts``: the most that a row may have; ``drafts``: those
+    of each slot that were ready when its newest result was made."""
 
-    def __init__(self, num_slots: int, block_size: int) -> None:
+    def __init__(self, num_slots: int, block_size: int, num_drafts: int = 0) -> None:
         self.num_slots = num_slots
         self.block_size = block_size
+        self.num_drafts = num_drafts
+        self.ahead = np.zeros(num_slots, np.int32)
+        self.drafts = np.zeros(num_slots, np.int32)
+        self.may_draft = np.zeros(num_slots, np.bool_)
         self.ids = np.zeros(num_slots, np.int32)
         self.prompt = np.zeros(num_slots, np.int32)
         self.known = np.zeros(num_slots, np.int32)
@@ -76,6 +85,8 @@ class SlotTable:
         tokens -= self.computed
         if self.num_beams:
             tokens[self.held] = 0
+        if self.num_drafts:
+            tokens[(self.ahead > 0) & (self.computed + self.ahead >= self.last)] = 0
         return tokens
 
     def backlog(self, priority_class: int) -> int:
@@ -132,6 +143,7 @@ class SlotTable:
         self.num_jobs += sequence.request.priority_class == JOB
         self.beam[slot] = sequence.beam_group is not None
         self.num_beams += sequence.beam_group is not None
+        self.may_draft[slot] = self.num_drafts and may_draft(sequence)
         self.sequences[slot] = sequence
         sequence.slot = slot
         sequence.become(State.BOUND)
@@ -157,6 +169,7 @@ class SlotTable:
             column[slot] = 0
         for column in (self.computed, self.indexed, self.capacity, self.first, self.planned):
             column[slot] = 0
+        self.ahead[slot] = self.drafts[slot] = self.may_draft[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
         for flag in (self.job, self.beam, self.held):
@@ -198,6 +211,18 @@ class SlotTable:
         full = slots[offsets == size - 1]
         if len(full):
             self._flush_full(full)
+
+    def plan_drafts(self, slots: Slots, drafts: Int32Array) -> None:
+        """Plan so many drafts more of each slot, beside the tokens of :meth:`advance`."""
+        self._backlogs.clear()
+        self.ahead[slots] += drafts
+
+    def settle_drafts(self, slots: Slots, accepted: Int32Array, planned: Int32Array) -> None:
+        """Of the ``planned`` drafts of each slot in a step whose result has come so many were accepted."""
+        self._backlogs.clear()
+        self.computed[slots] += accepted
+        self.total[slots] += accepted
+        self.ahead[slots] -= planned
 
     def _flush_full(self, slots: Slots) -> None:
         """:meth:`flush` for slots that have reached the end of a block."""
@@ -248,10 +273,16 @@ class SlotTable:
             "wrong priority class": self.job[slot] == (sequence.request.priority_class == JOB),
             "wrong capacity": self.capacity[slot] == capacity,
             "wrong first block": self.first[slot] == sequence.first_kept,
-            "computed too much": computed <= total and computed <= capacity,
-            "beyond its limit": known <= total <= self.last[slot] + 1,
+            "computed too much": computed <= total and computed + self.ahead[slot] <= capacity,
+            "beyond its limit": known <= total and total + self.ahead[slot] <= self.last[slot] + 1,
             "tokens not flushed": 0 <= known - len(sequence.tokens) < self.block_size,
             "listed too early": self.indexed[slot] * self.block_size <= min(computed, known),
         }
         wrong = [what for what, right in checks.items() if not right]
         assert not wrong, f"sequence {sequence.id} in slot {slot}: {', '.join(wrong)}"
+
+
+def may_draft(sequence: Sequence) -> bool:
+    """Whether drafts of the sequence's next tokens may be verified. Beams change their past, and the masks of a grammar
+    are made for one token at a time."""
+    return sequence.beam_group is None and not sequence.request.sampling.grammar

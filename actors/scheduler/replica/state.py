@@ -71,7 +71,7 @@ class ReplicaBase:
         self.index = PrefixIndex(self.window)
         self.pool = BlockPool(joined.num_blocks, self.index)
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
-        self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size)
+        self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size, joined.num_drafts)
         self.builder = PlanBuilder(self.epoch)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()

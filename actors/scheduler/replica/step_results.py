@@ -9,11 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.events import ProtocolError
+from pagebus.actors.scheduler.replica.drafts.acceptance import Acceptance
+from pagebus.actors.scheduler.replica.drafts.runs import Runs, turns
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
 from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import END_NONE, Int32Array, StepResult
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunSlots:
+    """Runs of sequences that are still in their ``slots`` [m], and the drafts ``planned`` for each [m]."""
+
+    runs: Runs
+    slots: Slots
+    planned: Int32Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +34,8 @@ class ResultRows:
     slots: Slots
     running: NDArray[np.bool_] | None
     """None: all rows."""
+    runs: RunSlots | None = None
+    """Of a plan for an executor that speculates: the rows by run."""
 
 
 def same_ints(one: Int32Array, other: Int32Array) -> bool:
@@ -42,6 +55,7 @@ class StepResults:
         self._replica = replica
         self._table = table
         self._sequences: dict[int, Sequence] = {}
+        self.acceptance = Acceptance(table.num_drafts)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -81,9 +95,11 @@ class StepResults:
         ids = result.sequence_ids
         if not len(ids) == len(result.token_ids) == len(result.token_indexes) == len(result.ends):
             raise ProtocolError(f"step {result.step}: the columns of the result differ in length")
+        if flight.drafts is not None:
+            return self._match_runs(flight, flight.drafts, result)
         slots = flight.sample_slots
         if not same_ints(ids, flight.sample_ids):
-            slots = self._match_some(flight, ids)
+            slots = flight.sample_slots[self._match_some(flight, ids)]
         running = self._table.ids[slots] == ids
         if np.count_nonzero(running) == len(ids):
             self._check_indexes(slots, result.token_indexes, result.ends)
@@ -92,8 +108,23 @@ class StepResults:
         self._check_preempted(result)
         return ResultRows(slots[running], running)
 
-    def _match_some(self, flight: InFlight, ids: Int32Array) -> Slots:
-        """Slots of the rows with these ``ids``. Only rows of ended sequences may be missing."""
+    def _match_runs(self, flight: InFlight, drafts: Int32Array, result: StepResult) -> ResultRows:
+        """:meth:`match` where rows may have had ``drafts`` [s]."""
+        every = Runs.of(result)
+        ids = result.sequence_ids[every.firsts]
+        present = self._match_some(flight, ids)
+        slots, planned = flight.sample_slots[present], drafts[present]
+        if np.count_nonzero(every.counts > 1 + planned):
+            raise ProtocolError(f"step {result.step}: a sequence has more tokens than were planned for it")
+        running = self._table.ids[slots] == ids
+        runs, slots = every.where(running), slots[running]
+        self._check_indexes(slots, result.token_indexes[runs.firsts], result.ends[runs.lasts], runs.counts - 1)
+        self._check_preempted(result)
+        of_rows = np.repeat(running, every.counts)
+        return ResultRows(np.repeat(slots, runs.counts), of_rows, RunSlots(runs, slots, planned[running]))
+
+    def _match_some(self, flight: InFlight, ids: Int32Array) -> NDArray[np.bool_]:
+        """Which rows are those with these ``ids``. Only rows of ended sequences may be missing."""
         present = np.isin(flight.sample_ids, ids)
         if not np.array_equal(flight.sample_ids[present], ids):
             raise ProtocolError(f"step {flight.step}: the result has rows that the plan has not, or in another order")
@@ -101,20 +132,23 @@ class StepResults:
         absent = self._table.ids[flight.sample_slots[~present]] == absent_ids
         if absent.any() or any(each in self._sequences for each in absent_ids.tolist()):
             raise ProtocolError(f"step {flight.step}: the result lacks rows of sequences that have not ended")
-        return flight.sample_slots[present]
+        return present
 
-    def _check_indexes(self, slots: Slots, indexes: Int32Array, ends: Int32Array) -> None:
+    def _check_indexes(self, slots: Slots, indexes: Int32Array, ends: Int32Array, more: Int32Array | int = 0) -> None:
+        """``more`` tokens follow those with these ``indexes``, and the last has this end."""
         known = self._table.known[slots]
         if not same_ints(known - self._table.prompt[slots], indexes):
             raise ProtocolError("a token has another index than the one due")
-        at_limit = known >= self._table.last[slots]
+        at_limit = known + more >= self._table.last[slots]
         if np.count_nonzero(at_limit) and np.count_nonzero(ends[at_limit] == END_NONE):
             raise ProtocolError("a sequence has reached its limit and did not end")
 
     def _check_preempted(self, result: StepResult) -> None:
+        before = 0
         for sequence_id, index in zip(result.sequence_ids.tolist(), result.token_indexes.tolist(), strict=True):
-            sequence = self._sequences.get(sequence_id)
-            if sequence and len(sequence.tokens) - len(sequence.request.prompt) != index:
+            sequence, follows = self._sequences.get(sequence_id), sequence_id == before
+            before = sequence_id
+            if sequence and not follows and len(sequence.tokens) - len(sequence.request.prompt) != index:
                 raise ProtocolError(f"token {index} of sequence {sequence_id} is not the one due")
 
     def confirm(self, flight: InFlight, list_blocks: Callable[[Slots], None] | None) -> None:
@@ -127,6 +161,8 @@ class StepResults:
     def apply(self, matched: ResultRows, result: StepResult) -> list[tuple[Sequence, int]]:
         """Store the sampled tokens. Returns the sequences that they ended, each with its ``ends`` code."""
         table, slots = self._table, matched.slots
+        if matched.runs is not None:
+            self._settle(matched.runs, result)
         token_ids, indexes, ends = result.token_ids, result.token_indexes, result.ends
         ended: list[tuple[Sequence, int]] = []
         if matched.running is not None:
@@ -135,7 +171,11 @@ class StepResults:
         if table.num_beams:  # the search chooses a beam's token, not the sampler
             kept = ~table.beam[slots]
             slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
-        table.take_tokens(slots, token_ids)
+        if matched.runs is None:
+            table.take_tokens(slots, token_ids)
+        else:
+            for rows in turns(slots):
+                table.take_tokens(slots[rows], token_ids[rows])
         for row in (indexes == 0).nonzero()[0].tolist():
             sequence = table.at(slots[row])
             sequence.produced = True
@@ -144,6 +184,14 @@ class StepResults:
         for sequence in [each for each in self._sequences.values() if each.last_step <= self.last_step]:
             self._release(sequence)
         return ended
+
+    def _settle(self, matched: RunSlots, result: StepResult) -> None:
+        """Count what became of the drafts that a step has verified, and note those that are ready now."""
+        table, slots, runs = self._table, matched.slots, matched.runs
+        accepted = runs.counts - 1
+        self.acceptance.count(np.minimum(table.drafts[slots], matched.planned), accepted)
+        table.settle_drafts(slots, accepted, matched.planned)
+        table.drafts[slots] = result.num_drafts[runs.lasts]
 
     def _apply_preempted(self, result: StepResult, running: NDArray[np.bool_]) -> list[tuple[Sequence, int]]:
         ended = []

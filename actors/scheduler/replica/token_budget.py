@@ -60,6 +60,8 @@ def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_dec
     """Allocate blocks for exactly the scheduled tokens. If they do not suffice, some rows get less or nothing."""
     table, size = replica.slots, replica.block_size
     missing = table.computed[slots] + counts
+    if table.num_drafts:
+        missing += table.ahead[slots]
     missing -= table.capacity[slots]
     rows = (missing > 0).nonzero()[0]
     if not len(rows):
@@ -98,7 +100,7 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
         slot = sequence.slot
         if slot not in wanted:  # also when it has just been preempted: its slot is -1 then
             continue
-        start, have = int(table.computed[slot]), int(table.capacity[slot])
+        start, have = int(table.computed[slot] + table.ahead[slot]), int(table.capacity[slot])
         least = sequence.least_tokens
         while start + least > have + replica.num_free * size and victims[-1] is not sequence.head:
             preempt(replica, victims.pop())

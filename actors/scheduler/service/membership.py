@@ -209,6 +209,7 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         prefill_tokens_per_s=_rate(lease, "prefill_tokens_per_s"),
         windowed_pages=_count(lease, "windowed_pages"),
         windowed_tokens=_count(lease, "windowed_tokens"),
+        num_drafts=_count(lease, "num_drafts"),
     )
 
 

@@ -39,6 +39,13 @@ _COUNTERS = {
 }
 
 
+_DRAFTS = {
+    "num_drafts": ("vllm:spec_decode_num_drafts", "Rows of steps that verified drafts."),
+    "num_draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Drafts verified."),
+    "num_accepted": ("vllm:spec_decode_num_accepted_tokens", "Drafts accepted."),
+}
+_ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by their place behind the last token."
+
 PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
@@ -49,7 +56,7 @@ class SchedulerMetrics:
     def __init__(self, metrics: Metrics, on_over: Callable[[], None] = lambda: None) -> None:
         self._metrics = metrics
         self.on_over = on_over
-        self._seen: dict[tuple[str, int, str], int] = {}
+        self._seen: dict[tuple[str, int], dict[str, int]] = {}
         self._waiting = metrics.gauge("vllm:num_requests_waiting", "Sequences waiting for a slot.")
         name, text = "vllm:num_requests_waiting_by_reason", "Sequences waiting for a slot, by what they wait for."
         self._waiting_for_room = metrics.gauge(name, text, reason="capacity")
@@ -110,16 +117,25 @@ class SchedulerMetrics:
     def count(self, replica: Replica) -> None:
         """Add a replica's counts since the last call; call it also before the replica leaves."""
         for attribute, (name, text) in _COUNTERS.items():
-            key = (replica.name, replica.epoch, attribute)
-            value = int(attrgetter(attribute)(replica))
-            self._metrics.counter(name, text, engine=replica.name).inc(value - self._seen.get(key, 0))
-            self._seen[key] = value
+            self._add(replica, attribute, name, text, int(attrgetter(attribute)(replica)))
+        if not replica.slots.num_drafts:
+            return
+        acceptance = replica.step_results.acceptance
+        for attribute, (name, text) in _DRAFTS.items():
+            self._add(replica, attribute, name, text, getattr(acceptance, attribute))
+        for place, value in enumerate(acceptance.accepted_at):
+            self._add(replica, f"accepted at {place}", *_ACCEPTED_AT, value, position=str(place))
+
+    def _add(self, replica: Replica, key: str, name: str, text: str, value: int, **labels: str) -> None:
+        """Add what came to ``value`` since the last call."""
+        seen = self._seen.setdefault((replica.name, replica.epoch), {})
+        self._metrics.counter(name, text, engine=replica.name, **labels).inc(value - seen.get(key, 0))
+        seen[key] = value
 
     def forget(self, replica: Replica) -> None:
         """Drop a replica that has left."""
         self.count(replica)
-        for attribute in _COUNTERS:
-            del self._seen[replica.name, replica.epoch, attribute]
+        del self._seen[replica.name, replica.epoch]
 
     def _show(self, engine: str, running: int, usage: float, host_usage: float) -> None:
         gauge = self._metrics.gauge

@@ -43,6 +43,7 @@ class Schedules(RuleBasedStateMachine):
         window=st.sampled_from([0, 0, 1, 3, 6, 13, 24]),
         windowed=st.sampled_from([(0, 0), (0, 0), (1, 1), (2, 6), (3, 13), (1, 24)]),
         copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
+        num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
     )
     def begin(
         self,
@@ -58,6 +59,7 @@ class Schedules(RuleBasedStateMachine):
         window: int,
         windowed: tuple[int, int],
         copies: tuple[int, float],
+        num_drafts: int,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -80,6 +82,8 @@ class Schedules(RuleBasedStateMachine):
             "windowed_pages": windowed[0],
             "windowed_tokens": windowed[1],
         }
+        if num_drafts:
+            self.options["num_drafts"] = num_drafts
         self.num_requests = self.num_epochs = 0
         self.join(0)
 

@@ -41,6 +41,7 @@ from pagebus.bus.messages import (
     StopSequence,
     TokenizedRequest,
 )
+from tests.actors.scheduler.drafting_executor import DraftingExecutor
 from tests.actors.scheduler.fake_executor import FakeExecutor, expected_beams, expected_tokens
 
 
@@ -159,7 +160,8 @@ class World:
 
     def join(self, executor: FakeExecutor | None = None, **options: Any) -> FakeExecutor:
         if executor is None:
-            executor = FakeExecutor(**{"depth": self.config.pipeline_depth, **options})
+            kind = DraftingExecutor if options.get("num_drafts") else FakeExecutor
+            executor = kind(**{"depth": self.config.pipeline_depth, **options})
         self.executors[executor.name] = executor
         executor.last_step = self.last_steps[executor.name]
         self.send(executor.joined)

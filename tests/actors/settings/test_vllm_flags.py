@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 
 import pytest
 
 from pagebus.actors.commands.cli import build_parser, dashed, main
 from pagebus.actors.offline.llm import _checked
-from pagebus.actors.settings import Settings
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.declaring import flag_of
 from pagebus.actors.settings.sources import field_types, load_settings
+from pagebus.actors.settings.speculation import lookup_sizes
 from pagebus.actors.settings.vllm_flags import (
     ALIASES,
     ANY,
@@ -193,3 +195,45 @@ def test_arguments_of_programs() -> None:
         _checked({"hf_overrides": {"x": 1}})
     with pytest.raises(TypeError, match="enable_chunked_prefill: prompts are always read in chunks"):
         is_foreign("enable_chunked_prefill", False)
+
+
+def test_speculation_as_vllm_says_it() -> None:
+    """The object, dotted fields and flags of their own are the same; sizes of the lookup have vLLM's defaults."""
+    given = '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":3}'
+    for line in (
+        f"m --speculative-config {given}",
+        f"m -sc {given}",
+        "m --speculative-config.method ngram --spec-tokens 4 --prompt-lookup-max 3",
+        "m --spec-method ngram --num-speculative-tokens 4 --prompt-lookup-max 3",
+    ):
+        told = settings_of(line)
+        assert (told.spec_method, told.spec_tokens, lookup_sizes(told)) == ("ngram", 4, (3, 3))
+    assert settings_of("m").spec_method == "none"
+    assert settings_of('m -sc {"method":"none"}').spec_method == "none"
+    assert lookup_sizes(settings_of("m --spec-method ngram --spec-tokens 2")) == (5, 5)
+    assert lookup_sizes(settings_of("m --spec-method ngram --spec-tokens 2 --prompt-lookup-min 2")) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ('{"method":"ngram"}', "num_speculative_tokens (--spec-tokens) is missing"),
+        ('{"num_speculative_tokens":4}', "needs a method"),
+        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram"),
+        ('{"method":"ngram","num_speculative_tokens":0}', "must be at least 1"),
+        ('{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":2,"prompt_lookup_min":3}',
+         "prompt_lookup_min=3 cannot be larger than prompt_lookup_max=2"),
+    ],
+)  # fmt: skip
+def test_speculation_that_cannot_be(given: str, why: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(why)):
+        settings_of(f"m --speculative-config {given}")
+    with pytest.raises(SettingsError, match="tensor-parallel-size"):
+        settings_of("m --spec-method ngram --spec-tokens 2 -tp 2")
+
+
+@pytest.mark.parametrize("field", ['"num_speculative_tokens":"4"', '"model":"x"', '"rejection_sample_method":"strict"'])
+def test_fields_of_speculation_that_are_refused(field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings_of(f'm --speculative-config {{"method":"ngram",{field}}}')
+    assert field.split('"')[1] in capsys.readouterr().err

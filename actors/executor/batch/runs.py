@@ -1,0 +1,65 @@
+"""Runs: the samples of rows that verify drafts. How many of them count is known only behind the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.bus.messages import Int32Array
+
+BoolArray = NDArray[np.bool_]
+TOLD = 3
+"""Numbers that the device tells of a run behind the step's tokens: how many count, the output index of the first, and
+how many drafts are ready behind the last."""
+
+
+@dataclass(slots=True)
+class Runs:
+    """The M rows of a step that sample, with N samples in total. ``starts`` [M + 1]: where those of each begin.
+    ``last_indexes`` and ``min_tokens`` [M]: the output index of the last token that the sequence may have, and the
+    first that may be an end token."""
+
+    starts: Int32Array
+    last_indexes: Int32Array
+    min_tokens: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.last_indexes)
+
+    def read(self, told: Int32Array) -> ToldRuns:
+        """What the device has told, [3 M]."""
+        counts, firsts, found = told.reshape(TOLD, len(self))
+        of_samples = np.repeat(np.arange(len(self)), np.diff(self.starts))
+        places = np.arange(len(of_samples), dtype=np.int32) - self.starts[of_samples]
+        indexes = (firsts[of_samples] + places).astype(np.int32)
+        return ToldRuns(
+            indexes=indexes,
+            rejected=places >= counts[of_samples],
+            length_ended=indexes >= self.last_indexes[of_samples],
+            can_stop=indexes >= self.min_tokens[of_samples],
+            num_drafts=found[of_samples],
+            begins=self.starts[of_samples],
+        )
+
+
+@dataclass(slots=True)
+class ToldRuns:
+    """By sample [N]: its output index; whether a draft before it was ``rejected``; whether its sequence has all its
+    tokens with it, and whether an end token may stand there; the drafts that are ready behind its run; and where its
+    run begins."""
+
+    indexes: Int32Array
+    rejected: BoolArray
+    length_ended: BoolArray
+    can_stop: BoolArray
+    num_drafts: Int32Array
+    begins: Int32Array
+
+    def surplus(self, ends: Int32Array) -> BoolArray:
+        """Samples that are no part of the output: rejected ones, and those behind the first end [N] of their run."""
+        ended = (ends != 0) & ~self.rejected
+        before = np.cumsum(ended) - ended
+        surplus: BoolArray = self.rejected | (before > before[self.begins])
+        return surplus

@@ -1,0 +1,80 @@
+"""Speculation on the device: how long sequences are, which drafts are accepted, and what is drafted next.
+
+A step begins with :meth:`Drafting.begin`, behind its upload, and ends with :meth:`Drafting.end`, behind its sampling.
+All between them is as in any step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagebus.actors.executor.batch.device_batch import DeviceBatch
+from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.batch.upload import Header
+from pagebus.actors.executor.device.ops import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Ends of sequences that are looked up in what is before them: from the ``longest`` to the ``shortest``, in
+    tokens."""
+
+    longest: int
+    shortest: int
+
+
+class Drafting:
+    """``lengths`` [S]: tokens of each slot, the last of which is never computed. ``found`` [S]: drafts behind them in
+    the token table."""
+
+    def __init__(self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup) -> None:
+        self._ops, self._state, self._header, self._lookup = ops, state, header, lookup
+        self._num_drafts, self._vocab_size = limits.num_drafts, limits.vocab_size
+        size, device = limits.layout.num_slots, state.tokens.device
+        self.lengths = torch.ones(size, dtype=torch.int32, device=device)
+        self.found = torch.zeros(size, dtype=torch.int32, device=device)
+        self.look_up = ops.look_up_drafts
+
+    def begin(self, work: StepWork, deltas: dict[str, torch.Tensor]) -> None:
+        """Note the sequences that enter, and move the step's rows to where they begin."""
+        header, rows, samples = self._header, len(work.slots), len(work.positions)
+        if "entered_slots" in deltas:
+            slots = deltas["entered_slots"].long()
+            self.lengths[slots] = deltas["entered_lengths"]
+            self.found[slots] = 0
+        self._ops.resolve_starts(
+            self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
+            header.sample_slots[:samples], deltas["sample_starts"], header.positions[:samples],
+            header.indexes[:samples], header.sample_lens[:samples],
+        )  # fmt: skip
+
+    def restore(self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor) -> None:
+        """Store the drafts again that plain sampling has overwritten in the extra rows: what is sampled there once more
+        reads them as the sequence's past, and is then stored in their place."""
+        assert work.runs is not None
+        if len(work.positions) == len(work.runs):
+            return
+        header, rows = self._header, deltas["extra_rows"]
+        columns = header.sample_slots, header.positions, header.hidden_index
+        slots, positions, index = (column.index_select(0, rows) for column in columns)
+        before = torch.where(positions > 0, positions - 1, -1)
+        self._ops.store_sampled(self._state.tokens, slots, before, input_ids.index_select(0, index))
+
+    def end(
+        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor
+    ) -> torch.Tensor:
+        """Accept and draft. Returns the ``num_results`` numbers of the step, int32."""
+        assert work.runs is not None
+        header, slots = self._header, deltas["run_slots"]
+        told = self._ops.accept_drafts(
+            sampled, input_ids, header.hidden_index, header.indexes, deltas["run_starts"], slots, self.lengths,
+            self.found, self._num_drafts, len(work.positions),
+        )  # fmt: skip
+        self.look_up(
+            self._state.tokens, self.lengths, self.found, slots, self._num_drafts, self._lookup.shortest,
+            self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :],
+        )  # fmt: skip
+        return told

@@ -1,0 +1,71 @@
+"""Adds drafts to the decodes of a step: tokens that the executor guesses, and that the step verifies.
+
+A row gets them where the newest result said that some stood ready. They never take anything from others: what the
+limit, the step's budget or the free blocks do not allow is left out, and the row decodes one token, as without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagebus.actors.scheduler.replica.slots import Slots
+from pagebus.actors.scheduler.replica.state import ReplicaBase
+from pagebus.bus.messages import Int32Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafted:
+    """The decodes of a step for an executor that speculates. ``slots`` [r] are all of the step's, in which decodes
+    with drafts now follow those without; of the d decodes, ``drafts`` [d] and the positions between which the first
+    token of each lies, ``earliest`` and ``latest`` [d]."""
+
+    slots: Slots
+    drafts: Int32Array
+    earliest: Int32Array
+    latest: Int32Array
+
+    @property
+    def num_plain(self) -> int:
+        """How many decodes have no draft; they come first."""
+        return len(self.drafts) - int(np.count_nonzero(self.drafts))
+
+    def num_scheduled(self, counts: Int32Array) -> Int32Array:
+        """``counts`` [r] of a step without drafts, with them."""
+        widened = counts.copy()
+        widened[: len(self.drafts)] += self.drafts
+        return widened
+
+
+def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Drafted:
+    """Choose drafts for the decodes among a step's rows, which have their blocks, and take the blocks for them."""
+    table, decodes = replica.slots, slots[:num_decodes]
+    latest = table.computed[decodes] + table.ahead[decodes]
+    wanted = np.where((table.drafts[decodes] > 0) & table.may_draft[decodes], table.num_drafts, 0)
+    wanted = np.minimum(wanted, table.last[decodes] - latest - 1)
+    room = replica.budget - int(counts.sum())
+    drafts = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0).astype(np.int32)
+    if np.count_nonzero(drafts):
+        _take_blocks(replica, decodes, latest, drafts)
+    order = np.argsort(drafts > 0, kind="stable")
+    decodes, drafts, latest = decodes[order], drafts[order], latest[order]
+    earliest = table.computed[decodes]
+    table.plan_drafts(decodes, drafts)
+    reordered = slots.copy()
+    reordered[:num_decodes] = decodes
+    return Drafted(reordered, drafts, earliest, latest)
+
+
+def _take_blocks(replica: ReplicaBase, slots: Slots, latest: Int32Array, drafts: Int32Array) -> None:
+    """Take the blocks that ``drafts`` need in the longest case; if they are not free, cut the drafts, in place."""
+    table, size = replica.slots, replica.block_size
+    for row in np.flatnonzero(latest + 1 + drafts > table.capacity[slots]).tolist():
+        slot = int(slots[row])
+        missing = int(latest[row]) + 1 + int(drafts[row]) - int(table.capacity[slot])
+        blocks = -(-missing // size)
+        if blocks > replica.num_free:
+            drafts[row] -= missing
+            continue
+        replica.builder.append(table.at(slot), *replica.allocate(blocks))
+        table.capacity[slot] += blocks * size

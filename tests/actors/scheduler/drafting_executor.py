@@ -1,0 +1,129 @@
+"""A fake executor that speculates: its drafts are right, wrong, and right as far as some place, in a fixed pattern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, StepPlan, StepResult
+from tests.actors.scheduler.fake_executor import VOCAB, FakeExecutor, Slot, candidates, next_token, remember
+
+
+@dataclass
+class DraftingExecutor(FakeExecutor):
+    """``num_drafts``: the most of a row. What rejected drafts have written stays in the cache, as on a device."""
+
+    num_drafts: int = 3
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    """By slot: those behind its last token."""
+    num_accepted: int = 0
+
+    @property
+    def joined(self) -> ReplicaJoined:
+        return replace(super().joined, num_drafts=self.num_drafts)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        first, bounds = [new.slot for new in plan.new_sequences], len(plan.earliest_starts)
+        for slot in first:
+            self.drafts[slot] = []
+        assert plan.num_decodes <= bounds == len(plan.latest_starts)
+        for row, (slot, count) in enumerate(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)):
+            state = self.slots[slot]
+            if row < bounds:
+                earliest, latest = int(plan.earliest_starts[row]), int(plan.latest_starts[row])
+                assert earliest <= state.computed <= latest, f"slot {slot}: the plan does not know where it is"
+                assert latest + count <= len(state.blocks) * self.block_size, "drafts beyond the blocks"
+                assert latest + count < state.new.max_total_tokens, "drafts beyond the end"
+                assert count <= 1 + self.num_drafts
+                assert (count == 1) == (row < plan.num_decodes)
+                self._lay_out(state, self.drafts[slot], count - 1)
+        return super()._run(plan)
+
+    def _lay_out(self, state: Slot, drafts: list[int], count: int) -> None:
+        """The tokens of the pass: behind the last one drafts, or whatever lies there."""
+        assert state.computed + 1 == len(state.tokens)
+        for token in (drafts + [VOCAB - 1] * count)[:count]:
+            state.tokens.append(token)
+            state.prefixes.append(remember(state.prefixes[-1], token))
+
+    def _sample(self, plan: StepPlan) -> StepResult:
+        rows: list[tuple[int, int, int, int, int]] = []
+        tops: list[tuple[int, np.ndarray, np.ndarray]] = []
+        for slot, count in zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True):
+            state = self.slots[slot]
+            if state.computed < len(state.tokens):
+                continue
+            width = count if slot in plan.slots[: len(plan.earliest_starts)] else 1
+            tokens = self._verify(state, self.drafts[slot][: width - 1], width - 1)
+            self.drafts[slot] = self._draft(state)
+            self._report(state, tokens, rows, tops)
+        columns = np.array(rows, np.int32).reshape(-1, 5).T
+        return StepResult(
+            step=plan.step,
+            scheduler_epoch=self.scheduler_epoch,
+            received_s=0.0,
+            launched_s=0.0,
+            done_s=0.0,
+            num_computed_tokens=int(plan.num_scheduled.sum()),
+            sequence_ids=columns[0],
+            token_ids=columns[1],
+            token_indexes=columns[2],
+            ends=columns[3],
+            num_drafts=columns[4],
+            copied_step=max(0, plan.step - self.copy_lag),
+            logprob_rows=np.array([row for row, _, _ in tops], np.int32),
+            logprob_bits=np.array([bits[0] for _, _, bits in tops], np.int32),
+            top_counts=np.array([len(ids) for _, ids, _ in tops], np.int32),
+            top_ids=np.concatenate([ids for _, ids, _ in tops]) if tops else np.empty(0, np.int32),
+            top_bits=np.concatenate([bits for _, _, bits in tops]) if tops else np.empty(0, np.int32),
+        )
+
+    def _verify(self, state: Slot, drafts: list[int], laid_out: int) -> list[int]:
+        """Take what was laid out back, then the sampled tokens: as many as are drafts, and one more."""
+        del state.tokens[len(state.tokens) - laid_out :], state.prefixes[len(state.prefixes) - laid_out :]
+        found: list[int] = []
+        while True:
+            found.append(next_token(state.prefixes[-1]))
+            state.tokens.append(found[-1])
+            state.prefixes.append(remember(state.prefixes[-1], found[-1]))
+            if len(found) > len(drafts) or drafts[len(found) - 1] != found[-1]:
+                break
+        self.num_accepted += len(found) - 1
+        state.computed = len(state.tokens) - 1
+        return found
+
+    def _draft(self, state: Slot) -> list[int]:
+        """None, or some that are right as far as a place that changes from token to token."""
+        pattern = state.prefixes[-1] >> 33
+        drafts, prefix = [], state.prefixes[-1]
+        for place in range(pattern % (self.num_drafts + 1)):
+            token = next_token(prefix)
+            drafts.append(token if place < pattern // 16 % (self.num_drafts + 2) else (token + 1) % VOCAB)
+            prefix = remember(prefix, drafts[-1])
+        return drafts
+
+    def _report(
+        self,
+        state: Slot,
+        tokens: list[int],
+        rows: list[tuple[int, int, int, int, int]],
+        tops: list[tuple[int, np.ndarray, np.ndarray]],
+    ) -> None:
+        """The rows of a run as far as its end."""
+        new = state.new
+        first = len(state.tokens) - len(tokens)
+        for place, token in enumerate(tokens):
+            if new.sequence_id in self.ended:
+                return
+            index, end = first + place - new.num_prompt_tokens, END_NONE
+            if token in new.end_token_ids and index >= new.sampling.min_tokens:
+                end = END_STOP
+            elif first + place + 1 == new.max_total_tokens:
+                end = END_LENGTH
+            if end != END_NONE:
+                self.ended.add(new.sequence_id)
+            if new.sampling.logprobs is not None:
+                tops.append((len(rows), *candidates(state.prefixes[first + place - 1], new.sampling.logprobs)))
+            rows.append((new.sequence_id, token, index, end, len(self.drafts[new.slot])))

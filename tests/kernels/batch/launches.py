@@ -1,0 +1,22 @@
+"""Launches of the kernels of drafts, for those who compile them without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pagebus.kernels.batch.draft_lookup import look_up_drafts
+from pagebus.kernels.batch.drafts import accept_drafts, resolve_starts
+from tests.kernels.attention.launches import meta
+
+
+def drafts() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Each with its name."""
+    yield "drafts", launch_drafts
+
+
+def launch_drafts() -> None:
+    """A step of 256 rows with four drafts each."""
+    rows, samples, slots = meta(256), meta(1280), meta(257)
+    resolve_starts(slots, rows, rows, rows, samples, samples, samples, samples, samples)
+    accept_drafts(samples, samples, samples, samples, slots, rows, slots, slots, 4, 1280)
+    look_up_drafts(meta(257, 8192), slots, slots, rows, 4, 1, 5, 128256, rows)

@@ -2,106 +2,151 @@
 
 Word j of a tile of 128 columns holds columns j, j + 16, ... j + 112. The same place of 16 words is therefore a slice of
 16 columns, as wide as a matrix instruction: nothing is exchanged between threads.
+
+Scales multiply sums, in float32. So do zeros with few tokens: numbers are multiplied as they come out of the words,
+and what they are too large by is taken off, times the sum of the inputs, which the tensor cores give as well. Nothing
+stands then between a word and the matrix instruction. With more tokens that would be more work than it saves.
 """
 
 from __future__ import annotations
 
-from pagebus.kernels.coded.scales import load_scale
-from pagebus.kernels.coded.unpack import widen_words, word_offset
+from pagebus.kernels.coded.low_words import low_words_sum
+from pagebus.kernels.coded.scales import widen_scale
+from pagebus.kernels.coded.unpack import large_words, ones_like_words, widen_words, word_excess, word_offset
 from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.coded.word_values import widen_values
 from pagebus.kernels.common.triton import tl, triton
+
+FEW_TOKENS = tl.constexpr(16)
 
 
 @triton.jit
 def words_sum(
     acc, inputs, present, words_ptr, scale_ptr, zero_ptr, low_ptr, table_ptr, stride_group, scales, row, exists, begin,
     part, size, CODE: tl.constexpr, WIDTH: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """`coded_sum` of words, tile by tile of 128 columns; ``scales`` [BLOCK_N]: where those of the rows begin."""
-    place = tl.arange(0, 16)
-    words = words_ptr + row.to(tl.int64)[:, None] * (tl.cdiv(size, 128) * 16) + (begin // 8 + place)[None, :]
-    TYPE: tl.constexpr = inputs.dtype.element_ty
+    """`coded_sum` of words, some tiles of 128 columns at a time; ``scales`` [BLOCK_N]: where those of the rows begin.
+
+    Scales and zeros are asked for one step ahead, as they come from memory, and widened where they are needed."""
+    if low_ptr is not None:
+        return low_words_sum(
+            acc, inputs, present, words_ptr, scale_ptr, zero_ptr, low_ptr, table_ptr, stride_group, scales, row, exists,
+            begin, part, size, CODE, WIDTH, EVEN_K, EVEN_N, STAGES, PRECISION, NATIVE,
+        )  # fmt: skip
     # Of a tile, one scale, or one for each eight, four, two or one of its slices; where groups cross tiles, of each.
     GROUP: tl.constexpr = 128 if WIDTH % 128 == 0 else WIDTH if 128 % WIDTH == 0 else 16
-    SLICES: tl.constexpr = GROUP // 16
-    scale = _each(scale_ptr, scales, begin, size, stride_group, WIDTH, GROUP, True)
-    zero, low = scale, scale
-    if low_ptr is not None:
-        low = _each(low_ptr, scales, begin, size, stride_group, WIDTH, GROUP, False)
+    TYPE: tl.constexpr = inputs.dtype.element_ty
+    FEW: tl.constexpr = acc.shape[1] <= FEW_TOKENS and TYPE.primitive_bitwidth == 16
+    SUMS: tl.constexpr = FEW and CODE == WORDS and GROUP >= 32
+    first = tl.multiple_of(begin // 8, 16) + tl.arange(0, 16)
+    words = words_ptr + row.to(tl.int64)[:, None] * (tl.cdiv(size, 128) * 16) + first[None, :]
+    scale = _groups(scale_ptr, scales, begin, size, stride_group, WIDTH, GROUP, BLOCK_K)
+    zero = scale
     if zero_ptr is not None:
-        zero = _each(zero_ptr, scales, begin, size, stride_group, WIDTH, GROUP, False)
-    for k in tl.range(0, part, 128, num_stages=STAGES):
-        code = tl.load(words + k // 8) if EVEN_N else tl.load(words + k // 8, mask=exists, other=0)
-        x = _slices(inputs, place, k, part, present, EVEN_K)
-        if CODE > WORDS:
-            w = widen_values(code, table_ptr, TYPE, CODE, NATIVE)
-        elif zero_ptr is None:
-            w = widen_words(code, word_offset(tl.full((1, 1), 8.0, tl.float32), TYPE), TYPE, NATIVE)
-        elif GROUP == 128:
-            w = widen_words(code, word_offset(zero[0], TYPE)[:, None], TYPE, NATIVE)
-        else:
-            w = widen_words(code, word_offset(tl.zeros((1, 1), tl.float32), TYPE), TYPE, NATIVE)
-        # Before the products, so that they are there when the next are asked for; the last ones are asked for twice.
-        following = scale
+        zero = _groups(zero_ptr, scales, begin, size, stride_group, WIDTH, GROUP, BLOCK_K)
+    for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
+        following, following_zero = scale, zero
         if WIDTH:
-            following = _each(scale_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP, True)
-        if zero_ptr is not None and WIDTH:
-            following_zero = _each(zero_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP, False)
-        if low_ptr is not None:
-            following_low = _each(low_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP, False)
-        for group in tl.static_range(128 // GROUP):
-            total = acc
-            if WIDTH and low_ptr is None:
-                total = tl.zeros_like(acc)
-            for index in tl.static_range(group * SLICES, group * SLICES + SLICES):
-                numbers = w[index]
-                if zero_ptr is not None and GROUP < 128:
-                    numbers -= zero[group].to(TYPE)[:, None]
-                if low_ptr is not None:  # weights are rounded to 16 bits, as dequantized ones are
-                    wide = numbers.to(tl.float32) * scale[group][:, None]
-                    numbers = (wide - low[group][:, None]).to(TYPE)
-                total = tl.dot(numbers, tl.trans(x[index]), total, input_precision=PRECISION)
-            if WIDTH and low_ptr is None:
-                acc += total * scale[group][:, None]
-            else:
-                acc = total
-        scale = following
-        if zero_ptr is not None and WIDTH:
-            zero = following_zero
-        if low_ptr is not None:
-            low = following_low
-    if not WIDTH:
-        acc *= scale[0][:, None]
+            following = _groups(scale_ptr, scales, begin + k + BLOCK_K, size, stride_group, WIDTH, GROUP, BLOCK_K)
+            if zero_ptr is not None:
+                following_zero = _groups(
+                    zero_ptr, scales, begin + k + BLOCK_K, size, stride_group, WIDTH, GROUP, BLOCK_K
+                )  # fmt: skip
+        for tile in tl.static_range(BLOCK_K // 128):
+            there = exists if EVEN_K else exists & (k + 128 * tile < part)
+            code = _load_words(words + k // 8 + 16 * tile, there, EVEN_N and (EVEN_K or BLOCK_K == 128))
+            w = _numbers(code, zero, tile, table_ptr, zero_ptr is None, TYPE, CODE, GROUP, SUMS, NATIVE)
+            for group in tl.static_range(128 // GROUP):
+                x = _inputs(inputs, k + 128 * tile + GROUP * group, part, present, GROUP, EVEN_K)
+                acc = _add_group(
+                    acc, code, w, x, scale[tile * (128 // GROUP) + group], zero[tile * (128 // GROUP) + group], group,
+                    zero_ptr is None, CODE, GROUP, SUMS, PRECISION, NATIVE,
+                )  # fmt: skip
+        scale, zero = following, following_zero
     return acc
 
 
 @triton.jit
-def _each(
-    ptr, scales, column, size, stride_group, WIDTH: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr
+def _add_group(
+    acc, code, w, x, scale, zero, group: tl.constexpr, SYMMETRIC: tl.constexpr, CODE: tl.constexpr,
+    GROUP: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
-    """Scales, or zeros, of the groups of the tile from ``column`` on; behind the last one, that. float32."""
+    """The products of a group, with its inputs [GROUP, BLOCK_M], added to ``acc``."""
+    numbers = _beside(w, group, GROUP)
+    if CODE == WORDS and not SYMMETRIC and GROUP < 128 and not SUMS:
+        numbers -= zero.to(x.dtype)[:, None]
+    total = tl.dot(numbers, x, input_precision=PRECISION)
+    if SUMS:
+        ones = _beside(ones_like_words(code, x.dtype, NATIVE), group, GROUP)
+        total -= tl.dot(ones, x, input_precision=PRECISION) * _excess(zero, SYMMETRIC, x.dtype)[:, None]
+    return acc + total * widen_scale(scale)[:, None]
+
+
+@triton.jit
+def _groups(
+    ptr, scales, column, size, stride_group, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Scales, or zeros, of the groups from ``column`` on, as they are stored; behind the last one, that."""
     found: tl.tuple = ()
-    for group in tl.static_range(128 // GROUP):
+    for group in tl.static_range(BLOCK_K // GROUP):
         place = scales
         if WIDTH:
             place += tl.minimum(column + group * GROUP, size - 1) // WIDTH * stride_group
-        found += (_load(ptr, place, SCALES),)
+        found += (tl.load(ptr + place),)
     return found
 
 
 @triton.jit
-def _load(ptr, places, SCALES: tl.constexpr):
-    return load_scale(ptr, places) if SCALES else tl.load(ptr + places).to(tl.float32)
+def _load_words(words, there, ALL: tl.constexpr):
+    return tl.load(words) if ALL else tl.load(words, mask=there, other=0)
 
 
 @triton.jit
-def _slices(inputs, place, k, part, present, EVEN_K: tl.constexpr):
-    """Eight times 16 inputs of each token [BLOCK_M, 16]."""
-    found: tl.tuple = ()
-    for index in tl.static_range(8):
-        column = (k + 16 * index + place)[None, :]
-        inside = present if EVEN_K else present & (column < part)
-        found += (tl.load(inputs + column, mask=inside, other=0.0),)
-    return found
+def _inputs(inputs, begin, part, present, GROUP: tl.constexpr, EVEN_K: tl.constexpr):
+    """[GROUP, BLOCK_M]"""
+    column = (begin + tl.arange(0, GROUP))[None, :]
+    return tl.trans(tl.load(inputs + column, mask=present if EVEN_K else present & (column < part), other=0.0))
+
+
+@triton.jit
+def _numbers(
+    code, zero, tile: tl.constexpr, table_ptr, SYMMETRIC: tl.constexpr, TYPE: tl.constexpr, CODE: tl.constexpr,
+    GROUP: tl.constexpr, SUMS: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Of a tile, eight [N, 16]. With ``SUMS``, and zeros of groups within the tile, they have yet to be taken off."""
+    if CODE > WORDS:
+        w = widen_values(code, table_ptr, TYPE, CODE, NATIVE)
+    elif SUMS:
+        w = large_words(code, TYPE, NATIVE)
+    elif SYMMETRIC:
+        w = widen_words(code, word_offset(tl.full((1, 1), 8.0, tl.float32), TYPE), TYPE, NATIVE)
+    elif GROUP == 128:
+        w = widen_words(code, word_offset(zero[tile], TYPE)[:, None], TYPE, NATIVE)
+    else:
+        w = widen_words(code, word_offset(tl.zeros((1, 1), tl.float32), TYPE), TYPE, NATIVE)
+    return w
+
+
+@triton.jit
+def _excess(zero, SYMMETRIC: tl.constexpr, TYPE: tl.constexpr):
+    """What the numbers of `large_words` are too large by; [N] or [1]."""
+    if SYMMETRIC:
+        zero = tl.full((1,), 8.0, tl.float32)
+    return word_excess(zero, TYPE)
+
+
+@triton.jit
+def _beside(w, group: tl.constexpr, GROUP: tl.constexpr):
+    """The group's slices [N, 16] of a tile's eight, beside each other: [N, GROUP]."""
+    N: tl.constexpr = w[0].shape[0]
+    if GROUP == 128:
+        even, odd = tl.join(tl.join(w[0], w[4]), tl.join(w[2], w[6])), tl.join(tl.join(w[1], w[5]), tl.join(w[3], w[7]))
+        return tl.join(even, odd).permute(0, 2, 3, 4, 1).reshape(N, 128)
+    elif GROUP == 64:
+        even, odd = tl.join(w[4 * group], w[4 * group + 2]), tl.join(w[4 * group + 1], w[4 * group + 3])
+        return tl.join(even, odd).permute(0, 2, 3, 1).reshape(N, 64)
+    elif GROUP == 32:
+        return tl.join(w[2 * group], w[2 * group + 1]).permute(0, 2, 1).reshape(N, 32)
+    else:
+        return w[group]

@@ -152,7 +152,7 @@ def word_offset(zero, TYPE: tl.constexpr):
 def word_excess(zero, TYPE: tl.constexpr):
     """What codes within large numbers of ``TYPE`` are larger by than numbers less ``zero``: float32."""
     LARGE: tl.constexpr = 128.0 if tl.bfloat16 == TYPE else 1024.0
-    return zero.to(tl.float32) + LARGE
+    return tl.cast(zero, tl.float32) + LARGE
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def large_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
         )  # fmt: skip
     else:
-        found = widen_words(words, tl.zeros((1, 1), tl.float32), TYPE, NATIVE)
+        found = widen_words(words, tl.zeros(words.shape, tl.float32), TYPE, NATIVE)
     return found
 
 

@@ -37,7 +37,7 @@ def coded_sum(
     WIDTH: tl.constexpr,
     EVEN_K: tl.constexpr,  # part is a multiple of BLOCK_K
     EVEN_N: tl.constexpr,  # all rows exist
-    BLOCK_K: tl.constexpr,  # of words a multiple of 128, or 128 with lows; otherwise a divisor of WIDTH, or columns of two groups at most
+    BLOCK_K: tl.constexpr,  # of words a multiple of 128; otherwise a divisor of WIDTH, or columns of two groups
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,

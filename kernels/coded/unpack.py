@@ -224,6 +224,6 @@ def ones_like_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
             dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
         )  # fmt: skip
     else:
-        one = tl.full(words.shape, 1.0, TYPE)
+        one = tl.full(words.shape, 1.0, tl.float32).to(TYPE)
         found = (one, one, one, one, one, one, one, one)
     return found

@@ -17,7 +17,7 @@ from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.coded.word_values import widen_values
 from pagebus.kernels.common.triton import tl, triton
 
-FEW_TOKENS = tl.constexpr(16)
+FEW_TOKENS = tl.constexpr(32)
 
 
 @triton.jit

@@ -30,44 +30,55 @@ def words_sum(
 
     Scales and zeros are asked for one step ahead, as they come from memory, and widened where they are needed."""
     if low_ptr is not None:
-        return low_words_sum(
+        acc = low_words_sum(
             acc, inputs, present, words_ptr, scale_ptr, zero_ptr, low_ptr, table_ptr, stride_group, scales, row, exists,
             begin, part, size, CODE, WIDTH, EVEN_K, EVEN_N, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
-    if BLOCK_K > 128:
-        return deep_words_sum(
+    elif BLOCK_K > 128:
+        acc = deep_words_sum(
             acc, inputs, present, words_ptr, scale_ptr, zero_ptr, table_ptr, stride_group, scales, row, exists, begin,
             part, size, CODE, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
+    else:
+        acc = flat_words_sum(
+            acc, inputs, present, words_ptr, scale_ptr, zero_ptr, table_ptr, stride_group, scales, row, exists, begin,
+            part, size, CODE, WIDTH, EVEN_K, EVEN_N, STAGES, PRECISION, NATIVE,
+        )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def flat_words_sum(
+    acc, inputs, present, words_ptr, scale_ptr, zero_ptr, table_ptr, stride_group, scales, row, exists, begin, part,
+    size, CODE: tl.constexpr, WIDTH: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """`words_sum` of one tile of 128 columns at a time."""
     # Of a tile, one scale, or one for each eight, four, two or one of its slices; where groups cross tiles, of each.
     GROUP: tl.constexpr = 128 if WIDTH % 128 == 0 else WIDTH if 128 % WIDTH == 0 else 16
     TYPE: tl.constexpr = inputs.dtype.element_ty
     FEW: tl.constexpr = acc.shape[1] <= FEW_TOKENS and TYPE.primitive_bitwidth == 16
     SUMS: tl.constexpr = FEW and CODE == WORDS and GROUP >= 32
-    first = tl.multiple_of(begin // 8, 16) + tl.arange(0, 16)
+    first = tl.multiple_of(tl.cast(begin, tl.int32) // 8, 16) + tl.arange(0, 16)
     words = words_ptr + row.to(tl.int64)[:, None] * (tl.cdiv(size, 128) * 16) + first[None, :]
-    scale = _groups(scale_ptr, scales, begin, size, stride_group, WIDTH, GROUP, BLOCK_K)
+    scale = _groups(scale_ptr, scales, begin, size, stride_group, WIDTH, GROUP)
     zero = scale
     if zero_ptr is not None:
-        zero = _groups(zero_ptr, scales, begin, size, stride_group, WIDTH, GROUP, BLOCK_K)
-    for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
+        zero = _groups(zero_ptr, scales, begin, size, stride_group, WIDTH, GROUP)
+    for k in tl.range(0, part, 128, num_stages=STAGES):
         following, following_zero = scale, zero
         if WIDTH:
-            following = _groups(scale_ptr, scales, begin + k + BLOCK_K, size, stride_group, WIDTH, GROUP, BLOCK_K)
+            following = _groups(scale_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP)
             if zero_ptr is not None:
-                following_zero = _groups(
-                    zero_ptr, scales, begin + k + BLOCK_K, size, stride_group, WIDTH, GROUP, BLOCK_K
-                )  # fmt: skip
-        for tile in tl.static_range(BLOCK_K // 128):
-            there = exists if EVEN_K else exists & (k + 128 * tile < part)
-            code = _load_words(words + k // 8 + 16 * tile, there, EVEN_N and (EVEN_K or BLOCK_K == 128))
-            w = _numbers(code, zero, tile, table_ptr, zero_ptr is None, TYPE, CODE, GROUP, SUMS, NATIVE)
-            for group in tl.static_range(128 // GROUP):
-                x = _inputs(inputs, k + 128 * tile + GROUP * group, part, present, GROUP, EVEN_K)
-                acc = _add_group(
-                    acc, code, w, x, scale[tile * (128 // GROUP) + group], zero[tile * (128 // GROUP) + group], group,
-                    zero_ptr is None, CODE, GROUP, SUMS, PRECISION, NATIVE,
-                )  # fmt: skip
+                following_zero = _groups(zero_ptr, scales, begin + k + 128, size, stride_group, WIDTH, GROUP)
+        code = _load_words(words + k // 8, exists, EVEN_N)
+        w = _numbers(code, zero, table_ptr, zero_ptr is None, TYPE, CODE, GROUP, SUMS, NATIVE)
+        for group in tl.static_range(128 // GROUP):
+            x = _inputs(inputs, k + GROUP * group, part, present, GROUP, EVEN_K)
+            acc = _add_group(
+                acc, code, w, x, scale[group], zero[group], group, zero_ptr is None, CODE, GROUP, SUMS, PRECISION,
+                NATIVE,
+            )  # fmt: skip
         scale, zero = following, following_zero
     return acc
 
@@ -86,7 +97,7 @@ def deep_words_sum(
     TILES: tl.constexpr = BLOCK_K // 128
     first = tl.arange(0, TILES)[:, None, None] * 128
     words = words_ptr + (row.to(tl.int64)[:, None] * (tl.cdiv(size, 128) * 16))[None, :, :]
-    words += tl.multiple_of(begin // 8, 16) + first // 8 + tl.arange(0, 16)[None, None, :]
+    words += tl.multiple_of(tl.cast(begin, tl.int32) // 8, 16) + first // 8 + tl.arange(0, 16)[None, None, :]
     inputs, present, exists = inputs[None, :, :] + first, present[None, :, :], exists[None, :, :]
     column = begin + tl.arange(0, TILES)[:, None] * 128
     scales = scales[None, :]
@@ -103,7 +114,7 @@ def deep_words_sum(
                 following_zero = _deep_groups(zero_ptr, scales, column + k + BLOCK_K, size, stride_group, WIDTH, GROUP)
         there = exists if EVEN_K else exists & (k + first < part)
         code = _load_words(words + k // 8, there, EVEN_N and EVEN_K)
-        w = _numbers(code, zero, 0, table_ptr, zero_ptr is None, TYPE, CODE, GROUP, SUMS, NATIVE)
+        w = _numbers(code, zero, table_ptr, zero_ptr is None, TYPE, CODE, GROUP, SUMS, NATIVE)
         for group in tl.static_range(128 // GROUP):
             at = k + GROUP * group + tl.arange(0, GROUP)[None, None, :]
             inside = present if EVEN_K else present & (first + at < part)
@@ -148,12 +159,10 @@ def _add_group(
 
 
 @triton.jit
-def _groups(
-    ptr, scales, column, size, stride_group, WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr
-):  # fmt: skip
-    """Scales, or zeros, of the groups from ``column`` on, as they are stored; behind the last one, that."""
+def _groups(ptr, scales, column, size, stride_group, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """Scales, or zeros, of the groups of a tile from ``column`` on, as they are stored; behind the last one, that."""
     found: tl.tuple = ()
-    for group in tl.static_range(BLOCK_K // GROUP):
+    for group in tl.static_range(128 // GROUP):
         place = scales
         if WIDTH:
             place += tl.minimum(column + group * GROUP, size - 1) // WIDTH * stride_group
@@ -175,7 +184,7 @@ def _inputs(inputs, begin, part, present, GROUP: tl.constexpr, EVEN_K: tl.conste
 
 @triton.jit
 def _numbers(
-    code, zero, tile: tl.constexpr, table_ptr, SYMMETRIC: tl.constexpr, TYPE: tl.constexpr, CODE: tl.constexpr,
+    code, zero, table_ptr, SYMMETRIC: tl.constexpr, TYPE: tl.constexpr, CODE: tl.constexpr,
     GROUP: tl.constexpr, SUMS: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Of a tile, eight [N, 16]. With ``SUMS``, and zeros of groups within the tile, they have yet to be taken off."""
@@ -186,7 +195,7 @@ def _numbers(
     elif SYMMETRIC:
         w = widen_words(code, word_offset(tl.full(code.shape, 8.0, tl.float32), TYPE), TYPE, NATIVE)
     elif GROUP == 128:
-        w = widen_words(code, tl.expand_dims(word_offset(zero[tile], TYPE), -1), TYPE, NATIVE)
+        w = widen_words(code, tl.expand_dims(word_offset(zero[0], TYPE), -1), TYPE, NATIVE)
     else:
         w = widen_words(code, word_offset(tl.zeros(code.shape, tl.float32), TYPE), TYPE, NATIVE)
     return w
@@ -196,16 +205,16 @@ def _numbers(
 def _beside(w, group: tl.constexpr, GROUP: tl.constexpr):
     """The group's slices [.., N, 16] of a tile's eight, beside each other: [.., N, GROUP]."""
     if GROUP == 16:
-        return w[group]
+        found = w[group]
     elif GROUP == 32:
-        pairs = tl.join(w[2 * group], w[2 * group + 1])
+        found = _flat(tl.join(w[2 * group], w[2 * group + 1]), w[0].shape, GROUP)
     elif GROUP == 64:
         even, odd = tl.join(w[4 * group], w[4 * group + 2]), tl.join(w[4 * group + 1], w[4 * group + 3])
-        pairs = tl.join(even, odd)
+        found = _flat(tl.join(even, odd), w[0].shape, GROUP)
     else:
         even, odd = tl.join(tl.join(w[0], w[4]), tl.join(w[2], w[6])), tl.join(tl.join(w[1], w[5]), tl.join(w[3], w[7]))
-        pairs = tl.join(even, odd)
-    return _flat(pairs, w[0].shape, GROUP)
+        found = _flat(tl.join(even, odd), w[0].shape, GROUP)
+    return found
 
 
 @triton.jit

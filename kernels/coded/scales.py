@@ -9,7 +9,12 @@ from pagebus.kernels.common.triton import tl, triton
 @triton.jit
 def load_scale(scale_ptr, places):
     """float32; of exponents (uint8), two to the power of these less 127; of the bits of float8_e4m3fn (int8), that."""
-    scale = tl.load(scale_ptr + places)
+    return widen_scale(tl.load(scale_ptr + places))
+
+
+@triton.jit
+def widen_scale(scale):
+    """What `load_scale` gives, of what it loads."""
     if scale.dtype == tl.uint8:
         scale = exponent(scale)
     elif scale.dtype == tl.int8:

@@ -37,7 +37,7 @@ def coded_sum(
     WIDTH: tl.constexpr,
     EVEN_K: tl.constexpr,  # part is a multiple of BLOCK_K
     EVEN_N: tl.constexpr,  # all rows exist
-    BLOCK_K: tl.constexpr,  # 128 of words; otherwise a divisor of WIDTH, or columns of two groups at most
+    BLOCK_K: tl.constexpr,  # of words a multiple of 128; otherwise a divisor of WIDTH, or columns of two groups
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -45,10 +45,10 @@ def coded_sum(
     """``acc`` plus the products of the tokens with these rows and columns."""
     scales = row // HEIGHT * stride_scale
     if CODE >= WORDS:
-        tl.static_assert(BLOCK_K == 128)
+        tl.static_assert(BLOCK_K % 128 == 0)
         acc = words_sum(
             acc, inputs, present, numbers_ptr, scale_ptr, zero_ptr, low_ptr, table_ptr, stride_group, scales, row,
-            exists, begin, part, size, CODE, WIDTH, EVEN_K, EVEN_N, STAGES, PRECISION, NATIVE,
+            exists, begin, part, size, CODE, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
         if whole_ptr is not None:
             acc *= tl.load(whole_ptr + row)[:, None]

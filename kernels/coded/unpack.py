@@ -85,6 +85,12 @@ def _words_code(first: str, add: str) -> str:
 _WORDS_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
 _WORDS_FLOAT16 = tl.constexpr(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
 
+_LARGE_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "mov.b32 ${}, part;"))
+_LARGE_FLOAT16 = tl.constexpr(_words_code("0x64006400", "mov.b32 ${}, part;"))
+
+_ONES_BFLOAT16 = tl.constexpr(" ".join(f"mov.b32 ${place}, 0x3f803f80;" for place in range(8)))
+_ONES_FLOAT16 = tl.constexpr(" ".join(f"mov.b32 ${place}, 0x3c003c00;" for place in range(8)))
+_PLAIN_EIGHT = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
 _EIGHT_WITH_OFFSET = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
 
 
@@ -139,8 +145,14 @@ def widen_bits(numbers):
 @triton.jit
 def word_offset(zero, TYPE: tl.constexpr):
     """What is added to codes within large numbers of ``TYPE``, so that they are numbers less ``zero``."""
+    return (-word_excess(zero, TYPE)).to(TYPE)
+
+
+@triton.jit
+def word_excess(zero, TYPE: tl.constexpr):
+    """What codes within large numbers of ``TYPE`` are larger by than numbers less ``zero``: float32."""
     LARGE: tl.constexpr = 128.0 if tl.bfloat16 == TYPE else 1024.0
-    return (-LARGE - zero.to(tl.float32)).to(TYPE)
+    return tl.cast(zero, tl.float32) + LARGE
 
 
 @triton.jit
@@ -173,3 +185,45 @@ def widen_words(words, offset, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 def _code_at(words, SHIFT: tl.constexpr, offset, TYPE: tl.constexpr):
     LARGE: tl.constexpr = 128.0 if tl.bfloat16 == TYPE else 1024.0
     return (((words >> SHIFT) & 15).to(tl.float32) + LARGE + offset.to(tl.float32)).to(TYPE)
+
+
+@triton.jit
+def large_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """`widen_words` without an offset: codes within large numbers, which are exact in ``TYPE``."""
+    if NATIVE and tl.bfloat16 == TYPE:
+        found = tl.inline_asm_elementwise(
+            _LARGE_BFLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
+            dtype=(
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+            ),
+        )  # fmt: skip
+    elif NATIVE:
+        found = tl.inline_asm_elementwise(
+            _LARGE_FLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
+        )  # fmt: skip
+    else:
+        found = widen_words(words, tl.zeros(words.shape, tl.float32), TYPE, NATIVE)
+    return found
+
+
+@triton.jit
+def ones_like_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
+    """Ones in the form of `large_words`, in the same registers: with a plain constant, tensor cores would want their
+    other operand in two orders."""
+    if NATIVE and tl.bfloat16 == TYPE:
+        found = tl.inline_asm_elementwise(
+            _ONES_BFLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
+            dtype=(
+                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+            ),
+        )  # fmt: skip
+    elif NATIVE:
+        found = tl.inline_asm_elementwise(
+            _ONES_FLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
+        )  # fmt: skip
+    else:
+        one = tl.full(words.shape, 1.0, tl.float32).to(TYPE)
+        found = (one, one, one, one, one, one, one, one)
+    return found

@@ -111,7 +111,7 @@ def _tiles_kernel(
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_K)
     part = size // SPLITS
-    begin = split * part
+    begin = tl.multiple_of(split * part, BLOCK_K)  # or parts of K would be loaded in small pieces
     if not TMA and not CODE:
         first = weight_ptr + row.to(tl.int64)[:, None] * size + begin
         inputs = x_ptr + token.to(tl.int64)[:, None] * stride_x + begin + column[None, :]

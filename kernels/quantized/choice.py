@@ -2,7 +2,8 @@
 
 The rule, until times on GPUs say better:
 
-- one token takes vectors of 8 bits in rows, and tiles otherwise: codes of 4 bits take fewer instructions there;
+- words of 4 bits have measured ones of their own, `pagebus.kernels.quantized.word_choice`; the following is of 8 bits;
+- one token takes vectors where rows have scales, and tiles otherwise;
 - up to 64 tokens take one tile of tokens, as wide as their bucket. Up to 32, it is for two warps: too few for Hopper's
   own instructions, whose operands of 8 bits take more instructions to arrange;
 - such tiles have 64 rows, or 32 where 64 would give the GPU fewer than two programs for each multiprocessor, and where
@@ -27,10 +28,14 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, SPLIT_FORMS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import Kind
+from pagebus.kernels.quantized.word_choice import library_is_faster, word_config
 
 MOST_OF_RESIDUALS = 16
 MOST_UNROUNDED = 64
 """Tokens whose activations are not rounded."""
+MOST_OF_WORDS = 32
+"""Tokens of a tile of words whose zeros are taken off sums, `pagebus.kernels.coded.word_tiles`: wider tiles take them
+off each number."""
 HOPPER, LEAST_OF_E4M3 = 90, 89
 """Compute capabilities: whose instructions keep sums of 128 by 128 in few registers, and from which on the library
 multiplies float8."""
@@ -79,7 +84,8 @@ def choose_quantized_invariant(
 def invariant_config(num_tokens: int, kind: Kind) -> TileConfig:
     """A launch shape with which a token's result is the same for any number of tokens: only the width of tiles
     differs."""
-    tokens = next(width for width in (16, 32, 64) if num_tokens <= width or width == 64)
+    most = MOST_OF_WORDS if kind.code.in_words else 64
+    tokens = next(width for width in (16, 32, 64) if num_tokens <= width or width == most)
     return TileConfig(64, tokens, kind.depth, 3, 4)
 
 
@@ -100,6 +106,8 @@ def _choose(
         why = f"{source}: {'the library was' if config is None else 'this was'} fastest"
     elif library is not LinearKernel.DEQUANTIZED and tokens > MOST_UNROUNDED and not half_normed:
         config, source = None, Source.RULE
+    elif kind.code.in_words and library_is_faster(product, tokens, kind, target) and not half_normed:
+        config, source, why = None, Source.RULE, "a rule: few tiles of many tokens"
     else:
         config, source = _rule(product, tokens, kind, target), Source.RULE
         why = "a rule: quantized weights have no cost model yet"
@@ -127,7 +135,9 @@ def _library(product: Product, kind: Kind | None, dtype: torch.dtype, target: Ta
 
 
 def _rule(product: Product, tokens: int, kind: Kind, target: Target) -> Config:
-    if tokens == 1 and not kind.code.in_words and not kind.width:
+    if kind.code.in_words:
+        return word_config(product, tokens, kind, target)
+    if tokens == 1 and not kind.width:
         return VECTORS
     width, depth, small = max(16, tokens), kind.depth, kind.small
     if width > 64 and not small and target.capability == HOPPER:

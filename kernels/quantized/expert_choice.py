@@ -3,7 +3,8 @@
 Pairs are left as they come, or sorted into items, at the same numbers of tokens as for experts in 16 bits. Items are
 tiles of tokens, at most 64 wide, or 128 on Hopper where registers suffice: launch shapes are those of dense products of
 as many tokens, `pagebus.kernels.quantized.choice`, which are known not to spill. Few pairs, and items of 32, take tiles
-of 32 rows, so that there are enough programs, and registers. The two products of a layer may have different layouts.
+of 32 rows, so that there are enough programs, and registers. Single pairs of words are 8 wide, and codes of 4 bits have
+deep steps then, as in dense products. The two products of a layer may have different layouts.
 
 Activations always stay in 16 bits, whatever the checkpoint was made for.
 """
@@ -14,12 +15,14 @@ from functools import cache
 
 import torch
 
+from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.choice import ExpertsChoice, ExpertsKernel, Shape, choose_experts, item_size, leaves_unsorted
 from pagebus.kernels.moe.coded import CodedConfig
 from pagebus.kernels.quantized.choice import HOPPER, invariant_config
 from pagebus.kernels.quantized.coding import Kind
+from pagebus.kernels.quantized.word_choice import DEEP, deep_of, few_tile
 
 Kinds = tuple[Kind | None, Kind | None]
 """Of both products of experts; None: no kernel reads it."""
@@ -52,18 +55,23 @@ def choose_coded(num_tokens: int, shape: Shape, gate_up: Kind, down: Kind, targe
     """The launch shapes for so many tokens."""
     pairs = num_tokens * shape.top_k
     if leaves_unsorted(pairs, shape):
-        return CodedConfig(_rows_of_few(gate_up), _rows_of_few(down), ordered=False)
+        width = 8 if gate_up.code.in_words and down.code.in_words else 16
+        gate_up_tile = _rows_of_few(gate_up, shape.hidden, width)
+        return CodedConfig(gate_up_tile, _rows_of_few(down, shape.width, width), ordered=False)
     return _ordered(item_size(-(-pairs // shape.experts)), gate_up, down, target)
 
 
 def coded_invariant(num_tokens: int, shape: Shape, gate_up: Kind, down: Kind) -> CodedConfig:
     """The same with which a token's result does not depend on others: only the width of items differs."""
-    tokens = item_size(-(-num_tokens * shape.top_k // shape.experts))
+    size = item_size(-(-num_tokens * shape.top_k // shape.experts))
+    tokens = min(invariant_config(size, kind).tokens for kind in (gate_up, down))
     return CodedConfig(invariant_config(tokens, gate_up), invariant_config(tokens, down), ordered=True)
 
 
-def _rows_of_few(kind: Kind) -> TileConfig:
-    return TileConfig(32, 16, kind.depth, 4, 2)
+def _rows_of_few(kind: Kind, columns: int, width: int) -> TileConfig:
+    if kind.code == Code.WORDS and not kind.lows:
+        return few_tile(32, width, deep_of(columns, DEEP))
+    return TileConfig(32, width, kind.depth, 4, 2)
 
 
 @cache

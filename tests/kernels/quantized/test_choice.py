@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.coded.weights import Code
+from pagebus.kernels.coded.word_tiles import FEW_TOKENS
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.activation import activation_mul_reference
 from pagebus.kernels.linear.dispatch import Source, read_user_tables
@@ -24,6 +25,7 @@ from pagebus.kernels.quantized.choice import (
 )
 from pagebus.kernels.quantized.coding import Kind, kind_of
 from pagebus.kernels.quantized.products import gated_linear, linear, linear_invariant, partial_linear
+from pagebus.kernels.quantized.word_choice import word_config
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 
 BF16 = torch.bfloat16
@@ -34,6 +36,7 @@ KINDS = (
     Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.INT8, 1, 16, lows=True), Kind(Code.E2M1, 1, 32),
     Kind(Code.TABLE, 1, 64), Kind(Code.WORDS, 1, 32),
 )  # fmt: skip
+ZEROS = Kind(Code.WORDS, 1, 128, zeros=True)
 MANY = 1000
 
 
@@ -45,12 +48,37 @@ def test_every_bucket_has_a_launch_shape(kind: Kind, target: Target) -> None:
     for form in FORMS:
         for rows, inputs in ((4096, 14336), (28672, 4096), (70, 200)):
             for tokens in BUCKETS:
-                config = choose_quantized(form, tokens, rows, inputs, weights_only, BF16, target).config
+                found = choose_quantized(form, tokens, rows, inputs, weights_only, BF16, target, half_normed=True)
+                config = found.config
                 assert config is not None
                 assert is_legal(Product(form, rows, inputs, kind.name), tokens, config)
                 if isinstance(config, TileConfig):
                     whole = kind.width % config.depth == 0 or (kind.width, config.depth) == (16, 32)
-                    assert config.depth == 128 if kind.code.in_words else whole
+                    assert config.depth % 128 == 0 if kind.code.in_words else whole
+
+
+@pytest.mark.parametrize(
+    ("product", "tokens", "shape"),
+    [
+        ("gated:28672x4096", 8, (32, 8, 512, 1)), ("plain:6144x4096", 1, (16, 8, 1024, 1)),
+        ("partial:4096x14336", 8, (16, 8, 512, 4)), ("partial:4096x4096", 16, (16, 16, 512, 2)),
+        ("residual:4096x14336", 8, (32, 8, 512, 4)), ("plain:4096x1024", 8, (16, 8, 256, 1)),
+        ("gated:28672x4096", 32, (128, 32, 128, 1)), ("partial:4096x4096", 32, (128, 32, 128, 4)),
+        ("plain:6144x4096", 32, (32, 16, 512, 1)), ("plain:6144x4096", 64, (32, 32, 512, 1)),
+        ("gated:28672x4096", 256, (128, 128, 128, 1)), ("partial:4096x14336", 256, (128, 128, 128, 2)),
+    ],
+)  # fmt: skip
+def test_words_have_the_measured_launch_shapes(product: str, tokens: int, shape: tuple[int, ...]) -> None:
+    """Rows, tokens, depth and splits: deep steps where tokens are few, K in parts where programs are."""
+    config = word_config(Product.parse(product), tokens, ZEROS, H200)
+    assert (config.rows, config.tokens, config.depth, config.splits) == shape
+
+
+def test_offsets_have_no_deep_steps() -> None:
+    lows = Kind(Code.WORDS, 1, 32, zeros=True, lows=True)
+    for form, tokens in ((form, tokens) for form in FORMS for tokens in BUCKETS):
+        for target in (H200, L4, A100):
+            assert word_config(Product(form, 6144, 4096), tokens, lows, target).depth == 128
 
 
 def test_many_tokens_are_the_librarys() -> None:
@@ -65,7 +93,9 @@ def test_many_tokens_are_the_librarys() -> None:
     assert kernel(MANY, FP8, A100) == LinearKernel.DEQUANTIZED  # which has no float8
     assert kernel(MANY, FP8, rows=4090) == LinearKernel.DEQUANTIZED
     assert kernel(MANY, FP8._replace(rounded=False)) == LinearKernel.DEQUANTIZED
-    assert kernel(256, KINDS[-1]) == LinearKernel.SKINNY_GEMM
+    assert kernel(256, KINDS[-1]) == kernel(128, ZEROS) == kernel(256, ZEROS, A100) == LinearKernel.SKINNY_GEMM
+    assert kernel(256, ZEROS) == LinearKernel.DEQUANTIZED  # few tiles
+    assert kernel(256, ZEROS, rows=28672) == LinearKernel.SKINNY_GEMM
     assert kernel(1, None) == LinearKernel.DEQUANTIZED
     assert kernel(1, FP8, None) == LinearKernel.TORCH
 
@@ -97,6 +127,8 @@ def test_deterministic_is_the_same_for_any_number_of_tokens() -> None:
             for config in (invariant_config(tokens, kind) for tokens in (1, 16, 17, 64, 300, 5000))
         }
         assert len(all_but_tokens) == 1
+        if kind.code.in_words:  # with more tokens, zeros are taken off in another order
+            assert all(invariant_config(tokens, kind).tokens <= FEW_TOKENS.value for tokens in (1, 17, 64, 5000))
     found = choose_quantized_invariant("plain", MANY, FP8, BF16, H200)
     assert found.kernel == LinearKernel.SKINNY_GEMM
     assert choose_quantized_invariant("plain", 1, None, BF16, H200).kernel == LinearKernel.DEQUANTIZED

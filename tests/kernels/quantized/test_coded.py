@@ -28,8 +28,11 @@ def configs(layout: Layout) -> list[tuple[int, Config]]:
     kind, coded = kind_of(layout), coded_of(layout)
     assert kind is not None
     assert coded is not None
-    tiles = 5, TileConfig(24, 16, kind.depth, 3, 2)
-    return [tiles, (1, VectorConfig(2, 128, 1))] if coded.plain else [tiles]
+    shapes: list[tuple[int, Config]] = [(5, TileConfig(24, 16, kind.depth, 3, 2))]
+    if kind.code.in_words:
+        shapes += [(20, TileConfig(24, 32, 128, 3, 2))]
+        shapes += [] if kind.lows else [(5, TileConfig(24, 8, 256, 3, 2)), (20, TileConfig(24, 32, 256, 3, 2))]
+    return [*shapes, (1, VectorConfig(2, 128, 1))] if coded.plain else shapes
 
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:

@@ -1,0 +1,121 @@
+"""Launch shapes of products with words of eight 4-bit codes, from what an H200 took for the products of Llama-8B.
+
+- Up to 16 tokens, what counts is that many words are on their way. A step takes 512 columns, a tile of 128 for each of
+  four warps, so that K is cut within a program. Tiles have 16 rows. They have 32 where those alone give four programs
+  for each multiprocessor, and in products that do half of a norm, of which each tile leaves a sum. Where tiles of 16
+  give fewer than that, and K cannot be cut further, a step takes 1,024 columns. Programs have four steps at least.
+- With 17 to 64 tokens, tiles of 128 rows with K in parts were within 4% of the fastest, where they are enough for the
+  GPU. Where they are not, narrow tiles with deep steps were twice as fast, though words are read for each of them.
+- More take tiles of 128 by 128, if they are enough, or else of 128 by 64. Above 128 tokens those would wait for the
+  matrix instructions, and leave multiprocessors idle: there the library multiplies by dequantized rows.
+- Registers do not suffice for that where a tile has several scales, nor on other GPUs: tiles have 64 by 64 there.
+
+Weights with offsets (`lows`) have no deep steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.shapes import SPLIT_FORMS, Product
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.quantized.coding import DEPTH, Kind
+
+HOPPER = 90
+FEW, MOST_OF_A_TILE, MOST_OF_OURS = 16, 64, 128
+"""Tokens of deep steps, of one tile, and up to which the library is never asked; at most."""
+SCARCE, ROOM = 4, 8
+"""Programs of few tokens for each multiprocessor: fewer are too few, and more are not made by cutting K."""
+STEPS, LEAST_PART, PARTS = 4, 1024, (8, 4, 2)
+"""Of a program over its part of K, at least; columns of such a part, at least; how many there may be."""
+DEEP, DEEPEST = 512, 1024
+
+
+def word_config(product: Product, tokens: int, kind: Kind, target: Target) -> TileConfig:
+    """The launch shape for ``tokens``, which are a bucket."""
+    if tokens <= FEW:
+        return _few(product, max(8, tokens), kind, target)
+    wide = _wide(product, tokens, kind, target)
+    if tokens > MOST_OF_A_TILE or kind.lows or (target.small_memory and tokens == MOST_OF_A_TILE):
+        return wide
+    spills = kind.small and target.capability != HOPPER and tokens < MOST_OF_A_TILE
+    if _fills(wide, product, tokens, target) and not spills:
+        return wide
+    return few_tile(32, tokens // 2, deep_of(product.inputs, DEEP))
+
+
+def library_is_faster(product: Product, tokens: int, kind: Kind, target: Target) -> bool:
+    """Whether the library multiplies so many tokens by dequantized rows in less time."""
+    if tokens <= MOST_OF_OURS or target.capability != HOPPER or kind.small or product.form in SPLIT_FORMS:
+        return False
+    return not _fills(_largest(128), product, tokens, target)
+
+
+def deep_of(columns: int, most: int) -> int:
+    """Columns of a step, a power of two: ``most``, or fewer so that there are enough steps."""
+    depth = most
+    while depth > DEPTH and depth * STEPS > columns:
+        depth //= 2
+    return depth
+
+
+def few_tile(rows: int, tokens: int, depth: int) -> TileConfig:
+    """With a warp for each tile of 128 columns, and two for one tile."""
+    return TileConfig(rows, tokens, depth, 3 if depth >= DEEP else 4, max(2, depth // DEPTH))
+
+
+def _few(product: Product, width: int, kind: Kind, target: Target) -> TileConfig:
+    enough, most = SCARCE * target.num_multiprocessors, ROOM * target.num_multiprocessors
+    rows = 32 if product.form == "residual" or product.rows >= 32 * enough else 16
+    if kind.lows:
+        return _cut(few_tile(2 * rows, width, DEPTH), product, width, most)
+    cut = (_cut(few_tile(rows, width, depth), product, width, most) for depth in (DEEP, DEEP // 2))
+    scarce = width == 8 and product.rows < 16 * enough
+    whole = few_tile(rows, width, deep_of(product.inputs, DEEPEST if scarce else DEEP))
+    return next((config for config in cut if config.splits > 1), whole)
+
+
+def _wide(product: Product, tokens: int, kind: Kind, target: Target) -> TileConfig:
+    """Of more tokens than a few."""
+    if kind.lows or target.capability != HOPPER or (kind.small and tokens > MOST_OF_A_TILE):
+        config = _modest(min(MOST_OF_A_TILE, tokens), target)
+        return _cut(config, product, tokens, 4 * target.num_multiprocessors)
+    for width in (128, 64) if tokens > MOST_OF_A_TILE else (tokens,):
+        # Sums of 128 by 128 leave registers for one such program.
+        most = (1 if width == 128 else 2) * target.num_multiprocessors
+        config = _cut(_largest(width), product, tokens, most)
+        if _fills(config, product, tokens, target):
+            break
+    return config
+
+
+def _largest(width: int) -> TileConfig:
+    return TileConfig(128, width, DEPTH, 4 if width == 32 else 3, 8)
+
+
+def _modest(width: int, target: Target) -> TileConfig:
+    """That needs few registers."""
+    if width == 32:
+        return TileConfig(32, width, DEPTH, 4, 2)
+    return TileConfig(64, width, DEPTH, 2 if target.small_memory else 3, 4)
+
+
+def _programs(config: TileConfig, product: Product, tokens: int) -> int:
+    return config.tiles(product.rows) * -(-tokens // config.tokens) * config.splits
+
+
+def _fills(config: TileConfig, product: Product, tokens: int, target: Target) -> bool:
+    """Whether most multiprocessors have a program."""
+    return 4 * _programs(config, product, tokens) >= 3 * target.num_multiprocessors
+
+
+def _cut(config: TileConfig, product: Product, tokens: int, most: int) -> TileConfig:
+    """With K in as many parts as ``most`` programs allow."""
+    if product.form in SPLIT_FORMS:
+        for splits in PARTS:
+            cut = replace(config, splits=splits)
+            long = product.inputs // splits >= max(LEAST_PART, STEPS * config.depth)
+            if long and cut.fits(product.inputs) and _programs(cut, product, tokens) <= most:
+                return cut
+    return config

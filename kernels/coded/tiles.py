@@ -7,6 +7,7 @@ Where something is taken off each group, or a tile has parts of two, numbers are
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.products import rounded_product
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen
 from pagebus.kernels.coded.weights import WORDS
@@ -92,7 +93,8 @@ def _narrow_sum(
         wide = widen(w, tl.float32, CODE, NATIVE)
         if zero_ptr is not None:
             wide -= _of_either(tl.load(zero_ptr + one), tl.load(zero_ptr + two), same, WIDTH % BLOCK_K == 0)
-        wide *= _of_either(load_scale(scale_ptr, one), load_scale(scale_ptr, two), same, WIDTH % BLOCK_K == 0)
+        scale = _of_either(load_scale(scale_ptr, one), load_scale(scale_ptr, two), same, WIDTH % BLOCK_K == 0)
+        wide = rounded_product(wide, scale, NATIVE)
         if low_ptr is not None:
             wide -= _of_either(tl.load(low_ptr + one), tl.load(low_ptr + two), same, WIDTH % BLOCK_K == 0)
         acc = tl.dot(wide.to(TYPE), tl.trans(x), acc, input_precision=PRECISION)

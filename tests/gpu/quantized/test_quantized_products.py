@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.coded.rounding import round_tokens, round_tokens_reference
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import linear as coded_linear
@@ -25,7 +26,6 @@ from pagebus.kernels.quantized.products import (
     partial_linear,
     partial_linear_invariant,
 )
-from pagebus.kernels.quantized.rounding import round_tokens, round_tokens_reference
 from tests.gpu.errors import worst_row
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w4_words, w8_blocks, w8_rows
 

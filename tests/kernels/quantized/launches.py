@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
+from pagebus.kernels.coded.rounding import round_tokens, scale_sums
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.quantized.choice import LEAST_OF_E4M3
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.experts import QuantizedExperts, moe_experts
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 from pagebus.kernels.quantized.products import gated_linear, linear_invariant, partial_linear
-from pagebus.kernels.quantized.rounding import round_tokens, scale_sums
 from pagebus.kernels.quantized.words import num_words
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8

@@ -105,7 +105,7 @@ def test_deterministic_is_the_same_for_any_number_of_tokens() -> None:
 def test_a_users_table_comes_first(tmp_path: Path) -> None:
     """By the layout's name; None is the library."""
     config = TileConfig(64, 16, 128, 6, 4)
-    product = Product("plain", 4096, 4096, "fp8")
+    product = Product("plain", 4096, 4096, "fp8-rounded")
     merge_table(user_path(H200, tmp_path), product, {8: config, 16: None})
     read_user_tables(tmp_path)
     try:

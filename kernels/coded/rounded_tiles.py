@@ -6,6 +6,7 @@ as many columns, and the sum of these columns is multiplied by both in float32.
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.loads import load_tiles
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.common.triton import tl, triton
 
@@ -46,13 +47,7 @@ def rounded_sum(
     token = tl.load(tokens + group, mask=present[None, :], other=0.0)
     sums = tl.zeros(acc.shape, SUMS)
     for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
-        if EVEN_K:
-            x = tl.load(inputs + k, mask=there, other=0.0)
-            w = tl.load(numbers + k) if EVEN_N else tl.load(numbers + k, mask=exists, other=0.0)
-        else:
-            inside = (column + k < part)[None, :]
-            x = tl.load(inputs + k, mask=there & inside, other=0.0)
-            w = tl.load(numbers + k, mask=exists & inside, other=0.0)
+        x, w = load_tiles(inputs, numbers, there, exists, column, k, part, EVEN_K, EVEN_N)
         if WIDTH:
             # Before the product, so that they are there when the next one is; the last ones are asked for twice.
             group = tl.minimum(begin + k + BLOCK_K, size - 1) // WIDTH

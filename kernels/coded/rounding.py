@@ -1,4 +1,4 @@
-"""Activations in 8 bits, with a scale of each token, for the library's products of many tokens."""
+"""Activations in 8 bits, with a scale of each token, for products of 8 bits by 8 bits."""
 
 from __future__ import annotations
 

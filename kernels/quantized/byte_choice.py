@@ -4,7 +4,8 @@ Of rows with one scale each, one token takes vectors, whose inputs are not round
 
 - where tokens may be rounded, both operands come from shared memory, and what counts is how much of the weight is on
   its way from memory: few tiles for each multiprocessor get many stages, many tiles few. Above 64 tokens, or 128 where
-  K may be cut, the library is faster;
+  K may be cut, the library is faster. Of int8 it is slow, because it stores its sums: up to 256 tokens take tiles on
+  Hopper;
 - otherwise numbers are converted in registers. Up to 32 tokens, tiles are for two warps: too few for Hopper's own
   instructions, whose operands of 8 bits take more instructions to arrange. Such tiles have 32 rows where registers
   would not suffice for 64, or programs would be few. Many tokens take tiles of 128 by 128 on Hopper.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config, Product
@@ -38,8 +40,10 @@ def choose_of_bytes(product: Product, tokens: int, kind: Kind, target: Target, *
         return _vectors(product, kind, target)
     if not rounded:
         return _converted(product, tokens, kind, target)
-    parts = product.form in SPLIT_FORMS and target.capability == HOPPER
-    return None if tokens > (MOST_IN_PARTS if parts else MOST_IN_TILES) else _rounded(product, tokens, target)
+    hopper = target.capability == HOPPER
+    if tokens <= (MOST_IN_PARTS if product.form in SPLIT_FORMS and hopper else MOST_IN_TILES):
+        return _rounded(product, tokens, target)
+    return _whole(product, target) if hopper and kind.code == Code.INT8 else None
 
 
 def _vectors(product: Product, kind: Kind, target: Target) -> VectorConfig:
@@ -64,6 +68,15 @@ def _rounded(product: Product, tokens: int, target: Target) -> TileConfig:
     return _cut(config, product, target, programs) if split else config
 
 
+def _whole(product: Product, target: Target) -> TileConfig:
+    """For up to 256 tokens in int8, tiles of 128 of them."""
+    config = TileConfig(128, 128, 128, 4, 8, rounded=True)
+    if product.form in SPLIT_FORMS:
+        return _cut(config, product, target, 0.5)
+    short = replace(config, rows=64, warps=4)
+    return short if short.tiles(product.rows) <= target.num_multiprocessors else config
+
+
 def _converted(product: Product, tokens: int, kind: Kind, target: Target) -> TileConfig:
     split, width, depth, small = product.form in SPLIT_FORMS, max(16, tokens), kind.depth, kind.small
     hopper, programs = target.capability == HOPPER, PROGRAMS * target.num_multiprocessors
@@ -80,7 +93,7 @@ def _converted(product: Product, tokens: int, kind: Kind, target: Target) -> Til
     return _cut(config, product, target, PROGRAMS) if split else config
 
 
-def _cut(config: TileConfig, product: Product, target: Target, programs: int) -> TileConfig:
+def _cut(config: TileConfig, product: Product, target: Target, programs: float) -> TileConfig:
     """With K in as many parts as give each multiprocessor up to ``programs``."""
     most = programs * target.num_multiprocessors
     for splits in (8, 4, 2):

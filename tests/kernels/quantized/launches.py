@@ -75,8 +75,8 @@ EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = 
 FEW_EXPERTS = ("fp8 128x128", "mxfp4")
 FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
-ROUNDED_TOKENS = {90: (8, 16, 32, 64, 1, 128)}
-"""Of weights whose tokens are rounded."""
+ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
+"""Of weights whose tokens are rounded, on Hopper."""
 
 
 def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -93,7 +93,7 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"rounded to {dtype}", partial(round_tokens, _meta(300, 4096, dtype=torch.bfloat16), dtype)
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
         make = partial(_rows, dtype, rounded=True)
-        for number, tokens in enumerate(ROUNDED_TOKENS.get(arch, (8, 64)) if dtype == E4M3 else (64,)):
+        for number, tokens in enumerate(ROUNDED_TOKENS[dtype] if arch == 90 else (8, 64)):
             product = (gated_linear, partial_linear)[number % 2]
             yield f"quantized {dtype}, {tokens} rounded tokens", partial(_launch, product, make, tokens)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)

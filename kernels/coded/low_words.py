@@ -5,6 +5,7 @@ Weights are rounded to 16 bits, as dequantized ones are, slice by slice of 16 co
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.products import rounded_product
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen_words, word_offset
 from pagebus.kernels.coded.weights import WORDS
@@ -59,7 +60,7 @@ def low_words_sum(
                 if zero_ptr is not None and GROUP < 128:
                     numbers -= zero[group].to(TYPE)[:, None]
                 if low_ptr is not None:  # weights are rounded to 16 bits, as dequantized ones are
-                    wide = numbers.to(tl.float32) * scale[group][:, None]
+                    wide = rounded_product(numbers.to(tl.float32), scale[group][:, None], NATIVE)
                     numbers = (wide - low[group][:, None]).to(TYPE)
                 total = tl.dot(numbers, tl.trans(x[index]), total, input_precision=PRECISION)
             if WIDTH and low_ptr is None:

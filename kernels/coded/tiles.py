@@ -7,6 +7,8 @@ Where something is taken off each group, or a tile has parts of two, numbers are
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.loads import load_tiles
+from pagebus.kernels.coded.products import rounded_product
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen
 from pagebus.kernels.coded.weights import WORDS
@@ -78,13 +80,7 @@ def _narrow_sum(
     numbers = numbers_ptr + row.to(tl.int64)[:, None] * size + begin + column[None, :]
     inputs += column[None, :]
     for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
-        if EVEN_K:
-            x = tl.load(inputs + k, mask=present, other=0.0)
-            w = tl.load(numbers + k) if EVEN_N else tl.load(numbers + k, mask=exists, other=0)
-        else:
-            inside = (column + k < part)[None, :]
-            x = tl.load(inputs + k, mask=present & inside, other=0.0)
-            w = tl.load(numbers + k, mask=exists & inside, other=0)
+        x, w = load_tiles(inputs, numbers, present, exists, column, k, part, EVEN_K, EVEN_N)
         first = (begin + k) // WIDTH
         last = tl.minimum(begin + k + BLOCK_K, size) - 1
         one, two = scales + first * stride_group, scales + last // WIDTH * stride_group
@@ -92,7 +88,8 @@ def _narrow_sum(
         wide = widen(w, tl.float32, CODE, NATIVE)
         if zero_ptr is not None:
             wide -= _of_either(tl.load(zero_ptr + one), tl.load(zero_ptr + two), same, WIDTH % BLOCK_K == 0)
-        wide *= _of_either(load_scale(scale_ptr, one), load_scale(scale_ptr, two), same, WIDTH % BLOCK_K == 0)
+        scale = _of_either(load_scale(scale_ptr, one), load_scale(scale_ptr, two), same, WIDTH % BLOCK_K == 0)
+        wide = rounded_product(wide, scale, NATIVE)
         if low_ptr is not None:
             wide -= _of_either(tl.load(low_ptr + one), tl.load(low_ptr + two), same, WIDTH % BLOCK_K == 0)
         acc = tl.dot(wide.to(TYPE), tl.trans(x), acc, input_precision=PRECISION)
@@ -125,13 +122,7 @@ def _bytes_sum(
     elif zero_ptr is not None:
         zero = tl.load(zero_ptr + scales).to(TYPE)[:, None]
     for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
-        if EVEN_K:
-            x = tl.load(inputs + k, mask=present, other=0.0)
-            w = tl.load(numbers + k) if EVEN_N else tl.load(numbers + k, mask=exists, other=0)
-        else:
-            inside = (column + k < part)[None, :]
-            x = tl.load(inputs + k, mask=present & inside, other=0.0)
-            w = tl.load(numbers + k, mask=exists & inside, other=0)
+        x, w = load_tiles(inputs, numbers, present, exists, column, k, part, EVEN_K, EVEN_N)
         w = widen(w, TYPE, CODE, NATIVE)
         if zero_ptr is not None:
             if WIDTH:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pagebus.kernels.coded.rounding import GROUP
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import tl
 
@@ -100,6 +101,17 @@ def tile_arguments(weight: Coded | torch.Tensor) -> dict[str, Any]:
         return DENSE_TILES
     others = {"low_ptr": weight.low, "whole_ptr": weight.whole, "table_ptr": weight.table}
     return coded_arguments(weight) | others
+
+
+def rounded_numbers(weight: Coded) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Numbers of 8 bits as what tensor cores multiply by tokens of the same format: [N, K] int8 or float8_e4m3fn, and
+    the arguments of kernels of tiles."""
+    assert weight.code in (Code.INT8, Code.E4M3)
+    assert weight.width in (0, GROUP)
+    assert weight.zero is None
+    assert weight.low is None
+    numbers = weight.numbers if weight.code == Code.INT8 else weight.numbers.view(torch.float8_e4m3fn)
+    return numbers, tile_arguments(weight) | {"CODE": int(Code.DENSE), "NATIVE": PORTABLE}
 
 
 def instructions_for(device: torch.device) -> int:

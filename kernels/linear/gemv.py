@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pagebus.kernels.coded.quads import quads, quads_vector
 from pagebus.kernels.coded.vectors import coded_vector, vector_numbers
 from pagebus.kernels.coded.weights import Coded, coded_arguments, numbers_of, shape_of
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
@@ -76,6 +77,7 @@ def _vector_kernel(
     BLOCK_M: tl.constexpr,  # T rounded up
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,
+    QUADS: tl.constexpr,  # weights are read four columns at a time
     PDL: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -85,11 +87,13 @@ def _vector_kernel(
     present = (token < num_tokens)[:, None]
     if PDL:
         gdc_launch_dependents()
-    if CODE:
+    if QUADS:
+        numbers = quads(weight_ptr, row, 0, size, EVEN_K, BLOCK_K)
+    elif CODE:
         numbers = vector_numbers(weight_ptr, row, 0, size, CODE, EVEN_K, BLOCK_K)
     else:
         w = tl.load(weights, mask=(column < size)[None, :], other=0.0)
-    if AHEAD == 2:
+    if AHEAD == 2 and not CODE:
         second = tl.load(weights + BLOCK_K, mask=(column + BLOCK_K < size)[None, :], other=0.0)
     if residual_ptr is not None:
         norm = tl.load(norm_ptr + row)
@@ -100,7 +104,11 @@ def _vector_kernel(
     if residual_ptr is not None:
         places, mask = tile_places(tile, token, num_tokens, num_rows, BLOCK_N, BLOCK_N)
         residual = tl.load(residual_ptr + places, mask=mask, other=0.0)
-    if CODE:
+    if QUADS:
+        total = quads_vector(
+            numbers, x_ptr, weight_ptr, scale_ptr, row, size, CODE, EVEN_K, BLOCK_K, AHEAD, NATIVE
+        )  # fmt: skip
+    elif CODE:
         total = coded_vector(
             numbers, x_ptr, weight_ptr, scale_ptr, zero_ptr, stride_scale, stride_group, row, size, CODE, HEIGHT, WIDTH,
             EVEN_K, BLOCK_K, NATIVE,
@@ -145,6 +153,13 @@ def _vector_kernel(
         )  # fmt: skip
 
 
+def _in_quads(x: torch.Tensor, weight: torch.Tensor | Coded) -> bool:
+    """Whether these are rows of 8 bits that can be read as words, and inputs four at a time."""
+    if not isinstance(weight, Coded) or weight.code.in_words or weight.width or weight.zero is not None:
+        return False
+    return weight.inputs % 4 == 0 and x.itemsize == 2 and x.data_ptr() % 8 == 0
+
+
 def vector_linear(
     x: torch.Tensor,
     weight: torch.Tensor | Coded,
@@ -187,6 +202,7 @@ def vector_linear(
         BLOCK_M=next_power_of_2(num_tokens),
         BLOCK_K=config.depth,
         AHEAD=config.ahead,
+        QUADS=_in_quads(x, weight),
         num_warps=config.warps,
         **pdl(x.device),
     )

@@ -22,6 +22,8 @@ FORMS = ("plain", "wide", "gated", "partial", "residual")
 """What becomes of a product: see `pagebus.kernels.linear.linear`."""
 SPLIT_FORMS = ("partial", "residual")
 """Those of which sums over parts of K are added up by someone."""
+ROUNDED = "-rounded"
+"""How names of layouts end whose activations may be rounded to the same 8 bits."""
 
 
 class LinearKernel(StrEnum):
@@ -84,11 +86,20 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
-    if product.layout and not (isinstance(config, TileConfig) and not config.tma):
+    if product.layout and not _is_legal_of_codes(product.layout, config):
+        return False
+    if not product.layout and isinstance(config, TileConfig) and config.rounded:
         return False
     if not config.fits(product.inputs) or (config.splits > 1 and product.form not in SPLIT_FORMS):
         return False
     return isinstance(config, TileConfig) or (product.form != "residual" and bucket > 64)
+
+
+def _is_legal_of_codes(layout: str, config: Config) -> bool:
+    """Of quantized weights only those that are multiplied as they are may come through TMA."""
+    if not isinstance(config, TileConfig):
+        return False
+    return layout.endswith(ROUNDED) if config.rounded else not config.tma
 
 
 def bucket_of(num_tokens: int) -> int:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pagebus.kernels.coded.rounded_tiles import rounded_sum
+from pagebus.kernels.coded.rounding import round_tokens
 from pagebus.kernels.coded.tiles import coded_sum
-from pagebus.kernels.coded.weights import WORDS, Coded, numbers_of, shape_of, tile_arguments
+from pagebus.kernels.coded.weights import WORDS, Coded, numbers_of, rounded_numbers, shape_of, tile_arguments
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
@@ -41,6 +43,7 @@ class TileConfig:
     """Launch shape: ``rows`` (even) of weights by ``tokens``, ``depth`` of K at a time, K in ``splits`` parts.
 
     ``tma``: tiles come through the tensor memory accelerator (Hopper and later; ``rows`` is a power of two then).
+    ``rounded``: tokens are rounded to the weights' 8 bits, each with a scale of its own, and are multiplied as such.
     """
 
     rows: int
@@ -50,6 +53,7 @@ class TileConfig:
     warps: int
     splits: int = 1
     tma: bool = False
+    rounded: bool = False
 
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights."""
@@ -85,10 +89,12 @@ def _tiles_kernel(
     table_ptr,
     stride_scale,
     stride_group,
+    tokens_ptr,  # None, or [T], with WIDTH [T, ceil(K / WIDTH)]: scales of x, which is of the weights' 8 bits
     CODE: tl.constexpr,  # 0: weights are as x
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     NATIVE: tl.constexpr,
+    WHOLE: tl.constexpr,  # weights and x are int8
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
@@ -104,6 +110,7 @@ def _tiles_kernel(
     PREFETCHED: tl.constexpr,
     PIECES: tl.constexpr,  # of a row that is prefetched, so that all threads take part
     PRECISION: tl.constexpr,
+    UNPROMOTED: tl.constexpr,  # columns of float8 that are summed up in 14 bits: all 14336 would be 2% wrong
     PDL: tl.constexpr,
 ):
     tile, split = tl.program_id(1), tl.program_id(2)
@@ -117,6 +124,16 @@ def _tiles_kernel(
         inputs = x_ptr + token.to(tl.int64)[:, None] * stride_x + begin + column[None, :]
     if residual_ptr is not None:
         norm = tl.load(norm_ptr + row)
+    # Through TMA, gate and up are tiles of their own; otherwise, so that they may be small, two halves of one.
+    PAIR: tl.constexpr = TMA and GATED
+    if PAIR:
+        pair_row = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        pair_row = tl.where(pair_row < num_rows // 2, pair_row, 0)
+    SCALED: tl.constexpr = tokens_ptr is not None and not WIDTH
+    if SCALED:
+        scale = tl.load(scale_ptr + (pair_row if PAIR else row))[:, None]
+        if PAIR:
+            up_scale = tl.load(scale_ptr + num_rows // 2 + pair_row)[:, None]
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
@@ -130,9 +147,9 @@ def _tiles_kernel(
     if residual_ptr is not None:
         places, mask = tile_places(tile, token, num_tokens, num_rows, BLOCK_N, ROWS)
         residual = tl.load(residual_ptr + places, mask=mask, other=0.0)
-    # Through TMA, gate and up are tiles of their own; otherwise, so that they may be small, two halves of one.
-    PAIR: tl.constexpr = TMA and GATED
-    acc = tl.zeros((BLOCK_N // 2 if PAIR else BLOCK_N, BLOCK_M), tl.float32)
+    if SCALED:
+        token_scale = tl.load(tokens_ptr + token, mask=token < num_tokens, other=0.0)[None, :]
+    acc = tl.zeros((BLOCK_N // 2 if PAIR else BLOCK_N, BLOCK_M), tl.int32 if WHOLE and SCALED else tl.float32)
     up = acc
     present, exists = (token < num_tokens)[:, None], exists[:, None]
     if CODE:
@@ -141,12 +158,19 @@ def _tiles_kernel(
             low_ptr, whole_ptr, table_ptr, stride_scale, stride_group, row, exists, begin, part, size, CODE, HEIGHT,
             WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
         )  # fmt: skip
+    elif tokens_ptr is not None and WIDTH:
+        acc = rounded_sum(
+            acc, x_ptr + token.to(tl.int64)[:, None] * stride_x + begin,
+            tokens_ptr + token.to(tl.int64)[None, :] * tl.cdiv(size, WIDTH), token < num_tokens, weight_ptr, scale_ptr,
+            stride_scale, stride_group, row, exists, begin, part, size, HEIGHT, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES,
+            WHOLE,
+        )  # fmt: skip
     else:
         for k in tl.range(0, part, BLOCK_K, num_stages=STAGES):
             if PAIR:
                 x = x_ptr.load([tl.program_id(0) * BLOCK_M, k])
-                acc = tl.dot(weight_ptr.load([tile * (BLOCK_N // 2), k]), tl.trans(x), acc)
-                up = tl.dot(weight_ptr.load([num_rows // 2 + tile * (BLOCK_N // 2), k]), tl.trans(x), up)
+                acc = _dot(weight_ptr.load([tile * (BLOCK_N // 2), k]), x, acc, PRECISION, UNPROMOTED)
+                up = _dot(weight_ptr.load([num_rows // 2 + tile * (BLOCK_N // 2), k]), x, up, PRECISION, UNPROMOTED)
             else:
                 if TMA:
                     x = x_ptr.load([tl.program_id(0) * BLOCK_M, begin + k])
@@ -159,7 +183,11 @@ def _tiles_kernel(
                     inside = (column + k < part)[None, :]
                     x = tl.load(inputs + k, mask=present & inside, other=0.0)
                     w = tl.load(first + column[None, :] + k, mask=exists & inside, other=0.0)
-                acc = tl.dot(w, tl.trans(x), acc, input_precision=PRECISION)
+                acc = _dot(w, x, acc, PRECISION, UNPROMOTED)
+    if SCALED:
+        acc = acc.to(tl.float32) * (scale * token_scale)
+        if PAIR:
+            up = up.to(tl.float32) * (up_scale * token_scale)
     if residual_ptr is not None and SPLITS > 1:
         split_sums_ptr += places
         distance = num_tokens.to(tl.int64) * num_rows
@@ -173,14 +201,12 @@ def _tiles_kernel(
         for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
     if squares_ptr is not None:
-        scale = inverse_rms(squares, size, eps)[None, :]
-        acc *= scale
+        inverse = inverse_rms(squares, size, eps)[None, :]
+        acc *= inverse
         if PAIR:
-            up *= scale
+            up *= inverse
     if PAIR:
-        column = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
-        column = tl.where(column < num_rows // 2, column, 0)
-        acc, up = add_bias(acc, bias_ptr, column), add_bias(up, bias_ptr, num_rows // 2 + column)
+        acc, up = add_bias(acc, bias_ptr, pair_row), add_bias(up, bias_ptr, num_rows // 2 + pair_row)
     else:
         acc = add_bias(acc, bias_ptr, row)
         if GATED:
@@ -196,6 +222,11 @@ def _tiles_kernel(
         store_residual(
             acc, residual, norm, tile, residual_ptr, out_ptr, new_squares_ptr, token, num_tokens, num_rows, ROWS
         )  # fmt: skip
+
+
+@triton.jit
+def _dot(w, x, acc, PRECISION: tl.constexpr, UNPROMOTED: tl.constexpr):
+    return tl.dot(w, tl.trans(x), acc, PRECISION, max_num_imprecise_acc=UNPROMOTED, out_dtype=acc.dtype)
 
 
 def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
@@ -227,6 +258,11 @@ def tiles_linear(
     norm's weight.
     """
     (num_tokens, size), (num_rows, _), numbers = x.shape, shape_of(weight), numbers_of(weight)
+    tokens, meaning = None, tile_arguments(weight)
+    if config.rounded:
+        assert isinstance(weight, Coded)
+        numbers, meaning = rounded_numbers(weight)
+        x, tokens = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
     assert config.fits(size)
     assert after is None or not gated
     if config.splits > 1 and after is None:
@@ -236,10 +272,11 @@ def tiles_linear(
     block, sources = next_power_of_2(config.rows), (x, numbers)
     if config.tma:
         assert block == config.rows
-        assert isinstance(weight, torch.Tensor)
+        assert not meaning["CODE"]
+        assert not meaning["WIDTH"]
         sources = (
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
-            TensorDescriptor.from_tensor(weight, [block // 2 if gated else block, config.depth]),
+            TensorDescriptor.from_tensor(numbers, [block // 2 if gated else block, config.depth]),
         )
     prefetched = _prefetched(numbers, config) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
@@ -256,7 +293,9 @@ def tiles_linear(
         num_rows,
         size,
         0.0 if before is None else before.eps,
-        **tile_arguments(weight),
+        **meaning,
+        tokens_ptr=tokens,
+        WHOLE=numbers.dtype == torch.int8 and tokens is not None,
         GATED=gated,
         PARTS=parts,
         BLOCK_PARTS=next_power_of_2(parts),
@@ -272,6 +311,7 @@ def tiles_linear(
         PREFETCHED=prefetched,
         PIECES=max(1, min(8, 32 * config.warps // block)),
         PRECISION="ieee",
+        UNPROMOTED=config.depth if numbers.dtype == torch.float8_e4m3fn else None,
         num_warps=config.warps,
         **pdl(x.device),
     )

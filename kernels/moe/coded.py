@@ -1,8 +1,9 @@
 """Products of pairs with their experts' quantized weights on tensor cores, for any number of tokens.
 
-The loop over K is that of dense products (`pagebus.kernels.coded`): numbers become 16 bits in registers, activations
-stay in 16 bits, sums are float32. Pairs are sorted into items as for `pagebus.kernels.moe.grouped`; few pairs are items
-of one pair each, in the order in which they come. Rows of gate and up that belong together are in one tile.
+The loop over K is that of dense products (`pagebus.kernels.coded`): numbers become 16 bits in registers and activations
+stay in 16 bits, or both are multiplied in 8 bits. Sums are float32. Pairs are sorted into items as for
+`pagebus.kernels.moe.grouped`; few pairs are items of one pair each, in the order in which they come. Rows of gate and
+up that belong together are in one tile.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from pagebus.kernels.coded.rounded_tiles import rounded_sum
+from pagebus.kernels.coded.rounding import round_tokens
 from pagebus.kernels.coded.tiles import coded_sum
-from pagebus.kernels.coded.weights import Coded, tile_arguments
+from pagebus.kernels.coded.weights import Coded, rounded_numbers, tile_arguments
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.linear.epilogue import split_gated, tile_rows
@@ -46,9 +49,10 @@ class CodedExperts(NamedTuple):
 def _tile(
     item, tile, x_ptr, weight_ptr, bias_ptr, out_ptr, order_ptr, items_ptr, stride_x, num_rows, size, stride_weights,
     stride_scales, alpha, limit, scale_ptr, zero_ptr, low_ptr, whole_ptr, table_ptr, stride_scale, stride_group,
-    CODE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NATIVE: tl.constexpr, GATED: tl.constexpr,
-    KIND: tl.constexpr, TOP_K: tl.constexpr, EVEN_K: tl.constexpr, EVEN_N: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    tokens_ptr, CODE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, NATIVE: tl.constexpr,
+    WHOLE: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, TOP_K: tl.constexpr, EVEN_K: tl.constexpr,
+    EVEN_N: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of an item: parameters are those of `_coded_kernel`."""
     place = tl.arange(0, BLOCK_M)
@@ -69,12 +73,20 @@ def _tile(
         low_ptr += expert * stride_scales
     if whole_ptr is not None:
         whole_ptr += expert * num_rows
-    acc = coded_sum(
-        tl.zeros((ROWS, BLOCK_M), tl.float32), x_ptr + source.to(tl.int64)[:, None] * stride_x, present[:, None],
-        weight_ptr + expert * stride_weights, scale_ptr, zero_ptr, low_ptr, whole_ptr, table_ptr, stride_scale,
-        stride_group, row, exists[:, None], 0, size, size, CODE, HEIGHT, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES,
-        PRECISION, NATIVE,
-    )  # fmt: skip
+    acc, source, exists = tl.zeros((ROWS, BLOCK_M), tl.float32), source.to(tl.int64), exists[:, None]
+    if tokens_ptr is not None:
+        groups = tl.cdiv(size, WIDTH) if WIDTH else 1
+        acc = rounded_sum(
+            acc, x_ptr + source[:, None] * stride_x, tokens_ptr + source[None, :] * groups, present,
+            weight_ptr + expert * stride_weights, scale_ptr, stride_scale, stride_group, row, exists, 0, size, size,
+            HEIGHT, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, WHOLE,
+        )  # fmt: skip
+    else:
+        acc = coded_sum(
+            acc, x_ptr + source[:, None] * stride_x, present[:, None], weight_ptr + expert * stride_weights, scale_ptr,
+            zero_ptr, low_ptr, whole_ptr, table_ptr, stride_scale, stride_group, row, exists, 0, size, size, CODE,
+            HEIGHT, WIDTH, EVEN_K, EVEN_N, BLOCK_K, STAGES, PRECISION, NATIVE,
+        )  # fmt: skip
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + expert * num_rows + row).to(tl.float32)[:, None]
     HALVES: tl.constexpr = 2 if GATED else 1
@@ -111,10 +123,12 @@ def _coded_kernel(
     table_ptr,
     stride_scale,
     stride_group,
+    tokens_ptr,  # None, or the scales of x, which is of the weights' 8 bits: [T] or [T, ceil(K / WIDTH)]
     CODE: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     NATIVE: tl.constexpr,
+    WHOLE: tl.constexpr,  # weights and x are int8
     GATED: tl.constexpr,
     KIND: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -137,8 +151,8 @@ def _coded_kernel(
         _tile(
             item, tile, x_ptr, weight_ptr, bias_ptr, out_ptr, order_ptr, items_ptr, stride_x, num_rows, size,
             stride_weights, stride_scales, alpha, limit, scale_ptr, zero_ptr, low_ptr, whole_ptr, table_ptr,
-            stride_scale, stride_group, CODE, HEIGHT, WIDTH, NATIVE, GATED, KIND, TOP_K, EVEN_K, EVEN_N, ROWS, BLOCK_M,
-            BLOCK_K, STAGES, PRECISION,
+            stride_scale, stride_group, tokens_ptr, CODE, HEIGHT, WIDTH, NATIVE, WHOLE, GATED, KIND, TOP_K, EVEN_K,
+            EVEN_N, ROWS, BLOCK_M, BLOCK_K, STAGES, PRECISION,
         )  # fmt: skip
 
 
@@ -165,13 +179,17 @@ def _launch(
     config: TileConfig, *, gated: bool,
 ) -> torch.Tensor:  # fmt: skip
     """One of both products, into ``out`` [P, columns]."""
-    size, num_rows = weight.inputs, weight.rows
+    size, num_rows, numbers = weight.inputs, weight.rows, weight.numbers
+    tokens, meaning = None, tile_arguments(weight)
+    if config.rounded:
+        numbers, meaning = rounded_numbers(weight)
+        x, tokens = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
     assert x.stride(1) == 1
     assert all(part is None or part.is_contiguous() for part in (weight.numbers, weight.scale, weight.zero, weight.low))
     _coded_kernel[(len(items) * config.tiles(num_rows),)](
-        x, weight.numbers, bias, out, *items.arguments, x.stride(0), num_rows, size, weight.numbers.stride(0),
+        x, numbers, bias, out, *items.arguments, x.stride(0), num_rows, size, weight.numbers.stride(0),
         weight.scale.stride(0), gate.alpha, gate.limit,
-        **tile_arguments(weight),
+        **meaning, tokens_ptr=tokens, WHOLE=numbers.dtype == torch.int8,
         GATED=gated, KIND=str(gate.kind), TOP_K=items.experts.shape[1], EVEN_K=size % config.depth == 0,
         EVEN_N=num_rows % config.rows == 0, ROWS=config.rows, BLOCK_M=config.tokens, BLOCK_K=config.depth,
         STAGES=config.stages, PRECISION="ieee", num_warps=config.warps, **pdl(x.device),

@@ -1,22 +1,15 @@
 """Chooses what multiplies by a quantized weight, by tokens, sizes and layout: as measured where it was, else by a rule.
 
-The rule, until times on GPUs say better:
+The rules for 8 bits are in `pagebus.kernels.quantized.byte_choice`, those for words of 4 bits in
+`pagebus.kernels.quantized.word_choice`. Of both:
 
-- words of 4 bits have measured ones of their own, `pagebus.kernels.quantized.word_choice`; the following is of 8 bits;
-- one token takes vectors where rows have scales, and tiles otherwise;
-- up to 64 tokens take one tile of tokens, as wide as their bucket. Up to 32, it is for two warps: too few for Hopper's
-  own instructions, whose operands of 8 bits take more instructions to arrange;
-- such tiles have 64 rows, or 32 where 64 would give the GPU fewer than two programs for each multiprocessor, and where
-  registers would not suffice. K is cut as far as programs are lacking;
-- more tokens take tiles of 128 by 128 on Hopper, and of 64 by 64 where registers would not suffice;
 - products into the residual of up to 16 tokens do half of the next norm, as they do in 16 bits;
-- from 65 tokens on, activations that may be rounded are, and the library multiplies 8 bits by 8 bits;
-- above 256 tokens, others are dequantized into a scratch for the library's product of 16 bits.
+- above 256 tokens, the library multiplies 8 bits by 8 bits where activations may be rounded. Other weights are
+  dequantized into a scratch for its product of 16 bits.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -24,26 +17,20 @@ import torch
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
-from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.shapes import BUCKETS, SPLIT_FORMS, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.word_choice import library_is_faster, word_config
 
 MOST_OF_RESIDUALS = 16
-MOST_UNROUNDED = 64
-"""Tokens whose activations are not rounded."""
 MOST_OF_WORDS = 32
 """Tokens of a tile of words whose zeros are taken off sums, `pagebus.kernels.coded.word_tiles`: wider tiles take them
 off each number."""
-HOPPER, LEAST_OF_E4M3 = 90, 89
-"""Compute capabilities: whose instructions keep sums of 128 by 128 in few registers, and from which on the library
-multiplies float8."""
+LEAST_OF_E4M3 = 89
+"""The compute capability from which on float8 is multiplied."""
 OTHER = "other"
 """How a layout is called that no kernel reads."""
-PROGRAMS, LEAST_PART = 2, 1024
-"""For each multiprocessor, from which tiles are not made smaller; and columns of a part of K, at least."""
-VECTORS = VectorConfig(4, 1024, 4)
 
 
 def choose_quantized(
@@ -104,15 +91,12 @@ def _choose(
     if found is not None:
         config, source = found
         why = f"{source}: {'the library was' if config is None else 'this was'} fastest"
-    elif library is not LinearKernel.DEQUANTIZED and tokens > MOST_UNROUNDED and not half_normed:
-        config, source = None, Source.RULE
-    elif kind.code.in_words and library_is_faster(product, tokens, kind, target) and not half_normed:
-        config, source, why = None, Source.RULE, "a rule: few tiles of many tokens"
     else:
-        config, source = _rule(product, tokens, kind, target), Source.RULE
-        why = "a rule: quantized weights have no cost model yet"
+        rounded = library is not LinearKernel.DEQUANTIZED
+        config, source = _rule(product, tokens, kind, target, rounded=rounded), Source.RULE
+        why = why if config is None and rounded else _why(config)
     if half_normed and config is None:
-        config, source, why = _rule(product, tokens, kind, target), Source.RULE, "completes a norm"
+        config, source, why = _ours(product, tokens, kind, target), Source.RULE, "completes a norm"
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
 
 
@@ -134,27 +118,21 @@ def _library(product: Product, kind: Kind | None, dtype: torch.dtype, target: Ta
     return LinearKernel.SCALED_MM, "activations are rounded to float8"
 
 
-def _rule(product: Product, tokens: int, kind: Kind, target: Target) -> Config:
+def _why(config: Config | None) -> str:
+    if config is None:
+        return "a rule: few tiles of many tokens"
+    rule = "a rule: quantized weights have no cost model yet"
+    return f"{rule}; tokens are rounded to 8 bits" if isinstance(config, TileConfig) and config.rounded else rule
+
+
+def _rule(product: Product, tokens: int, kind: Kind, target: Target, *, rounded: bool) -> Config | None:
+    if not kind.code.in_words:
+        return choose_of_bytes(product, tokens, kind, target, rounded=rounded)
+    return None if library_is_faster(product, tokens, kind, target) else _ours(product, tokens, kind, target)
+
+
+def _ours(product: Product, tokens: int, kind: Kind, target: Target) -> Config | None:
+    """A kernel of ours, which does not round activations."""
     if kind.code.in_words:
         return word_config(product, tokens, kind, target)
-    if tokens == 1 and not kind.width:
-        return VECTORS
-    width, depth, small = max(16, tokens), kind.depth, kind.small
-    if width > 64 and not small and target.capability == HOPPER:
-        return TileConfig(128, 128, depth, 3, 8)
-    if width >= 64:
-        return TileConfig(64, 64, depth, 2 if target.small_memory else 3, 4)
-    split, least = product.form in SPLIT_FORMS, PROGRAMS * target.num_multiprocessors
-    short = split or width == 32 or product.rows < 64 * least
-    config = TileConfig(32 if short else 64, width, depth, 4, 2)
-    return _cut(config, product, least) if split else config
-
-
-def _cut(config: TileConfig, product: Product, least: int) -> TileConfig:
-    """With K in as many parts as the GPU needs to be busy."""
-    for splits in (8, 4, 2):
-        cut = replace(config, splits=splits)
-        enough = product.inputs // splits >= LEAST_PART and cut.tiles(product.rows) * splits <= 2 * least
-        if enough and cut.fits(product.inputs):
-            return cut
-    return config
+    return choose_of_bytes(product, tokens, kind, target, rounded=False)

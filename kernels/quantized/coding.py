@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.coded.weights import Code, Coded
+from pagebus.kernels.linear.shapes import ROUNDED
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 
 SLICE = 16
@@ -31,9 +32,10 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``fp8``, ``fp8-128x128``, ``int4-1x128-zeros``."""
+        """``fp8-rounded``, ``fp8-128x128``, ``int4-1x128-zeros``."""
         block = f"-{self.height}x{self.width}" if self.width else ""
-        return f"{NAMES[self.code]}{block}{'-zeros' if self.zeros else ''}{'-lows' if self.lows else ''}"
+        parts = ((self.zeros, "-zeros"), (self.lows, "-lows"), (self.rounded, ROUNDED))
+        return NAMES[self.code] + block + "".join(name for there, name in parts if there)
 
     @property
     def small(self) -> bool:

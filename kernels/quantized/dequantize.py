@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pagebus.kernels.coded.products import rounded_product
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen
 from pagebus.kernels.coded.weights import WORDS, Code, instructions_for
@@ -64,7 +65,7 @@ def _dequantize_kernel(
     scale = load_scale(scale_ptr, tl.where(inside, places, 0))
     if whole_ptr is not None:
         scale *= tl.load(whole_ptr + row)[:, None]
-    number *= scale
+    number = rounded_product(number, scale, NATIVE)
     if low_ptr is not None:
         number -= tl.load(low_ptr + places, mask=inside, other=0.0)
     target = out_ptr + place.to(tl.int64)[:, None] * size + column[None, :]

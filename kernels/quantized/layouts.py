@@ -23,7 +23,7 @@ L = TypeVar("L", "W8Rows", "W8Blocks", "W4Words")
 class W8Rows:
     """w = ``values`` [..., N, K] int8 or float8_e4m3fn times ``scale`` [..., N] float32.
 
-    ``rounded``: activations of many tokens may be rounded to the same format, as the checkpoint was made for that.
+    ``rounded``: activations of several tokens may be rounded to the same format, as the checkpoint was made for that.
     """
 
     values: Tensor

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
+from pagebus.kernels.coded.rounding import round_tokens, scale_sums
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.linear.linear import linear_invariant
 from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.layouts import Layout, W8Rows
-from pagebus.kernels.quantized.rounding import round_tokens, scale_sums
 
 SCRATCH_BYTES = 64 << 20
 """Size of the scratch, of dequantized rows or of int32 sums."""

@@ -38,6 +38,10 @@ SHAPES = (
     "plain:6144x4096", "partial:4096x4096", "residual:4096x4096", "gated:28672x4096", "partial:4096x14336",
     "residual:4096x14336",
 )  # fmt: skip
+VECTORS = ((2, 512, 2, 1), (4, 1024, 4, 1), (4, 1024, 4, 2), (8, 1024, 4, 1))
+"""Rows, depth, warps and tiles in flight, for one token."""
+ROUNDED = ((128, 4, 4), (128, 4, 8), (256, 4, 4), (128, 4, 10))
+"""Depth, warps and stages of tiles of 64 rows whose tokens are rounded."""
 FEW = ((32, 2, 4), (64, 2, 4), (64, 4, 4), (128, 4, 4), (32, 2, 6), (64, 2, 6))
 MANY = ((64, 4, 3), (32, 2, 3), (128, 8, 3))
 """Rows, warps and stages that are tried, for up to 32 tokens and for more."""
@@ -101,8 +105,8 @@ def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
     """Launch shapes to try."""
     depth = kind.depth
     if tokens == 1 and depth == 128 and kind.code <= Code.WORDS and not kind.lows:
-        for rows, (deep, warps) in combinations((2, 4), ((1024, 4), (2048, 2))):
-            yield VectorConfig(rows, deep, warps)
+        for shape in VECTORS:
+            yield VectorConfig(*shape)
     splits = (1, 2, 4, 8) if product.form in ("partial", "residual") else (1,)
     for width, (rows, warps, stages), parts in combinations(
         (max(16, tokens),) if tokens <= 64 else (64, 128), FEW if tokens <= 32 else MANY, splits
@@ -110,6 +114,12 @@ def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
         config = TileConfig(rows, width, depth, stages, warps, parts)
         if config.fits(product.inputs):
             yield config
+    if kind.rounded and tokens <= 128:
+        width = 16 if tokens <= 16 else 32 if tokens <= 32 else 64 if tokens <= 64 else 128
+        for (deep, warps, stages), parts in combinations(ROUNDED, splits):
+            config = TileConfig(64, width, deep, stages, warps, parts, rounded=True)
+            if config.fits(product.inputs):
+                yield config
 
 
 def compile_one(job: tuple[str, Product, int, Config]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagebus.kernels.coded.rounding import round_tokens_reference
 from tests.gpu.engine.engine_cases import BFLOAT16_SHAPE, MAX_TOKENS, SETTINGS, make_prompts
 from tests.gpu.engine.test_families import answers
 from tests.gpu.engine_checks import check_graphs, check_independence, scored
@@ -26,6 +27,11 @@ FIELDS: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
 ONLINE = ("fp8", "int8", "int4")
+ROUNDED = {
+    "fp8": torch.float8_e4m3fn, "fp8-static": torch.float8_e4m3fn, "fbgemm": torch.float8_e4m3fn,
+    "modelopt-fp8": torch.float8_e4m3fn, "ct-int8": torch.int8,
+}  # fmt: skip
+"""Formats whose activations may be rounded, and to what."""
 EXPERTS = ("gpt-oss", "fp8-blocks", "ct-int4-zeros", "awq", "ct-nvfp4", "bnb-nf4")
 MOE: dict[str, Any] = {
     **FIELDS, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 192, "norm_topk_prob": True,
@@ -54,20 +60,48 @@ def test_greedy_tokens_equal_the_dequantized_model(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", PACKERS)
 def test_bfloat16_logits_are_near_float32(name: str, tmp_path: Path) -> None:
-    """Last logits of prompts of 1 to 200 tokens, each alone and all together: kernels for few tokens and for many."""
+    """Last logits of prompts of 1 to 200 tokens, each alone and all together: kernels for few tokens and for many.
+
+    Where activations may be rounded to 8 bits, errors are compared with those of transformers that rounds them. Its
+    numbers cannot be expected: what differs in the last bit is rounded to others, and after some layers nothing of the
+    errors is common. They are as large, though."""
     model = make_golden(tmp_path / "model", "qwen3", {**FIELDS, **BFLOAT16_SHAPE}, std=0.02)
     quantized, dense = quantize(model, tmp_path, PACKERS[name])
     driver = Driver(quantized, **SETTINGS | {"dtype": "bfloat16", "enforce_eager": True})
     prompts = [[5], *(prompt for prompt in make_prompts(DEFAULTS["vocab_size"], 9, seed=3) if len(prompt) > 1)]
-    reference = load_reference(dense)
+    reference, rounding = load_reference(dense), load_reference(dense)
+    if name in ROUNDED:
+        round_inputs(rounding, ROUNDED[name])
     alone = [scored(driver, [prompt])[0] for prompt in prompts]
     together = [alone[0], *scored(driver, prompts[1:])]
     driver.close()
     for prompt, *found in zip(prompts, together, alone, strict=True):
-        with torch.inference_mode():
-            wanted = reference(torch.tensor([prompt])).logits[0, -1]
-        for row in found:  # activations may be rounded to 8 bits
-            assert float((torch.tensor(row) - wanted).norm() / wanted.norm()) < 0.06
+        wanted, rounded = last_logits(reference, prompt), last_logits(rounding, prompt)
+        limit = max(0.03, 1.5 * relative_error(rounded, wanted))
+        for row in found:
+            assert relative_error(torch.tensor(row), wanted) < limit
+
+
+def round_inputs(reference: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Let quantized modules round their activations, each token's with a scale of its own."""
+
+    def rounded(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        values, scale = round_tokens_reference(inputs[0][0], dtype)
+        return ((values.float() * scale).unsqueeze(0),)
+
+    for name, module in reference.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded)
+
+
+def last_logits(reference: Any, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = reference(torch.tensor([prompt])).logits[0, -1]
+    return logits
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
 
 
 def experts_checkpoint(name: str, tmp_path: Path, changes: dict[str, Any], **options: float) -> tuple[Path, Path]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.coded.rounding import round_tokens, round_tokens_reference
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import linear as coded_linear
@@ -25,7 +26,6 @@ from pagebus.kernels.quantized.products import (
     partial_linear,
     partial_linear_invariant,
 )
-from pagebus.kernels.quantized.rounding import round_tokens, round_tokens_reference
 from tests.gpu.errors import worst_row
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w4_words, w8_blocks, w8_rows
 
@@ -108,10 +108,10 @@ def rounded_rows(rows: int, size: int, dtype: torch.dtype) -> W8Rows:
     return W8Rows(plain.values, plain.scale, rounded=True)
 
 
-@pytest.mark.parametrize("tokens", [65, 256, 300, 5000])
+@pytest.mark.parametrize("tokens", [2, 8, 16, 32, 64, 65, 128, 256, 300, 5000])
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])
 def test_rounded_activations(dtype: torch.dtype, tokens: int) -> None:
-    """The library's products of 8 bits: those of the same rounded activations."""
+    """Products of 8 bits, our own of few tokens and the library's: those of the same rounded activations."""
     layout = rounded_rows(6144, 4096, dtype)
     x, bias = torch.randn(tokens, 4096, device=CUDA).bfloat16(), torch.randn(6144, device=CUDA).bfloat16()
     rounded, scale = round_tokens(x, dtype)
@@ -121,6 +121,35 @@ def test_rounded_activations(dtype: torch.dtype, tokens: int) -> None:
     expected = F.linear(rounded.float() * scale, layout.dense())
     assert worst_row(linear(x, layout, bias), expected + bias.float()) < 8e-3
     assert worst_row(linear(x, layout), F.linear(x.float(), layout.dense())) < 0.05
+    gate, up = expected.chunk(2, dim=1)
+    assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
+    assert worst_row(whole(partial_linear(x, layout)), expected) < 8e-3
+
+
+@pytest.mark.parametrize("dtype", [E4M3, torch.int8])
+def test_one_token_is_not_rounded(dtype: torch.dtype) -> None:
+    layout, x = rounded_rows(6144, 4096, dtype), torch.randn(1, 4096, device=CUDA).bfloat16()
+    assert worst_row(linear(x, layout), F.linear(x.float(), layout.dense())) < LIMITS[torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [E4M3, torch.int8])
+def test_halves_of_norms_of_rounded_activations(dtype: torch.dtype) -> None:
+    """K is cut, and the last part of a tile adds all of them to the residual."""
+    layout, following = rounded_rows(4096, 14336, dtype), rounded_rows(6144, 4096, dtype)
+    norm = NextNorm(torch.rand(4096, device=CUDA).bfloat16() + 0.5, 1e-5, torch.zeros(4096, dtype=torch.int32).cuda())
+    for tokens in (2, 5, 16):
+        x, given = (torch.randn(tokens, width, device=CUDA).bfloat16() for width in (14336, 4096))
+        rounded, scale = round_tokens(x, dtype)
+        sums = given.float() + F.linear(rounded.float() * scale, layout.dense())
+        for _ in range(5):
+            residual = given.clone()
+            half = partial_linear(x, layout, None, residual, norm)
+            assert isinstance(half, HalfNorm)
+            assert worst_row(residual, sums) < 6e-3
+        assert not norm.counters.any()
+        rounded, scale = round_tokens(half.x, dtype)
+        inverse = torch.rsqrt(sums.square().mean(1, keepdim=True) + 1e-5)
+        assert worst_row(linear(half, following), F.linear(rounded.float() * scale * inverse, following.dense())) < 1e-2
 
 
 @pytest.mark.parametrize("name", ["fp8 rows", "fp8 blocks of 128x128", "int4 groups of 128, zeros", "int4 rows"])
@@ -171,11 +200,17 @@ def test_dequantized_for_the_library(make: Callable[[], Layout]) -> None:
     assert worst_row(result, F.linear(x.float(), layout.dense())) < 6e-3
 
 
-@pytest.mark.parametrize("name", ["fp8 rows", "fp8 blocks of 128x128", "int4 groups of 128, zeros"])
+CHAINED: dict[str, Callable[..., Layout]] = {
+    **{name: LAYOUTS[name] for name in ("fp8 rows", "fp8 blocks of 128x128", "int4 groups of 128, zeros")},
+    "fp8 rows, rounded": lambda rows, size, _device: rounded_rows(rows, size, E4M3),
+}
+
+
+@pytest.mark.parametrize("name", CHAINED)
 @pytest.mark.parametrize("tokens", [1, 8, 64, 256])
 def test_early_launches_give_the_same_bits(name: str, tokens: int) -> None:
     """A chain of products in a graph, many times: kernels read weights, and nothing else, before they wait."""
-    first, second = LAYOUTS[name](2048, 2048, CUDA), LAYOUTS[name](2048, 2048, CUDA)
+    first, second = CHAINED[name](2048, 2048, CUDA), CHAINED[name](2048, 2048, CUDA)
     scale = torch.tensor(1e-2, device=CUDA)
     x = torch.randn(tokens, 2048, device=CUDA).bfloat16()
 

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
+from pagebus.kernels.coded.rounding import round_tokens, scale_sums
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.quantized.choice import LEAST_OF_E4M3
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.experts import QuantizedExperts, moe_experts
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 from pagebus.kernels.quantized.products import gated_linear, linear_invariant, partial_linear
-from pagebus.kernels.quantized.rounding import round_tokens, scale_sums
 from pagebus.kernels.quantized.words import num_words
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
@@ -24,8 +24,8 @@ def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _rows(dtype: torch.dtype, rows: int, columns: int) -> W8Rows:
-    return W8Rows(_meta(rows, columns, dtype=dtype), _meta(rows))
+def _rows(dtype: torch.dtype, rows: int, columns: int, *, rounded: bool = False) -> W8Rows:
+    return W8Rows(_meta(rows, columns, dtype=dtype), _meta(rows), rounded)
 
 
 def _blocks(dtype: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, columns: int) -> W8Blocks:
@@ -75,6 +75,8 @@ EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = 
 FEW_EXPERTS = ("fp8 128x128", "mxfp4")
 FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
+ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
+"""Of weights whose tokens are rounded, on Hopper."""
 
 
 def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -89,6 +91,11 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"quantized {name}, dequantized", partial(_dequantize, KINDS[name])
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
         yield f"rounded to {dtype}", partial(round_tokens, _meta(300, 4096, dtype=torch.bfloat16), dtype)
+    for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
+        make = partial(_rows, dtype, rounded=True)
+        for number, tokens in enumerate(ROUNDED_TOKENS[dtype] if arch == 90 else (8, 64)):
+            product = (gated_linear, partial_linear)[number % 2]
+            yield f"quantized {dtype}, {tokens} rounded tokens", partial(_launch, product, make, tokens)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)
     yield "whole sums", partial(scale_sums, sums, _meta(300, 1), scale, None, out)
 

@@ -82,14 +82,24 @@ def test_offsets_have_no_deep_steps() -> None:
 
 
 def test_many_tokens_are_the_librarys() -> None:
-    """Of activations that may be rounded to 8 bits from 65 tokens on; all others are dequantized above 256."""
+    """Of activations that may be rounded to float8 from 65 tokens on, or 129 where K is cut; all others are dequantized
+    above 256. The library's int8 is slow on Hopper."""
 
-    def kernel(tokens: int, kind: Kind | None, target: Target | None = H200, rows: int = 4096) -> LinearKernel:
-        return choose_quantized("plain", tokens, rows, 4096, kind, BF16, target).kernel
+    def kernel(
+        tokens: int, kind: Kind | None, target: Target | None = H200, rows: int = 4096, form: str = "plain"
+    ) -> LinearKernel:
+        return choose_quantized(form, tokens, rows, 4096, kind, BF16, target).kernel
 
-    assert kernel(64, FP8) == LinearKernel.SKINNY_GEMM
-    assert kernel(65, FP8) == kernel(MANY, FP8) == LinearKernel.SCALED_MM
-    assert kernel(MANY, INT8) == kernel(MANY, INT8, A100) == LinearKernel.INT_MM
+    for kind, library in ((FP8, LinearKernel.SCALED_MM), (INT8, LinearKernel.INT_MM)):
+        assert kernel(64, kind) == kernel(64, kind, form="gated") == LinearKernel.SKINNY_GEMM
+        assert kernel(128, kind, form="partial") == LinearKernel.SKINNY_GEMM
+        assert kernel(65, kind, L4) == kernel(65, kind, L4, form="partial") == kernel(MANY, kind) == library
+    assert kernel(65, FP8) == kernel(65, FP8, form="gated") == LinearKernel.SCALED_MM
+    assert kernel(129, FP8, form="partial") == LinearKernel.SCALED_MM
+    for form in ("plain", "gated", "partial"):
+        assert kernel(256, INT8, form=form) == LinearKernel.SKINNY_GEMM
+        assert kernel(257, INT8, form=form) == LinearKernel.INT_MM
+    assert kernel(MANY, INT8, A100) == LinearKernel.INT_MM
     assert kernel(MANY, FP8, A100) == LinearKernel.DEQUANTIZED  # which has no float8
     assert kernel(MANY, FP8, rows=4090) == LinearKernel.DEQUANTIZED
     assert kernel(MANY, FP8._replace(rounded=False)) == LinearKernel.DEQUANTIZED
@@ -98,6 +108,56 @@ def test_many_tokens_are_the_librarys() -> None:
     assert kernel(256, ZEROS, rows=28672) == LinearKernel.SKINNY_GEMM
     assert kernel(1, None) == LinearKernel.DEQUANTIZED
     assert kernel(1, FP8, None) == LinearKernel.TORCH
+
+
+def _rounds(
+    tokens: int, kind: Kind, target: Target = H200, form: str = "plain", rows: int = 6144, dtype: torch.dtype = BF16
+) -> bool:
+    found = choose_quantized(form, tokens, rows, 4096, kind, dtype, target)
+    assert found.config is not None
+    return isinstance(found.config, TileConfig) and found.config.rounded
+
+
+def test_few_tokens_are_rounded_where_many_are() -> None:
+    """But not one: it is as fast without."""
+    for kind in (FP8, INT8):
+        for form in FORMS:
+            assert not _rounds(1, kind, form=form)
+            for tokens in (2, 16, 32, 64):
+                assert _rounds(tokens, kind, form=form) == (form != "wide")
+                assert _rounds(tokens, kind, L4, form=form) == (form != "wide")
+        assert not _rounds(8, kind._replace(rounded=False))
+        assert not _rounds(8, kind, rows=6150)
+    assert _rounds(8, INT8, A100)
+    assert not _rounds(8, FP8, A100)
+    assert not _rounds(8, FP8, dtype=torch.float16)  # whose many tokens are not
+    assert not _rounds(8, KINDS[5])
+
+
+@pytest.mark.parametrize("target", [H200, L4, A100], ids=str)
+@pytest.mark.parametrize("kind", [FP8, INT8], ids=lambda kind: kind.name)
+def test_rounded_tiles_can_be_launched(kind: Kind, target: Target) -> None:
+    """K is cut where sums are added up, and for as many programs as the GPU holds at once."""
+    for form in FORMS:
+        for rows, inputs in ((4096, 14336), (3072, 2048), (28672, 4096), (2048, 208)):
+            for tokens in BUCKETS:
+                config = choose_quantized(form, tokens, rows, inputs, kind, BF16, target).config
+                if config is None:
+                    continue
+                assert is_legal(Product(form, rows, inputs, kind.name), tokens, config)
+                if isinstance(config, TileConfig) and config.rounded and config.splits > 1:
+                    assert config.tiles(rows) * config.splits <= 2 * target.num_multiprocessors
+                    assert inputs // config.splits >= 1024
+
+
+def test_products_of_few_rows_are_cut() -> None:
+    """Into more parts for few tokens: sums of many take time to be added up."""
+    splits = [
+        config.splits
+        for tokens in (8, 32, 64)
+        if isinstance(config := choose_quantized("partial", tokens, 4096, 14336, FP8, BF16, H200).config, TileConfig)
+    ]
+    assert splits == [4, 2, 2]
 
 
 def test_other_number_formats_are_dequantized() -> None:
@@ -137,7 +197,7 @@ def test_deterministic_is_the_same_for_any_number_of_tokens() -> None:
 def test_a_users_table_comes_first(tmp_path: Path) -> None:
     """By the layout's name; None is the library."""
     config = TileConfig(64, 16, 128, 6, 4)
-    product = Product("plain", 4096, 4096, "fp8")
+    product = Product("plain", 4096, 4096, "fp8-rounded")
     merge_table(user_path(H200, tmp_path), product, {8: config, 16: None})
     read_user_tables(tmp_path)
     try:

@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.coded.rounding import round_tokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import coded_of, kind_of
-from pagebus.kernels.quantized.layouts import Layout
+from pagebus.kernels.quantized.layouts import Layout, W8Blocks, W8Rows
 from tests.helpers.quantized.random_layouts import LAYOUTS, TILES_ONLY
 
 LIMITS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
@@ -84,3 +85,37 @@ def test_splits_and_norms(name: str, device: torch.device) -> None:
         behind = coded_of(following)
         result = linear(half, behind, config=TileConfig(32, 16, 128 if "int4" in name else 64, 2, 2))
         assert relative_error(result, F.linear(whole, following.dense().double())) < 3 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", ["fp8 rows", "int8 rows", "fp8 blocks of 128x128"])
+def test_rounded_tokens(name: str, size: str, device: torch.device) -> None:
+    """8 bits times 8 bits are the products of the rounded tokens: plain with a bias, gated, of a half norm, in parts of
+    K, and into the residual."""
+    rows, columns = SIZES[size]
+    layout, dtype = PLAIN[name](rows, columns, device), DTYPES[-1]
+    weight, bias = coded_of(layout), torch.randn(rows, device=device).to(dtype)
+    assert weight is not None
+    assert isinstance(layout, W8Rows | W8Blocks)
+    x = torch.randn(5, columns, device=device).to(dtype)
+    values, scale = round_tokens(x, layout.values.dtype, grouped=weight.width > 0)
+    spread = scale.double().repeat_interleave(weight.width or columns, 1)[:, :columns]
+    expected = F.linear(values.double() * spread, layout.dense().double())
+    config = TileConfig(24, 16, 128, 3, 2, rounded=True)
+    assert relative_error(linear(x, weight, bias, config=config), expected + bias.double()) < LIMITS[dtype]
+    gate, up = expected.chunk(2, dim=1)
+    assert relative_error(gated_linear(x, weight, config=config), F.silu(gate) * up) < 2 * LIMITS[dtype]
+    squares = torch.rand(2, 5, device=device) * columns
+    normed = expected * torch.rsqrt(squares.double().sum(0) / columns + 1e-5)[:, None]
+    assert relative_error(linear(HalfNorm(x, squares, 1e-5), weight, config=config), normed) < LIMITS[dtype]
+    if size == "odd":
+        return
+    split = TileConfig(32, 16, 128, 2, 2, 2, rounded=True)
+    parts = partial_linear(x, weight, config=split)
+    assert isinstance(parts, torch.Tensor)
+    assert relative_error(parts.sum(0), expected) < 1e-4
+    residual = torch.randn(5, rows, device=device).to(dtype)
+    norm = NextNorm(torch.rand(rows, device=device).to(dtype), 1e-5, torch.zeros(rows, dtype=torch.int32).to(device))
+    sums = residual.double() + expected
+    residual_linear(x, weight, None, residual, norm, split)
+    assert relative_error(residual, sums) < LIMITS[dtype]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pagebus.kernels.coded.rounding import GROUP, round_tokens
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.choice import ExpertsKernel, Shape, token_counts
 from pagebus.kernels.moe.coded import CodedConfig, coded_experts
+from pagebus.kernels.quantized import experts
 from pagebus.kernels.quantized.coding import Kind, experts_kind_of
 from pagebus.kernels.quantized.expert_choice import choose_quantized_experts
 from pagebus.kernels.quantized.experts import (
@@ -18,7 +20,7 @@ from pagebus.kernels.quantized.experts import (
     moe_experts,
     moe_experts_reference,
 )
-from pagebus.kernels.quantized.layouts import Layout
+from pagebus.kernels.quantized.layouts import Layout, W8Blocks, W8Rows
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, stacked
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 136, 40, 3, 2
@@ -91,6 +93,29 @@ def test_any_other_layout_is_dequantized(gate_up: str, device: torch.device) -> 
     result = moe_experts(*tokens, layer)
     assert error(result[:-1], moe_experts_reference(*tokens, layer)[:-1]) < LIMIT
     assert moe_experts(*(each[:0] for each in tokens), layer).shape == (0, HIDDEN)
+
+
+def of_rounded(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """What a product with ``layout`` sees of x."""
+    assert isinstance(layout, W8Rows | W8Blocks)
+    values, scale = round_tokens(x, layout.values.dtype, grouped=isinstance(layout, W8Blocks))
+    width = GROUP if isinstance(layout, W8Blocks) else x.shape[1]
+    return values.float() * scale.repeat_interleave(width, 1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rounded_tokens(ordered: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 bits times 8 bits, the inputs of both products rounded: with scales of groups, and of tokens."""
+    layer = make_layer("fp8 blocks of 128x128", "int8 rows", device)
+    tokens = tuple(each[:3] for each in make_tokens(4, device))  # all of which have experts
+    tile = TileConfig(32, 16, 128, 2, 4, rounded=True)
+    result = coded_experts(*tokens, coded_layer(layer), CodedConfig(tile, tile, ordered))
+    exact = experts._product
+    monkeypatch.setattr(
+        experts, "_product", lambda x, layout, bias, expert: exact(of_rounded(x, layout), layout, bias, expert)
+    )
+    wanted = moe_experts_reference(*tokens, layer)
+    assert error(result, wanted) < 3e-3  # what differs in the last bit may be rounded to others
 
 
 def kinds_of(name: str) -> tuple[Kind | None, Kind | None]:

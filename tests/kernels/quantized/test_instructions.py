@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagebus.kernels.coded import unpack, word_values
+from pagebus.kernels.coded import quads, unpack, word_values
 from pagebus.kernels.quantized.values import E2M1
 
 Registers = dict[str, int]
@@ -55,6 +55,10 @@ def add_f32(a: int, b: int) -> int:
     return int(struct.unpack("<I", struct.pack("<f", x + y))[0])
 
 
+def f32_of_f16(half: int) -> int:
+    return int(struct.unpack("<I", struct.pack("<f", lanes(half, torch.float16)[0]))[0])
+
+
 BF16, F16 = torch.bfloat16, torch.float16
 ONES = {BF16: 0x3F803F80, F16: 0x3C003C00}
 RUN: dict[str, Callable[..., int]] = {
@@ -70,6 +74,7 @@ RUN: dict[str, Callable[..., int]] = {
     "add.f16x2": lambda a, b: fma(F16)(a, ONES[F16], b),
     "cvt.rn.f16x2.e4m3x2": e4m3_pair,
     "add.f32": add_f32,
+    "cvt.f32.f16": f32_of_f16,
 }
 
 
@@ -105,6 +110,14 @@ CODES: dict[str, tuple[str, torch.dtype, torch.dtype]] = {
 }
 
 
+FLOAT32 = {
+    "int8": (unpack._INT8_FLOAT32.value, torch.int8),
+    "int8 in words": (quads._INT8.value, torch.int8),
+    "e4m3 in words": (quads._E4M3.value, torch.float8_e4m3fn),
+    "e4m3 in words, since sm_89": (quads._E4M3_89.value, torch.float8_e4m3fn),
+}
+
+
 def meant(numbers: tuple[int, ...], dtype: torch.dtype) -> list[float]:
     return torch.tensor(numbers, dtype=torch.uint8).view(dtype).double().tolist()
 
@@ -120,12 +133,15 @@ def test_every_byte(name: str) -> None:
             assert number == wanted or bits & 127 == 127, bits
 
 
-def test_every_byte_in_float32() -> None:
-    """Of int8."""
+@pytest.mark.parametrize("name", FLOAT32)
+def test_every_byte_in_float32(name: str) -> None:
+    """Four at a time, in their order; 0x7f and 0xff as above."""
+    code, stored = FLOAT32[name]
     for four in BYTES:
-        out = run(unpack._INT8_FLOAT32.value, 4, int.from_bytes(bytes(four), "little"))
+        out = run(code, 4, int.from_bytes(bytes(four), "little"))
         found = [struct.unpack("<f", struct.pack("<I", word))[0] for word in out]
-        assert found == meant(four, torch.int8)
+        for number, wanted, bits in zip(found, meant(four, stored), four, strict=True):
+            assert number == wanted or (stored != torch.int8 and bits & 127 == 127), bits
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 
 import pagebus.kernels.quantized.library as library
-from pagebus.kernels.linear.shapes import LinearKernel
-from pagebus.kernels.quantized.library import library_product, pieces
-from pagebus.kernels.quantized.rounding import (
+from pagebus.kernels.coded.rounding import (
     round_tokens,
     round_tokens_reference,
     scale_sums,
     scale_sums_reference,
 )
+from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.quantized.library import library_product, pieces
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 
 

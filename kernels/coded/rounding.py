@@ -1,62 +1,82 @@
-"""Activations in 8 bits, with a scale of each token, for the library's products of many tokens."""
+"""Activations in 8 bits, with a scale of each token, for products of 8 bits by 8 bits."""
 
 from __future__ import annotations
 
 import torch
 
 from pagebus.kernels.common.int8 import round_to_int
+from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+GROUP = 128
+"""Columns of a token that have a scale of their own, where blocks of the weight have."""
 LEAST = 1e-12
 """The least number that counts as the largest of a token, so that no scale is 0."""
 
 
-def round_tokens_reference(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def round_tokens_reference(
+    x: torch.Tensor, dtype: torch.dtype, *, grouped: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, K] rounded to int8 or float8_e4m3fn, and its scales, float32 [T, 1]. The largest number of a token becomes
-    the largest of the format."""
+    the largest of the format. ``grouped``: that of each GROUP of its columns, and scales are [T, ceil(K / GROUP)]."""
+    if grouped:
+        groups = [round_tokens_reference(part, dtype) for part in x.split(GROUP, 1)]
+        return torch.cat([values for values, _ in groups], 1), torch.cat([scale for _, scale in groups], 1)
     wide, largest = x.float(), LARGEST[dtype]
     most = wide.abs().amax(1, keepdim=True).clamp(min=LEAST)
-    scaled = wide * (largest / most)
+    divisor = torch.full_like(most, largest)  # by a number, CUDA's division is a product with its inverse
+    scaled = wide * (divisor / most)
     rounded = scaled.round().clamp(-largest, largest) if dtype == torch.int8 else scaled.clamp(-largest, largest)
-    return rounded.to(dtype), most / largest
+    return rounded.to(dtype), most / divisor
 
 
 @triton.jit
 def _round_tokens_kernel(
     x_ptr,  # [T, K]
     out_ptr,  # [T, K]
-    scale_ptr,  # [T]
+    scale_ptr,  # [T, GROUPS]
     stride_x,
     size,  # K
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
     WHOLE: tl.constexpr,  # to whole numbers
+    GROUPS: tl.constexpr,  # of columns, 1 or ceil(K / WIDTH)
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     mask = column < size
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     x = tl.load(x_ptr + token * stride_x + column, mask=mask, other=0.0).to(tl.float32)
-    most = tl.maximum(tl.max(tl.abs(x), axis=0), LEAST)
-    scaled = tl.clamp(x * tl.div_rn(LARGEST, most), -LARGEST, LARGEST)
+    x = x.reshape(BLOCK // WIDTH, WIDTH)
+    most = tl.maximum(tl.max(tl.abs(x), axis=1), LEAST)
+    scaled = tl.clamp(x * tl.div_rn(LARGEST, most)[:, None], -LARGEST, LARGEST)
     if WHOLE:
         scaled = round_to_int(scaled)
+    scaled = scaled.reshape(BLOCK)
     tl.store(out_ptr + token * size + column, scaled.to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(scale_ptr + token, tl.div_rn(most, LARGEST))
+    group = tl.arange(0, BLOCK // WIDTH)
+    tl.store(scale_ptr + token * GROUPS + group, tl.div_rn(most, LARGEST), mask=group < GROUPS)
 
 
-def round_tokens(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def round_tokens(x: torch.Tensor, dtype: torch.dtype, *, grouped: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """x [T, K] rounded to int8 or float8_e4m3fn, and its scales, float32 [T, 1]. The largest number of a token becomes
-    the largest of the format."""
+    the largest of the format. ``grouped``: that of each GROUP of its columns, and scales are [T, ceil(K / GROUP)]."""
     num_tokens, size = x.shape
     assert x.stride(1) == 1
     out = torch.empty((num_tokens, size), dtype=dtype, device=x.device)
-    scale = torch.empty((num_tokens, 1), dtype=torch.float32, device=x.device)
+    groups = -(-size // GROUP) if grouped else 1
+    scale = torch.empty((num_tokens, groups), dtype=torch.float32, device=x.device)
     if num_tokens:
-        block = next_power_of_2(size)
+        block = max(GROUP, next_power_of_2(size))
         _round_tokens_kernel[(num_tokens,)](
             x, out, scale, x.stride(0), size, LARGEST=LARGEST[dtype], LEAST=LEAST, WHOLE=dtype == torch.int8,
-            BLOCK=block, num_warps=min(16, max(4, block // 1024)),
+            GROUPS=groups, WIDTH=GROUP if grouped else block, BLOCK=block, num_warps=min(16, max(4, block // 512)),
+            **pdl(x.device),
         )  # fmt: skip
     return out, scale
 

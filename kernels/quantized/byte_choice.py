@@ -1,0 +1,104 @@
+"""Chooses launch shapes for weights of 8 bits, by tokens and sizes: as an H200's times say of those that were measured.
+
+Of rows with one scale each, one token takes vectors, whose inputs are not rounded. More take tiles of 64 rows:
+
+- where tokens may be rounded, both operands come from shared memory, and what counts is how much of the weight is on
+  its way from memory: few tiles for each multiprocessor get many stages, many tiles few. Above 64 tokens, or 128 where
+  K may be cut, the library is faster. Of int8 it is slow, because it stores its sums: up to 256 tokens take tiles on
+  Hopper;
+- otherwise numbers are converted in registers. Up to 32 tokens, tiles are for two warps: too few for Hopper's own
+  instructions, whose operands of 8 bits take more instructions to arrange. Such tiles have 32 rows where registers
+  would not suffice for 64, or programs would be few. Many tokens take tiles of 128 by 128 on Hopper.
+
+K is cut as far as programs are lacking, but not into parts of fewer than 1024 columns: sums have to be added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pagebus.kernels.coded.weights import Code
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config, Product
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.quantized.coding import Kind
+
+MOST_IN_TILES, MOST_IN_PARTS = 64, 128
+"""Rounded tokens that tiles multiply: of whole sums, and where K may be cut."""
+PROGRAMS, LEAST_PART = 2, 1024
+"""For each multiprocessor, up to which K is cut; and columns of a part, at least."""
+MANY_ROWS = 128
+"""For each multiprocessor, from which on one token's programs are as small as can be."""
+HOPPER = 90
+"""Whose instructions keep sums of 128 by 128 in few registers."""
+
+
+def choose_of_bytes(product: Product, tokens: int, kind: Kind, target: Target, *, rounded: bool) -> Config | None:
+    """The launch shape for ``tokens``, a bucket, which may be ``rounded``; None: the library."""
+    if tokens == 1 and not kind.width:
+        return _vectors(product, kind, target)
+    if not rounded:
+        return _converted(product, tokens, kind, target)
+    hopper = target.capability == HOPPER
+    if tokens <= (MOST_IN_PARTS if product.form in SPLIT_FORMS and hopper else MOST_IN_TILES):
+        return _rounded(product, tokens, target)
+    return _whole(product, target) if hopper and kind.code == Code.INT8 else None
+
+
+def _vectors(product: Product, kind: Kind, target: Target) -> VectorConfig:
+    if kind.zeros:
+        return VectorConfig(4, 1024, 4)
+    if product.rows >= MANY_ROWS * target.num_multiprocessors:
+        return VectorConfig(2, 512, 2)
+    return VectorConfig(4, 1024, 4, 2) if product.form in SPLIT_FORMS else VectorConfig(8, 1024, 4)
+
+
+def _rounded(product: Product, tokens: int, target: Target) -> TileConfig:
+    split, width = product.form in SPLIT_FORMS, next(each for each in (16, 32, 64, 128) if tokens <= each)
+    config, programs = TileConfig(64, width, 128, 4, 4, rounded=True), PROGRAMS
+    if target.capability >= HOPPER and not target.small_memory:
+        few = config.tiles(product.rows) <= target.num_multiprocessors
+        if width == 16:
+            deep = not split and product.inputs % 256 == 0
+            config = replace(config, depth=256) if deep else replace(config, stages=8)
+        elif width <= 64:
+            config = replace(config, stages=10 if few else 4)
+            programs = 1  # parts of many tokens take time to be added up
+    return _cut(config, product, target, programs) if split else config
+
+
+def _whole(product: Product, target: Target) -> TileConfig:
+    """For up to 256 tokens in int8, tiles of 128 of them."""
+    config = TileConfig(128, 128, 128, 4, 8, rounded=True)
+    if product.form in SPLIT_FORMS:
+        return _cut(config, product, target, 0.5)
+    short = replace(config, rows=64, warps=4)
+    return short if short.tiles(product.rows) <= target.num_multiprocessors else config
+
+
+def _converted(product: Product, tokens: int, kind: Kind, target: Target) -> TileConfig:
+    split, width, depth, small = product.form in SPLIT_FORMS, max(16, tokens), kind.depth, kind.small
+    hopper, programs = target.capability == HOPPER, PROGRAMS * target.num_multiprocessors
+    if width > 64:
+        wide = TileConfig(128, 128, depth, 3, 8)
+        return wide if hopper and not small else TileConfig(64, 64, depth, 2 if target.small_memory else 3, 4)
+    if width == 64:
+        config = TileConfig(64, 64, depth, 2 if target.small_memory else 3 if small else 4, 4)
+    elif width == 32 and split and hopper and not small:
+        config = TileConfig(64, 32, depth, 6, 4)
+    else:
+        short = small if width == 32 else not split and product.rows < 64 * programs
+        config = TileConfig(32 if short else 64, width, depth, 4, 2)
+    return _cut(config, product, target, PROGRAMS) if split else config
+
+
+def _cut(config: TileConfig, product: Product, target: Target, programs: float) -> TileConfig:
+    """With K in as many parts as give each multiprocessor up to ``programs``."""
+    most = programs * target.num_multiprocessors
+    for splits in (8, 4, 2):
+        cut = replace(config, splits=splits)
+        enough = product.inputs // splits >= LEAST_PART and cut.tiles(product.rows) * splits <= most
+        if enough and cut.fits(product.inputs):
+            return cut
+    return config

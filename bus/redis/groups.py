@@ -23,6 +23,7 @@ from pagebus.bus.redis.replies import (
     stream_parts,
     to_entry,
 )
+from pagebus.bus.redis.strays import find_strays
 from pagebus.bus.redis.stream import Reply
 from pagebus.bus.redis.transaction import RedisTransaction
 
@@ -124,7 +125,9 @@ class RedisGroups:
     async def _recover_stream(self, group: str, consumer: str, stream: str, count: int, entries: list[Entry]) -> None:
         reader = (stream, group, consumer)
         room, start = count, "-"
-        while True:
+        if reader not in self._recovered:
+            room -= await self._adopt(reader, room, entries)
+        while room:
             (reply,) = await self._link.call(("XPENDING", stream, group, start, "+", _PAGE, consumer))
             if is_no_group(reply):
                 await self.create([stream], group)
@@ -147,6 +150,13 @@ class RedisGroups:
                 return
         self._looked_once.add(reader)
         self._recovered[reader] = monotonic()
+
+    async def _adopt(self, reader: _Reader, room: int, entries: list[Entry]) -> int:
+        """Add entries that are nobody's to ``entries``; returns how many. They count as delivered once before."""
+        stream, group, consumer = reader
+        held = self._held.get((stream, group), set())
+        found = [raw for raw in await find_strays(self._link, stream, group) if EntryId.parse(raw) not in held]
+        return await self._claim_rows(stream, group, consumer, dict.fromkeys(found[:room], 2), entries) if found else 0
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
         """Ack and delete, in one transaction."""

@@ -10,6 +10,7 @@ from pagebus.actors.executor.device import operations
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.kernels.attention import paged_attention, rotary_attention
 from pagebus.kernels.batch import copy_blocks, draft_lookup, drafts, inputs, scatter_words
+from pagebus.kernels.common.cache_keys import settle_keys
 from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
@@ -70,6 +71,7 @@ class Ops:
     @classmethod
     def triton(cls) -> Ops:
         """The kernels (on a CPU they need Triton's interpreter)."""
+        settle_keys()
         return cls(
             embedding=embedding.embedding,
             rms_norm=norm.rms_norm,

@@ -91,6 +91,9 @@ def test_products(name: str, shape: str, dtype: torch.dtype) -> None:
     rows, size = SHAPES[shape]
     layout, limit = (LAYOUTS | OTHERS)[name](rows, size, CUDA), LIMITS[dtype]
     dense, bias = layout.dense(), torch.randn(rows, device=CUDA).to(dtype)
+    kind = kind_of(layout)
+    if kind is not None and kind.lows:  # kernels round such weights to 16 bits, which changes gates most
+        dense = dense.to(dtype).float()
     for tokens in TOKENS:
         x = torch.randn(tokens, size, device=CUDA).to(dtype)
         expected = F.linear(x.float(), dense)

@@ -147,8 +147,7 @@ class PlanBuilder:
             earliest_starts=no_ints() if earliest is None else earliest,
             latest_starts=no_ints() if latest is None else latest,
         )
-        self.freed_slots, self._appended_slots, self._appended_blocks, self._entering = [], [], [], []
-        self._copies = []
+        self.freed_slots, self._appended_slots, self._appended_blocks, self._entering, self._copies = [], [], [], [], []
         if self._appended_windowed:
             self._appended_windowed = []
         if self._chosen:

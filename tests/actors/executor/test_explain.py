@@ -137,10 +137,10 @@ LAUNCHED = {
     "hopper_gemm": "_specialized_kernel", "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
     "moe_coded": "_coded_kernel",    "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
     "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel", "dequantized": "_dequantize_kernel",
-    "scaled_mm": "_round_tokens_kernel",
+    "rounded": "_round_tokens_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""
-PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "moe_coded", "dequantized", "scaled_mm"}
+PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "moe_coded", "dequantized", "rounded"}
 ATTENDS = set(LAUNCHED) - PRODUCTS
 LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
 """What prompts need besides in the last layer, where the last tokens attend as decodes."""
@@ -190,12 +190,14 @@ def check_launched(step: dict[str, Any], case: tuple[str, dict[str, Any]]) -> No
     told = (case, step)
     found = {key for key, start in LAUNCHED.items() if any(each.startswith(start) for each in step["launched"])}
     products = {choice["kernel"] for choice in step["products"].values()}
+    if any("rounded to" in choice["why"] for choice in step["products"].values()):
+        products.add("rounded")
     attention = set(step["attention"]["kernels"]) - {"cudnn"}
     assert found >= (products | attention) & set(LAUNCHED), told
     if step["prompt_tokens"]:
         attention |= LAST_LAYER
     assert found & ATTENDS <= attention, told
-    assert found & {"dequantized", "scaled_mm"} <= products, told
+    assert found & {"dequantized", "rounded"} <= products, told
 
 
 def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,26 +59,7 @@ class DraftingExecutor(FakeExecutor):
             tokens = self._verify(state, self.drafts[slot][: width - 1], width - 1)
             self.drafts[slot] = self._draft(state)
             self._report(state, tokens, rows, tops)
-        columns = np.array(rows, np.int32).reshape(-1, 5).T
-        return StepResult(
-            step=plan.step,
-            scheduler_epoch=self.scheduler_epoch,
-            received_s=0.0,
-            launched_s=0.0,
-            done_s=0.0,
-            num_computed_tokens=int(plan.num_scheduled.sum()),
-            sequence_ids=columns[0],
-            token_ids=columns[1],
-            token_indexes=columns[2],
-            ends=columns[3],
-            num_drafts=columns[4],
-            copied_step=max(0, plan.step - self.copy_lag),
-            logprob_rows=np.array([row for row, _, _ in tops], np.int32),
-            logprob_bits=np.array([bits[0] for _, _, bits in tops], np.int32),
-            top_counts=np.array([len(ids) for _, ids, _ in tops], np.int32),
-            top_ids=np.concatenate([ids for _, ids, _ in tops]) if tops else np.empty(0, np.int32),
-            top_bits=np.concatenate([bits for _, _, bits in tops]) if tops else np.empty(0, np.int32),
-        )
+        return self._result(plan, rows, tops)
 
     def _verify(self, state: Slot, drafts: list[int], laid_out: int) -> list[int]:
         """Take what was laid out back, then the sampled tokens: as many as are drafts, and one more."""

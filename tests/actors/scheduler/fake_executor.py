@@ -354,7 +354,13 @@ class FakeExecutor:
                 tops.append((len(rows), *candidates(state.prefixes[-2], new.sampling.logprobs)))
             rows.append((new.sequence_id, token, index, end))
         self.num_computed += int(plan.num_scheduled.sum())
-        columns = np.array(rows, np.int32).reshape(-1, 4).T
+        return self._result(plan, rows, tops)
+
+    def _result(
+        self, plan: StepPlan, rows: list[tuple[int, ...]], tops: list[tuple[int, np.ndarray, np.ndarray]]
+    ) -> StepResult:
+        """What the plan gave: (sequence, token, index, end) of each row, and drafts if the executor speculates."""
+        columns = np.array(rows, np.int32).reshape(-1, len(rows[0]) if rows else 4).T
         return StepResult(
             step=plan.step,
             scheduler_epoch=self.scheduler_epoch,
@@ -366,6 +372,7 @@ class FakeExecutor:
             token_ids=columns[1],
             token_indexes=columns[2],
             ends=columns[3],
+            num_drafts=columns[4] if len(columns) > 4 else np.empty(0, np.int32),
             copied_step=max(0, plan.step - self.copy_lag),
             logprob_rows=np.array([row for row, _, _ in tops], np.int32),
             logprob_bits=np.array([bits[0] for _, _, bits in tops], np.int32),

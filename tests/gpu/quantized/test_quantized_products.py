@@ -135,6 +135,17 @@ def test_one_token_is_not_rounded(dtype: torch.dtype) -> None:
     assert worst_row(linear(x, layout), F.linear(x.float(), layout.dense())) < LIMITS[torch.bfloat16]
 
 
+def begun(x: torch.Tensor, layout: Layout, given: torch.Tensor, sums: torch.Tensor, norm: NextNorm) -> HalfNorm:
+    """The half of a norm that the product into the residual ``given`` begins, which must be ``sums`` each time."""
+    for _ in range(5):
+        residual = given.clone()
+        half = partial_linear(x, layout, None, residual, norm)
+        assert isinstance(half, HalfNorm)
+        assert worst_row(residual, sums) < 6e-3
+    assert not norm.counters.any()
+    return half
+
+
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])
 def test_halves_of_norms_of_rounded_activations(dtype: torch.dtype) -> None:
     """K is cut, and the last part of a tile adds all of them to the residual."""
@@ -144,12 +155,7 @@ def test_halves_of_norms_of_rounded_activations(dtype: torch.dtype) -> None:
         x, given = (torch.randn(tokens, width, device=CUDA).bfloat16() for width in (14336, 4096))
         rounded, scale = round_tokens(x, dtype)
         sums = given.float() + F.linear(rounded.float() * scale, layout.dense())
-        for _ in range(5):
-            residual = given.clone()
-            half = partial_linear(x, layout, None, residual, norm)
-            assert isinstance(half, HalfNorm)
-            assert worst_row(residual, sums) < 6e-3
-        assert not norm.counters.any()
+        half = begun(x, layout, given, sums, norm)
         rounded, scale = round_tokens(half.x, dtype)
         inverse = torch.rsqrt(sums.square().mean(1, keepdim=True) + 1e-5)
         assert worst_row(linear(half, following), F.linear(rounded.float() * scale * inverse, following.dense())) < 1e-2
@@ -163,12 +169,7 @@ def test_halves_of_norms(name: str) -> None:
     for tokens in (1, 5, 16):
         x, given = (torch.randn(tokens, width, device=CUDA).bfloat16() for width in (14336, 4096))
         sums = given.float() + F.linear(x.float(), layout.dense())
-        for _ in range(5):
-            residual = given.clone()
-            half = partial_linear(x, layout, None, residual, norm)
-            assert isinstance(half, HalfNorm)
-            assert worst_row(residual, sums) < 6e-3
-        assert not norm.counters.any()
+        half = begun(x, layout, given, sums, norm)
         normed = sums * torch.rsqrt(sums.square().mean(1, keepdim=True) + 1e-5) * norm.weight.float()
         assert worst_row(linear(half, following), F.linear(normed, following.dense())) < 1.5e-2
 

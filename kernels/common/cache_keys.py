@@ -23,7 +23,7 @@ def compiled_functions() -> Iterator[Any]:
     """What Triton or Gluon compiles, of all modules of kernels that were imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("pagebus.kernels."):
-            yield from (each for each in vars(module).values() if _is_compiled(each))
+            yield from filter(_is_compiled, list(vars(module).values()))  # other threads may import meanwhile
 
 
 def _settle(function: Any, settled: set[int]) -> None:

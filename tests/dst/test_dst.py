@@ -25,7 +25,7 @@ from tests.dst.network import LOOK_AGAIN_S, SimulatedBus
 from tests.dst.run import expected, run_seed, simulate
 from tests.dst.world import World
 
-SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "100"))
+SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "60"))
 PLANTED_SEEDS = 20
 """Seeds within which a planted fault has to be found."""
 PLANTED_PATIENCE_S = 30.0

@@ -58,10 +58,8 @@ def store_drafts_reference(
 ) -> None:
     """Store drafts [M, K] behind the tokens of slots [M], and their number in found [S]: as far as there is room, and
     none from the first on that is no token of the vocabulary."""
-    rows, places = (
-        slots.long(),
-        lengths[slots.long()].long().unsqueeze(1) + torch.arange(drafts.shape[1], device=tokens.device),
-    )
+    rows = slots.long()
+    places = lengths[rows].long().unsqueeze(1) + torch.arange(drafts.shape[1], device=tokens.device)
     good = ((drafts >= 0) & (drafts < vocab_size) & (places < tokens.shape[1])).cumprod(1).bool()
     found[rows] = good.sum(1).to(found.dtype)
     row, place = good.nonzero(as_tuple=True)

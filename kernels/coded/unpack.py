@@ -82,16 +82,16 @@ def _words_code(first: str, add: str) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-_WORDS_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
-_WORDS_FLOAT16 = tl.constexpr(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
+WORDS_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
+WORDS_FLOAT16 = tl.constexpr(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
 
 _LARGE_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "mov.b32 ${}, part;"))
 _LARGE_FLOAT16 = tl.constexpr(_words_code("0x64006400", "mov.b32 ${}, part;"))
 
 _ONES_BFLOAT16 = tl.constexpr(" ".join(f"mov.b32 ${place}, 0x3f803f80;" for place in range(8)))
 _ONES_FLOAT16 = tl.constexpr(" ".join(f"mov.b32 ${place}, 0x3c003c00;" for place in range(8)))
-_PLAIN_EIGHT = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
-_EIGHT_WITH_OFFSET = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
+_EIGHT = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
+EIGHT_WITH_OFFSET = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
 
 
 @triton.jit
@@ -160,17 +160,13 @@ def widen_words(words, offset, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     """Words [N, 16] of a tile of 128 columns as eight [N, 16] of 16 columns each, in ``TYPE``; ``offset`` [N, 1] by
     `word_offset`."""
     both = tl.broadcast_to(offset, words.shape)
-    if NATIVE and tl.bfloat16 == TYPE:
+    if NATIVE:
+        CODE: tl.constexpr = WORDS_BFLOAT16 if tl.bfloat16 == TYPE else WORDS_FLOAT16
         found = tl.inline_asm_elementwise(
-            _WORDS_BFLOAT16, _EIGHT_WITH_OFFSET, [words, both], is_pure=True, pack=2,
+            CODE, EIGHT_WITH_OFFSET, [words, both], is_pure=True, pack=2,
             dtype=(
-                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
+                TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value,
             ),
-        )  # fmt: skip
-    elif NATIVE:
-        found = tl.inline_asm_elementwise(
-            _WORDS_FLOAT16, _EIGHT_WITH_OFFSET, [words, both], is_pure=True, pack=2,
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
         )  # fmt: skip
     else:
         found = (
@@ -188,20 +184,20 @@ def _code_at(words, SHIFT: tl.constexpr, offset, TYPE: tl.constexpr):
 
 
 @triton.jit
+def eight_of(words, CODE: tl.constexpr, TYPE: tl.constexpr):
+    """Eight tensors of ``TYPE`` shaped as ``words``, which ``CODE`` makes from two words at a time."""
+    return tl.inline_asm_elementwise(
+        CODE, _EIGHT, [words], is_pure=True, pack=2,
+        dtype=(TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value),
+    )  # fmt: skip
+
+
+@triton.jit
 def large_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     """`widen_words` without an offset: codes within large numbers, which are exact in ``TYPE``."""
-    if NATIVE and tl.bfloat16 == TYPE:
-        found = tl.inline_asm_elementwise(
-            _LARGE_BFLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
-            dtype=(
-                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
-            ),
-        )  # fmt: skip
-    elif NATIVE:
-        found = tl.inline_asm_elementwise(
-            _LARGE_FLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-        )  # fmt: skip
+    if NATIVE:
+        CODE: tl.constexpr = _LARGE_BFLOAT16 if tl.bfloat16 == TYPE else _LARGE_FLOAT16
+        found = eight_of(words, CODE, TYPE)
     else:
         found = widen_words(words, tl.zeros(words.shape, tl.float32), TYPE, NATIVE)
     return found
@@ -211,18 +207,9 @@ def large_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
 def ones_like_words(words, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     """Ones in the form of `large_words`, in the same registers: with a plain constant, tensor cores would want their
     other operand in two orders."""
-    if NATIVE and tl.bfloat16 == TYPE:
-        found = tl.inline_asm_elementwise(
-            _ONES_BFLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
-            dtype=(
-                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
-            ),
-        )  # fmt: skip
-    elif NATIVE:
-        found = tl.inline_asm_elementwise(
-            _ONES_FLOAT16, _PLAIN_EIGHT, [words], is_pure=True, pack=2,
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-        )  # fmt: skip
+    if NATIVE:
+        CODE: tl.constexpr = _ONES_BFLOAT16 if tl.bfloat16 == TYPE else _ONES_FLOAT16
+        found = eight_of(words, CODE, TYPE)
     else:
         one = tl.full(words.shape, 1.0, tl.float32).to(TYPE)
         found = (one, one, one, one, one, one, one, one)

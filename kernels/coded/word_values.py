@@ -6,6 +6,7 @@ tables (nf4) are read by each thread, from a cache line that stays near, and rou
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.unpack import eight_of
 from pagebus.kernels.coded.weights import E2M1
 from pagebus.kernels.common.triton import tl, triton
 
@@ -34,24 +35,14 @@ _BFLOAT16 = tl.constexpr(
 )
 _FLOAT16 = tl.constexpr(_floats_code(9, "0x0e000e00", "mov.b32 factor, 0x74007400; mul.f16x2 ${}, number, factor;"))
 """The exponents' difference is a factor: 2^126, or 2^14."""
-_EIGHT = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
 
 
 @triton.jit
 def widen_values(words, table_ptr, TYPE: tl.constexpr, CODE: tl.constexpr, NATIVE: tl.constexpr):
     """Words [N, 16] of a tile of 128 columns as eight [N, 16] of 16 columns each, in ``TYPE``."""
-    if CODE == E2M1 and NATIVE and tl.bfloat16 == TYPE:
-        found = tl.inline_asm_elementwise(
-            _BFLOAT16, _EIGHT, [words], is_pure=True, pack=2,
-            dtype=(
-                tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16,
-            ),
-        )  # fmt: skip
-    elif CODE == E2M1 and NATIVE:
-        found = tl.inline_asm_elementwise(
-            _FLOAT16, _EIGHT, [words], is_pure=True, pack=2,
-            dtype=(tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16, tl.float16),
-        )  # fmt: skip
+    if CODE == E2M1 and NATIVE:
+        ASSEMBLY: tl.constexpr = _BFLOAT16 if tl.bfloat16 == TYPE else _FLOAT16
+        found = eight_of(words, ASSEMBLY, TYPE)
     else:
         found = (
             _value_at(words, 0, table_ptr, TYPE, CODE), _value_at(words, 4, table_ptr, TYPE, CODE),

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+HOPPER = 90
+"""The capability whose matrix instructions are for 64 rows and more, and keep large sums in few registers."""
 CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS, MEMORY_KHZ, MEMORY_BITS = 75, 76, 16, 36, 37
 """Numbers of the driver's device attributes."""
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import product
 
+from pagebus.kernels.common.target import HOPPER
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.hopper_gemm import TOKENS, SpecializedConfig
 from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 
-HOPPER = 90
 MOST_OF_VECTORS = 2
 """Tokens that are multiplied without tensor cores, at most."""
 MOST_OF_RESIDUALS = 32

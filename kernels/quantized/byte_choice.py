@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagebus.kernels.coded.weights import Code
-from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
@@ -30,8 +30,6 @@ PROGRAMS, LEAST_PART = 2, 1024
 """For each multiprocessor, up to which K is cut; and columns of a part, at least."""
 MANY_ROWS = 128
 """For each multiprocessor, from which on one token's programs are as small as can be."""
-HOPPER = 90
-"""Whose instructions keep sums of 128 by 128 in few registers."""
 
 
 def choose_of_bytes(product: Product, tokens: int, kind: Kind, target: Target, *, rounded: bool) -> Config | None:

@@ -16,11 +16,10 @@ from functools import cache
 import torch
 
 from pagebus.kernels.coded.weights import Code
-from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.choice import ExpertsChoice, ExpertsKernel, Shape, choose_experts, item_size, leaves_unsorted
 from pagebus.kernels.moe.coded import CodedConfig
-from pagebus.kernels.quantized.byte_choice import HOPPER
 from pagebus.kernels.quantized.choice import invariant_config
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.word_choice import DEEP, deep_of, few_tile

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.shapes import SPLIT_FORMS, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import DEPTH, Kind
 
-HOPPER = 90
 FEW, MOST_OF_A_TILE, MOST_OF_OURS = 16, 64, 128
 """Tokens of deep steps, of one tile, and up to which the library is never asked; at most."""
 SCARCE, ROOM = 4, 8

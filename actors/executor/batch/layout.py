@@ -11,6 +11,7 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = 
 """Rows of the table of sampling columns; the first six hold float32 bits."""
 NUM_COLUMNS = 8
 PADDED_SAMPLES = 64
+"""Rows that the padded samples of a step with drafts may have, unless there are more sequences."""
 
 
 def aligned(count: int) -> int:

@@ -144,7 +144,7 @@ class StepResults:
             raise ProtocolError("a sequence has reached its limit and did not end")
 
     def _check_preempted(self, result: StepResult) -> None:
-        before = 0
+        before = -1
         for sequence_id, index in zip(result.sequence_ids.tolist(), result.token_indexes.tolist(), strict=True):
             sequence, follows = self._sequences.get(sequence_id), sequence_id == before
             before = sequence_id

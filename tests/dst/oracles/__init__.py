@@ -1,0 +1,1 @@
+"""What simulated machines answer in place of a model."""

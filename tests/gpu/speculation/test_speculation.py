@@ -2,7 +2,7 @@
 
 In float32, where rounding decides nothing in these small models; and in bfloat16 with ``--deterministic``, where not a
 bit of a log probability may differ. Runs on a bare GPU host too: ``PYTHONPATH=. pytest -c /dev/null --rootdir .
---noconftest --import-mode=importlib tests/gpu/engine/test_speculation.py``.
+--noconftest --import-mode=importlib tests/gpu/speculation/test_speculation.py``.
 """
 
 from __future__ import annotations

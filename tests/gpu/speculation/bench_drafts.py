@@ -1,12 +1,12 @@
 """What decode steps cost that verify drafts: ms per step and per token, when all drafts are right and when none is.
 
-    python -m tests.gpu.bench.bench_drafts llama8b [--drafts 4] [--batches 1 8 32 128 256] [--modes off idle none full]
+    python -m tests.gpu.speculation.bench_drafts llama8b [--drafts 4] [--batches 1 8 32 128 256] [--modes off idle none full]
         [--repeats 1] [--tokens 129] [--json FILE]
 
 As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
 beforehand, two in flight; the same device, no bus, no scheduler. ``off`` is an engine without speculation. The others
 are one with the lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The
-model answers one token only (:mod:`tests.gpu.bench.drafted_plans`), in all modes. ``tokens`` says how many came of a
+model answers one token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came of a
 row and step.
 
 With ``--cpu`` a tiny model is measured, to see that all this works.
@@ -29,7 +29,7 @@ import torch
 from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.bus.messages import StepPlan
 from tests.gpu.bench.bench_step import DEPTH, PROMPT_TOKENS, run_plans
-from tests.gpu.bench.drafted_plans import MODES, TOKEN, DraftedScheduler, prepare
+from tests.gpu.speculation.drafted_plans import MODES, TOKEN, DraftedScheduler, prepare
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
 

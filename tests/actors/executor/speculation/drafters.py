@@ -15,14 +15,14 @@ Guess = Callable[[list[int], int], list[int]]
 
 
 def drafter(guess: Guess) -> LookUpDrafts:
-    """``guess`` as an operation on a CPU."""
+    """``guess`` as an operation, in plain Python."""
 
     def look_up(
         tokens: torch.Tensor, lengths: torch.Tensor, found: torch.Tensor, slots: torch.Tensor, num_drafts: int,
         shortest: int, longest: int, vocab_size: int, out: torch.Tensor,
     ) -> None:  # fmt: skip
         known = [tokens[slot, : int(lengths[slot])].tolist() for slot in slots.tolist()]
-        drafts = torch.tensor([guess(each, num_drafts) for each in known], dtype=torch.int32)
+        drafts = torch.tensor([guess(each, num_drafts) for each in known], dtype=torch.int32, device=tokens.device)
         store_drafts_reference(tokens, lengths, found, slots, drafts, vocab_size)
         out.copy_(found[slots.long()])
 

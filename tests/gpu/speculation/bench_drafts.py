@@ -1,0 +1,149 @@
+"""What decode steps cost that verify drafts: ms per step and per token, when all drafts are right and when none is.
+
+    python -m tests.gpu.speculation.bench_drafts llama8b [--drafts 4] [--batches 1 8 32 128 256] [--modes off idle none full]
+        [--repeats 1] [--tokens 129] [--json FILE]
+
+As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
+beforehand, two in flight; the same device, no bus, no scheduler. ``off`` is an engine without speculation. The others
+are one with the lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The
+model answers one token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came of a
+row and step.
+
+With ``--cpu`` a tiny model is measured, to see that all this works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
+from pagebus.bus.messages import StepPlan
+from tests.gpu.bench.bench_step import DEPTH, PROMPT_TOKENS, run_plans
+from tests.gpu.speculation.drafted_plans import MODES, TOKEN, DraftedScheduler, prepare
+from tests.helpers.engine_driver import Driver
+from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
+
+WARM_STEPS = 6
+
+
+def make_plans(driver: Driver, batch: int, drafts: int, mode: str, num_tokens: int) -> list[StepPlan]:
+    """Every plan of ``batch`` greedy sequences of ``num_tokens`` tokens. Their prompts end as they go on."""
+    scheduler = DraftedScheduler(driver, drafts if mode in ("none", "full") else 0, right=mode == "full")
+    prompt_tokens = min(PROMPT_TOKENS, driver.info.max_model_len - num_tokens)
+    for number in range(batch):
+        prompt = [2 + (number + place) % 200 for place in range(prompt_tokens - 8)] + [TOKEN] * 8
+        scheduler.add(prompt, num_tokens, temperature=0.0)
+    plans = []
+    while (plan := scheduler.plan()) is not None:
+        plans.append(plan)
+    return plans
+
+
+def is_decode(plan: StepPlan, batch: int) -> bool:
+    """Whether all sequences decode."""
+    return len(plan.slots) == batch and int(plan.num_scheduled.max()) <= 17 and not plan.new_sequences
+
+
+def measure(driver: Driver, batch: int, drafts: int, mode: str, num_tokens: int) -> dict[str, Any]:
+    """Figures of one batch size and mode."""
+    plans = make_plans(driver, batch, drafts, mode, num_tokens)
+    prepare(driver, mode)
+    first = next(number for number, plan in enumerate(plans) if is_decode(plan, batch)) + WARM_STEPS
+    run_plans(driver, plans[:first])
+    stats = driver.engine.stats
+    busy_s, host_s, steps, began = stats.busy_s, stats.host_s, stats.steps, time.perf_counter()
+    results = run_plans(driver, plans[first:-1])
+    wall_s, count = time.perf_counter() - began, stats.steps - steps
+    tokens = sum(len(result.token_ids) for result in results) / len(results) / batch
+    step_ms = statistics.median((b.done_s - a.done_s) * 1e3 for a, b in itertools.pairwise(results))
+    return {
+        "mode": mode,
+        "batch": batch,
+        "step_ms": step_ms,
+        "tokens": tokens,
+        "token_ms": step_ms / tokens,
+        "device_ms": (stats.busy_s - busy_s) / count * 1e3,
+        "host_ms": (stats.host_s - host_s) / count * 1e3,
+        "busy_share": (stats.busy_s - busy_s) / wall_s,
+    }
+
+
+def rows_of(driver: Driver, modes: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """All batches and modes of one engine; of repeated measurements the one whose step is the median."""
+    rows = []
+    for batch, mode in itertools.product(arguments.batches, modes):
+        runs = [
+            measure(driver, batch, arguments.drafts, mode, arguments.tokens) for _ in range(arguments.repeats)
+        ]  # fmt: skip
+        rows.append(sorted(runs, key=lambda run: float(run["step_ms"]))[len(runs) // 2])
+        print_row(rows[-1])
+    return rows
+
+
+def print_row(row: dict[str, Any]) -> None:
+    print(
+        f"{row['mode']:>6} {row['batch']:>6} {row['step_ms']:>9.3f} {row['tokens']:>8.2f} {row['token_ms']:>10.3f} "
+        f"{row['device_ms']:>9.3f} {row['host_ms']:>9.3f} {row['busy_share']:>7.1%}",
+        flush=True,
+    )
+
+
+def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[dict[str, Any]]:
+    """One engine without speculation, then one with it."""
+    rows: list[dict[str, Any]] = []
+    lookup = {"spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    for given, modes in (({}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
+        modes = [mode for mode in modes if mode in arguments.modes]
+        if not modes:
+            continue
+        gc.collect()
+        began = time.perf_counter()
+        driver = Driver(folder, max_num_seqs=max(arguments.batches), pipeline_depth=DEPTH, **given, **settings)
+        if driver.info.device != "cpu" and torch.cuda.is_available():
+            driver.synchronize()  # all graphs are there
+        print(f"# ready in {time.perf_counter() - began:.1f} s")
+        rows += rows_of(driver, modes, arguments)
+        driver.close()
+        del driver
+        if torch.cuda.is_available():
+            gc.collect()
+            torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=sorted(SHAPES))
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 128, 256])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=129)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--cpu", action="store_true", help="a tiny model, to see that this works")
+    arguments = parser.parse_args()
+    columns = ("mode", "batch", "step ms", "tokens", "ms/token", "device ms", "host ms", "busy")
+    print(" ".join(f"{name:>{width}}" for name, width in zip(columns, (6, 6, 9, 8, 10, 9, 9, 7), strict=True)))
+    with tempfile.TemporaryDirectory() as parent:
+        if arguments.cpu:
+            folder = make_reference(Path(parent), REFERENCE_CONFIGS[0])
+            rows = bench(folder, arguments, device="cpu", dtype="float32", max_model_len=256)
+        else:
+            folder = write_model_folder(arguments.model, Path(parent))
+            rows = bench(folder, arguments, device="cuda", load_format="dummy", max_model_len=8192)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"drafts": arguments.drafts, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -82,14 +82,15 @@ class Delivery:
             if request.id in self.finished and not request.away:
                 self._wait(request)  # only now can its client get it
 
-    def silence(self, request: Request, *, again: bool = False, over: bool = False) -> None:
-        """Stop work on the request's text. ``again``: until its next announcement, which is due. ``over``: for good.
+    def silence(self, request: Request, *, again: bool = False, delivered: bool = False) -> None:
+        """Stop work on the request's text. ``again``: until its next announcement, which is due. ``delivered``: the
+        clients have everything.
 
-        Unless it is over, ended sequences are voided too. A detokenizer that is behind might otherwise still send their
-        end and take the next announcement for a repeat.
+        Unless it is delivered, ended sequences are voided too. A detokenizer that is behind might otherwise still send
+        their end and take the next announcement for a repeat. It might also never see the end, if the bus has lost it.
         """
         for sequence in request.sequences:
-            if sequence.started and request.detokenizer is not None and not (over and sequence.state is State.ENDED):
+            if sequence.started and request.detokenizer is not None and not (delivered and sequence.state is State.ENDED):
                 for message in announcements.void(sequence):
                     self._emit(ToDetokenizer(request.detokenizer, message))
             sequence.started = False

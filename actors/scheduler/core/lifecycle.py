@@ -256,7 +256,7 @@ class Lifecycle:
         request = self._find(request_id)
         assert request is not None
         request.aborted = request.num_live > 0
-        self._delivery.silence(request, over=True)
+        self._delivery.silence(request)
         self._settle(request)
 
     def settle(self, request_id: str, attempt: str) -> None:
@@ -269,7 +269,7 @@ class Lifecycle:
         if request.readers.awaited:
             self._delivery.leave(request)
         else:
-            self._delivery.silence(request, over=True)
+            self._delivery.silence(request, delivered=True)
             self._settle(request)
 
     def _settle(self, request: Request) -> None:

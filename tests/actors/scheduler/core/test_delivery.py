@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pagebus.actors.scheduler.core.delivery import SILENT_S
 from pagebus.actors.scheduler.events import (
     DetokenizerLost,
     DetokenizersLive,
@@ -14,7 +15,7 @@ from pagebus.actors.scheduler.events import (
     ReplicaLost,
     ToDetokenizer,
 )
-from pagebus.bus.messages import AbortRequest, RequestsDone, SequenceEnded, SequenceStarted
+from pagebus.bus.messages import AbortRequest, CancelRequest, RequestsDone, SequenceEnded, SequenceStarted
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.world import World, again, come_back, prompt, request
 
@@ -211,6 +212,27 @@ def test_what_has_ended_is_void_when_its_client_leaves() -> None:
     (anew,) = (each.message for each in world.send(again(world.requests["a"])) if isinstance(each, ToDetokenizer))
     assert isinstance(anew, SequenceStarted)
     assert anew.sequence_id == void.sequence_id
+
+
+@pytest.mark.parametrize("why", ["leaves", "is silent", "is cancelled"])
+def test_what_has_ended_is_void_when_nobody_wants_it_any_more(why: str) -> None:
+    """Its results may be lost to its detokenizer, which was behind when the server of the bus was set back: it would
+    wait for the end for ever."""
+    world = World(resume_timeout_s=KEPT_S)
+    world.join()
+    world._done = lambda name: []  # type: ignore[method-assign]
+    world.stop_at[("a", 1)] = 2
+    world.send(request("a", prompt(4), n=2, max_tokens=10))
+    for _ in range(5):
+        world.step()
+    if why == "is cancelled":
+        world.send(CancelRequest(request_id="a"))
+    else:
+        world.run()
+        world.now_s += SILENT_S + 1
+        world.send(*([AbortRequest(request_id="a")] if why == "leaves" else []))
+    assert [heard.aborted for heard in world.heard.values()] == [True, True]
+    assert not world.core.delivery.finished
 
 
 def test_a_choice_that_has_ended_is_not_told_again_before_the_prompt() -> None:

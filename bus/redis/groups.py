@@ -127,7 +127,9 @@ class RedisGroups:
         room, start = count, "-"
         if reader not in self._recovered:
             room -= await self._adopt(reader, room, entries)
-        while room:
+        if not room:
+            return
+        while True:
             (reply,) = await self._link.call(("XPENDING", stream, group, start, "+", _PAGE, consumer))
             if is_no_group(reply):
                 await self.create([stream], group)

@@ -49,6 +49,23 @@ async def test_acked_but_not_deleted(
     await late.close()
 
 
+async def test_a_read_that_strays_fill_is_not_the_last_look(
+    private_redis: PrivateRedis, raw: redis.asyncio.Redis
+) -> None:
+    """What its consumer had been given by then is behind them: the next read finds it."""
+    bus, late = RedisBus(private_redis.url, Names("pagebus")), RedisBus(private_redis.url, Names("pagebus"))
+    await bus.create_group(STREAM, GROUP)
+    await publish(bus, STREAM, *range(6))
+    entries = await read_new(bus, STREAM, count=5)
+    await raw.xack(STREAM, GROUP, *(str(entry.id) for entry in entries[:3]))
+
+    assert request_ids(await read_new(late, STREAM, count=3)) == ["r0", "r1", "r2"]
+    assert request_ids(await read_new(late, STREAM, count=3)) == ["r3", "r4"]
+    assert request_ids(await read_new(late, STREAM, count=3)) == ["r5"]
+    await bus.close()
+    await late.close()
+
+
 async def test_what_a_server_made_of_half_a_transaction(private_redis: PrivateRedis, raw: redis.asyncio.Redis) -> None:
     """Its file ends within one: at the next start but one, the entry is there, behind what was read."""
     first, second, third = (RedisBus(private_redis.url, Names("pagebus")) for _ in range(3))

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
+from pagebus.bus.messages import AbortRequest
 from pagebus.bus.private_redis.server import PrivateRedis, find_redis_server
 from pagebus.bus.redis import strays
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.streams import Names
 from tests.bus.entries import GROUP, publish, read_new, request_ids
 from tests.bus.test_restarts import restart
+from tests.helpers.waiting import eventually
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
 STREAM = "work"
@@ -26,11 +28,13 @@ async def raw(private_redis: PrivateRedis) -> AsyncIterator[redis.asyncio.Redis]
     await client.aclose()
 
 
+@pytest.mark.parametrize("counted", [strays.UNREAD, 2])
 async def test_acked_but_not_deleted(
-    private_redis: PrivateRedis, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+    private_redis: PrivateRedis, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, counted: int
 ) -> None:
     """Whoever looks first gets them once, as delivered before, page by page; not what is pending or was never read."""
     monkeypatch.setattr(strays, "PAGE", 3)
+    monkeypatch.setattr(strays, "UNREAD", counted)  # three were never read: too many to count, the second time
     bus, late = RedisBus(private_redis.url, Names("pagebus")), RedisBus(private_redis.url, Names("pagebus"))
     await bus.create_group(STREAM, GROUP)
     await publish(bus, STREAM, *range(20))
@@ -46,6 +50,49 @@ async def test_acked_but_not_deleted(
     await late.ack(GROUP, found)
     assert await bus.length(STREAM) == 20 - 4 - len(left)
     await bus.close()
+    await late.close()
+
+
+async def test_what_is_pending_is_not_sent_where_nothing_is_stray(
+    private_redis: PrivateRedis, raw: redis.asyncio.Redis
+) -> None:
+    """Others have been given much of it, and some of it nobody yet."""
+    bus, late = RedisBus(private_redis.url, Names("pagebus")), RedisBus(private_redis.url, Names("pagebus"))
+    await bus.create_group(STREAM, GROUP)
+    long = "x" * 1000
+    await bus.publish([(STREAM, AbortRequest(request_id=f"r{number}", reason=long)) for number in range(100)])
+    entries = await read_new(bus, STREAM, count=100)
+    await bus.ack(GROUP, entries[10:20])
+    await publish(bus, STREAM, 100)
+    before = (await raw.info("stats"))["total_net_output_bytes"]
+    assert request_ids(await read_new(late, STREAM, "b")) == ["r100"]
+    sent = (await raw.info("stats"))["total_net_output_bytes"] - before
+    assert sent < (len(entries) - 10) * len(long)
+    await bus.close()
+    await late.close()
+
+
+async def test_a_server_that_takes_what_was_read_for_unread(
+    private_redis: PrivateRedis, raw: redis.asyncio.Redis
+) -> None:
+    """Redis 7.0 forgets what groups have read since its file was rewritten: their lag is no measure."""
+    bus, late = RedisBus(private_redis.url, Names("pagebus")), RedisBus(private_redis.url, Names("pagebus"))
+    await bus.create_group(STREAM, GROUP)
+    await publish(bus, STREAM, 0)
+    await bus.ack(GROUP, await read_new(bus, STREAM))
+    await raw.bgrewriteaof()
+
+    async def is_rewritten() -> bool:
+        return not (await raw.info("persistence"))["aof_rewrite_in_progress"]
+
+    await eventually(is_rewritten)
+    await publish(bus, STREAM, 1, 2, 3)
+    entries = await read_new(bus, STREAM)
+    await raw.xack(STREAM, GROUP, str(entries[1].id))
+    await bus.close()
+    await restart(private_redis)
+
+    assert request_ids(await read_new(late, STREAM)) == ["r2", "r1", "r3"]
     await late.close()
 
 

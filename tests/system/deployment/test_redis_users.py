@@ -108,6 +108,7 @@ def recovery(user: str) -> list[tuple[str, ...]]:
         return [
             ("XPENDING", stream, group, "-", "+", "10", "x"), ("XCLAIM", stream, group, "x", "0", "1-1"),
             ("XGROUP", "DELCONSUMER", stream, group, "x"), ("XINFO", "CONSUMERS", stream, group),
+            ("XINFO", "GROUPS", stream), ("XLEN", stream), ("XRANGE", stream, "-", "+"),
         ]  # fmt: skip
 
     own: dict[str, list[tuple[str, ...]]] = {

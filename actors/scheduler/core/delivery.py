@@ -90,7 +90,8 @@ class Delivery:
         their end and take the next announcement for a repeat. It might also never see the end, if the bus has lost it.
         """
         for sequence in request.sequences:
-            if sequence.started and request.detokenizer is not None and not (delivered and sequence.state is State.ENDED):
+            has_its_end = delivered and sequence.state is State.ENDED
+            if sequence.started and request.detokenizer is not None and not has_its_end:
                 for message in announcements.void(sequence):
                     self._emit(ToDetokenizer(request.detokenizer, message))
             sequence.started = False

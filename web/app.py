@@ -37,7 +37,6 @@ from pagebus.web.ingress.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, 
 from pagebus.web.ingress.request_log import open_request_log
 from pagebus.web.observatory.facts import facts_of
 from pagebus.web.observatory.observatory import Observatory
-from pagebus.web.observatory.roster import Roster
 from pagebus.web.requests.served_model import ServedModel, cached_block_size, load_served_model
 from pagebus.web.routes import EVENTS
 from pagebus.web.routes.generate import (
@@ -165,7 +164,7 @@ class IngressActor(Actor):
         self.spawn(self._heavy.run(), "heavy outbox")
         self.spawn(self.context.inbox.mailbox.keep_for_ever(), "mailbox")
         self.spawn(self.context.inbox.run(), "inbox")
-        self.spawn(self._keep_membership(self.context.membership, self.context.observatory.roster), "membership")
+        self.spawn(self._keep_membership(self.context.membership, self.context.observatory), "membership")
         self.spawn(self.context.observatory.history.run(), "history")
         self.spawn(self._tick(self.context), "tick")
         self._background = Background(self.context, self.bus, self.names, self.name)
@@ -305,11 +304,11 @@ class IngressActor(Actor):
             remedy = "set --api-key, or --allowed-hosts against pages of the web"
             self.log.warning("open to the network: no API keys", host=self.settings.host, remedy=remedy)
 
-    async def _keep_membership(self, membership: Membership, roster: Roster) -> None:
+    async def _keep_membership(self, membership: Membership, observatory: Observatory) -> None:
         while True:
             with contextlib.suppress(BusUnavailable):
                 await membership.refresh()
-                roster.update(membership.leases)
+            observatory.look()
             await asyncio.sleep(EAGER_REFRESH_S if membership.missing() else REFRESH_S)
 
     async def _tick(self, context: Context) -> None:

@@ -43,7 +43,7 @@ class Ring:
             return False
         if (found := self.spans.next(totals)) is None:
             return False
-        self.samples.append([round(totals.at_s, 1), *found])
+        self.samples.append([round(totals.at_s, 3), *found])
         while len(self.samples) > self.length:
             self.samples.popleft()
         if totals.at_s - self.stored_s < STORE_EVERY_S:
@@ -95,6 +95,15 @@ class History:
         for ring in self._rings:
             if ring.sample(totals):
                 await self._bus.put_state(ring.name, ring.stored(), ttl_s=EXPIRY_S)
+
+    @property
+    def is_kept_here(self) -> bool:
+        """Whether this ingress records it."""
+        return self._keeps
+
+    def spans(self) -> Spans:
+        """What makes figures, with the last half minute if it is kept here; empty otherwise."""
+        return self._rings[0].spans.copy() if self._keeps else Spans()
 
     async def _stored(self) -> list[Any]:
         return list(await self._bus.get_state(*(ring.name for ring in self._rings)))

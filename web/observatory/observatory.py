@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -21,10 +22,11 @@ from pagebus.bus.messages import REQUEST_COLUMNS, SchedulerState, StateRequested
 from pagebus.bus.streams import Names
 from pagebus.web.http.errors import ApiError, unavailable
 from pagebus.web.observatory.board import COLUMNS, Board
-from pagebus.web.observatory.history import History
+from pagebus.web.observatory.failures import FAILURES_S, failures_of
+from pagebus.web.observatory.history import STORE_EVERY_S, History
 from pagebus.web.observatory.roster import Roster, actor_of, key_of, stream_lengths
 from pagebus.web.observatory.scheduler_queries import SchedulerQueries
-from pagebus.web.observatory.vitals import FIGURES, Spans, Totals, total
+from pagebus.web.observatory.vitals import FIGURES, RESUMED, Totals, total
 
 STATE_EVERY_S = 0.1
 SCHEDULER_SHARE = 0.005
@@ -47,11 +49,13 @@ class Watcher:
         self._ended = False
         self.lost = True
         """Whether the page needs all maps in full."""
+        self.behind = False
+        """Whether it has missed events, and needs what is told only when it changes."""
 
     def tell(self, event: bytes) -> None:
         if len(self._events) >= MAX_BEHIND:
             self._events.clear()
-            self.lost = True
+            self.lost = self.behind = True
         self._events.append(event)
         self._news.set()
 
@@ -99,6 +103,13 @@ class Observatory:
         self._away = ""
         self._told_s: dict[str, float] = {}
         self._told: dict[str, Any] = {}
+        self._standing: dict[str, bytes] = {}
+
+    def look(self) -> None:
+        """Write down what the leases say now; called twice a second, whether or not a page is connected."""
+        now_s = time.time()
+        self.roster.update(self._leases(), now_s)
+        self.roster.chronicle.lacks(self._missing(), now_s)
 
     @property
     def restarts_alone(self) -> bool:
@@ -129,7 +140,10 @@ class Observatory:
         self._told.clear()
         if not self._tasks:
             self.board, self._seen, self._away = Board(), (0, 0, 0), ""
-            self._tasks = [asyncio.create_task(once()) for once in (self._follow_scheduler, self._follow_actors)]
+            self._standing.clear()
+            follow = (self._follow_scheduler, self._follow_actors, self._follow_failures)
+            self._tasks = [asyncio.create_task(once()) for once in follow]
+        watcher.tell(b"".join(self._standing.values()))
         if self._away:
             watcher.tell(sse("away", {"message": self._away}))
         return watcher
@@ -170,6 +184,13 @@ class Observatory:
         self._told[name] = data
         if self._is_due(name, changed=changed):
             self._tell(sse(name, {"at_s": at_s, **data}))
+
+    def _tell_change(self, name: str, data: Any) -> None:
+        """Send what stays true until it changes: only then, and to pages that come or have missed it."""
+        event = sse(name, data)
+        if event != self._standing.get(name):
+            self._standing[name] = event
+            self._tell(event)
 
     # -- the scheduler ------------------------------------------------------------------------------------------------
     async def _follow_scheduler(self) -> None:
@@ -229,13 +250,16 @@ class Observatory:
         for watcher in self._watchers:
             if watcher.lost or is_due:
                 watcher.tell(whole if watcher.lost else event)
-            watcher.lost = False
+            if watcher.behind:
+                watcher.tell(b"".join(self._standing.values()))
+            watcher.lost = watcher.behind = False
 
     # -- the actors ---------------------------------------------------------------------------------------------------
     async def _follow_actors(self) -> None:
-        spans, streams = Spans(), list[dict[str, Any]]()
+        spans, streams = self.history.spans(), list[dict[str, Any]]()
         while True:
             now_s, found = time.time(), None
+            self._tell_change("incidents", {"incidents": self.roster.chronicle.newest()})
             snapshots: dict[str, Mapping[str, Any] | None] = {}
             try:
                 snapshots = await self._snapshots()
@@ -243,12 +267,18 @@ class Observatory:
             except BusUnavailable:
                 pass  # that is what is missing
             else:
-                found = spans.next(total(snapshots.values(), now_s))
+                found = spans.next(self._summed(snapshots, now_s))
             actors = self.roster.rows(snapshots, now_s)
             self._tell_news("actors", now_s, {"actors": actors, "streams": streams, "missing": list(self._missing())})
             if found is not None:
                 self._tell_news("vitals", now_s, {"figures": found})
             await asyncio.sleep(VITALS_EVERY_S)
+
+    async def _follow_failures(self) -> None:
+        while True:
+            with suppress(BusUnavailable):
+                self._tell_change("failures", failures_of(await self.history.read(FAILURES_S)))
+            await asyncio.sleep(VITALS_EVERY_S if self.history.is_kept_here else STORE_EVERY_S)
 
     async def _snapshots(self) -> dict[str, Mapping[str, Any] | None]:
         """The metrics of all live actors by ``kind:name``."""
@@ -260,7 +290,13 @@ class Observatory:
         return {**dict(zip(others, read, strict=True)), f"ingress:{self._own_name}": self._own_snapshot()}
 
     async def _totals(self) -> Totals:
-        return total((await self._snapshots()).values(), time.time())
+        return self._summed(await self._snapshots(), time.time())
+
+    def _summed(self, snapshots: Mapping[str, Mapping[str, Any] | None], now_s: float) -> Totals:
+        """What the actors report, added up; who was resumed meanwhile is written down."""
+        totals = total(snapshots.values(), now_s)
+        self.roster.chronicle.resumed(totals.values.get(RESUMED, 0.0), now_s)
+        return totals
 
     def _is_first(self) -> bool:
         """Whether this ingress keeps the history."""

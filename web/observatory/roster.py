@@ -11,6 +11,7 @@ from typing import Any
 from pagebus.actors.telemetry.progress import graphs_of
 from pagebus.bus.contract import Bus, LeaseInfo
 from pagebus.bus.streams import Names
+from pagebus.web.observatory.chronicle import BACK, DIED, ENDED, JOINED, MOVED, RENEWED, Chronicle, Incident
 
 GONE_S = 600.0
 """Seconds for which an actor that has left is shown."""
@@ -36,13 +37,20 @@ EXPERT_LOAD, EXPERTS_UNUSED = "pagebus:expert_load_ratio", "pagebus:experts_unus
 @dataclass(slots=True)
 class Member:
     """One actor by its name. ``starts`` counts its lives seen by this ingress, ``gone_s`` is when the last one left.
-    ``lost_s``: when its last life ended, until the next one is ready; ``drained``: that was no accident."""
+    ``lost_s``: when its last life ended, until the next one is ready; ``drained``: that was no accident.
+    ``ready_epoch``: the life that was ready last; None: none was."""
 
     lease: LeaseInfo
+    chronicle: Chronicle
     starts: int = 1
     gone_s: float | None = None
     lost_s: float | None = None
     drained: bool = False
+    ready_epoch: int | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return self.lease.info.get("state") == "ready"
 
     def renew(self, lease: LeaseInfo, now_s: float) -> None:
         """Update the member with its lease, of the same life or a new one."""
@@ -50,8 +58,8 @@ class Member:
             self.starts += 1
             self._end(now_s)
         self.lease, self.gone_s = lease, None
-        if lease.info.get("state") == "ready":
-            self.lost_s = None
+        if self.is_ready:
+            self._arrive(now_s)
 
     def leave(self, now_s: float) -> None:
         """Note that the member has no lease."""
@@ -59,36 +67,61 @@ class Member:
             self.gone_s = now_s
             self._end(now_s)
 
+    def _arrive(self, now_s: float) -> None:
+        """It is ready, or still is."""
+        if self.lost_s is not None:
+            what = RENEWED if self.ready_epoch == self.lease.epoch else BACK
+            self._note(what, now_s, after_s=now_s - self.lost_s)
+        elif self.ready_epoch is None:
+            self._note(JOINED, now_s)
+        self.lost_s, self.ready_epoch = None, self.lease.epoch
+
     def _end(self, now_s: float) -> None:
         if self.lost_s is None:
             self.lost_s, self.drained = now_s, self.lease.info.get("state") == "draining"
+            self._note(ENDED if self.drained else DIED, now_s)
+
+    def _note(self, what: str, now_s: float, after_s: float | None = None) -> None:
+        self.chronicle.note(Incident(now_s, what, actor_of(self.lease), after_s))
 
 
 class Roster:
     """The roster. Leases update it twice a second, which is cheap; the rest is read only for connected pages."""
 
     def __init__(self) -> None:
+        self.chronicle = Chronicle()
         self._members: dict[tuple[str, str], Member] = {}
+        self._holders: dict[tuple[str, str], str] = {}
+        """Who held the lease of each exclusive role last."""
         self._before: dict[str, tuple[float, dict[str, float]]] = {}
         self._paths_before: dict[str, dict[str, float]] = {}
 
     def update(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
         """Update the roster with all current leases."""
         now_s = time.time() if now_s is None else now_s
-        present = set()
+        is_first, present = not self._members, {(lease.kind, actor_of(lease)) for lease in leases}
+        for key in [key for key in self._members if key not in present]:
+            member = self._members[key]
+            member.leave(now_s)
+            if now_s - (member.gone_s or now_s) > GONE_S:
+                del self._members[key]
         for lease in leases:
-            key = lease.kind, actor_of(lease)
-            present.add(key)
-            member = self._members.get(key)
-            if member is None:
-                self._members[key] = Member(lease)
-                continue
-            member.renew(lease, now_s)
-        for key, member in list(self._members.items()):
-            if key not in present:
-                member.leave(now_s)
-                if now_s - (member.gone_s or now_s) > GONE_S:
-                    del self._members[key]
+            self._follow_role(lease, now_s)
+            known = self._members.get((lease.kind, actor_of(lease)))
+            if known is None:
+                known = Member(lease, self.chronicle)
+                known.ready_epoch = lease.epoch if is_first and known.is_ready else None
+                self._members[lease.kind, actor_of(lease)] = known
+            known.renew(lease, now_s)
+
+    def _follow_role(self, lease: LeaseInfo, now_s: float) -> None:
+        """Note that another actor than before holds the lease of an exclusive role."""
+        role, actor = (lease.kind, lease.name), actor_of(lease)
+        if lease.name == actor:
+            return
+        before, self._holders[role] = self._holders.get(role, actor), actor
+        if before != actor:
+            self.chronicle.note(Incident(now_s, MOVED, actor, before=before))
 
     def find(self, kind: str, actor: str) -> LeaseInfo | None:
         """The lease of a live actor; None if there is none."""

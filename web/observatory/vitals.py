@@ -10,6 +10,7 @@ from typing import Any
 TTFT, ITL = "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"
 E2E, QUEUE = "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds"
 ERRORS, FINISHED = "pagebus:errors", "vllm:request_success"
+RESUMED = "pagebus:resumed_sequences_total"
 
 QUANTILES = {"ttft": TTFT, "itl": ITL, "e2e": E2E, "queue": QUEUE}
 """Each is shown as ``*_p50_s`` and ``*_p99_s``."""
@@ -43,7 +44,9 @@ FIGURES = (*(f"{name}_{q}_s" for name in QUANTILES for q in ("p50", "p99")), *RA
 
 HISTOGRAMS = frozenset(QUANTILES.values())
 MEANS = frozenset({"vllm:kv_cache_usage_perc", "pagebus:host_cache_usage_perc"})
-SUMS = (frozenset({*RATES.values(), *GAUGES.values()}) - MEANS) | {name for pair in SHARES.values() for name in pair}
+SUMS = (frozenset({*RATES.values(), *GAUGES.values(), RESUMED}) - MEANS) | {
+    name for pair in SHARES.values() for name in pair
+}
 CANCELLED = frozenset({"abort"})
 LEFT = 499
 """Stands for a client that left before it had its answer: no error of anybody's, but a cancelled request."""
@@ -100,6 +103,12 @@ class Spans:
 
     def __init__(self) -> None:
         self._before: deque[Totals] = deque()
+
+    def copy(self) -> Spans:
+        """The same past, which goes on apart."""
+        other = Spans()
+        other._before.extend(self._before)
+        return other
 
     @property
     def last(self) -> Totals | None:

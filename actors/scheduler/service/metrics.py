@@ -8,7 +8,7 @@ from operator import attrgetter
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.replica import Replica
-from pagebus.actors.scheduler.request import Request
+from pagebus.actors.scheduler.request import MOST_LOSSES, Request
 from pagebus.actors.telemetry.metrics import (
     FINE_BUCKETS_S,
     ITERATION_TOKENS_BUCKETS,
@@ -133,8 +133,11 @@ class SchedulerMetrics:
         seen[key] = value
 
     def forget(self, replica: Replica) -> None:
-        """Drop a replica that has left."""
+        """Drop a replica that has left. Its sequences go on elsewhere, unless they have lost too many executors."""
         self.count(replica)
+        resumed = sum(each.num_losses + 1 < MOST_LOSSES for each in replica.slots.occupied())
+        name, text = "pagebus:resumed_sequences_total", "Sequences whose executor was lost, and that go on elsewhere."
+        self._metrics.counter(name, text, engine=replica.name).inc(resumed)
         del self._seen[replica.name, replica.epoch]
 
     def _show(self, engine: str, running: int, usage: float, host_usage: float) -> None:

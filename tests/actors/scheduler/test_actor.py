@@ -96,6 +96,12 @@ async def test_an_executor_that_closes_its_results_is_given_up_at_once() -> None
             (labels["error"], n) for name, labels, n in _series(deployment) if name == "pagebus:lost_executors_total"
         ]
         assert lost == [("OutOfMemoryError", {"value": 1.0})]
+        resumed = [
+            (labels["engine"], n)
+            for name, labels, n in _series(deployment)
+            if name == "pagebus:resumed_sequences_total"
+        ]
+        assert resumed == [("gpu-0", {"value": 1.0})]
 
 
 async def test_what_cannot_be_processed_is_kept_aside() -> None:

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from pagebus.bus.messages import BlockState, CancelRequest, StateRequested
+from pagebus.web.observatory.chronicle import Incident
 from pagebus.web.routes.operate.page import POLICY, files
 from tests.helpers.waiting import LIMIT_S, until
 from tests.web.observatory.test_board import state
@@ -178,6 +179,27 @@ async def test_who_comes_during_an_outage_hears_of_it(serve, http, monkeypatch) 
             events = Events(second)
             assert (await events.next("away"))["message"] == "The scheduler does not answer."
             assert (await events.next("actors"))["missing"] == ["executor"]
+
+
+async def test_incidents_and_errors_are_told_when_they_change(serve, http, monkeypatch) -> None:
+    """At once to a page that comes, then only what is new, and to all; the figures go on from before it came."""
+    monkeypatch.setattr("pagebus.web.observatory.observatory.VITALS_EVERY_S", 0.01)
+    served = await serve()
+    observatory = served.actor.context.observatory
+    await until(lambda: observatory.history.is_kept_here and observatory.history.spans().last is not None)
+    observatory.roster.chronicle.note(Incident(1.0, "died", "executor-0"))
+    async with http.get(served.url + "/api/events") as response, http.get(served.url + "/api/events") as second:
+        events, others = Events(response), Events(second)
+        assert (await events.next("incidents"))["incidents"][0]["actor"] == "executor-0"
+        assert (await events.next("failures"))["server"] == 0
+        assert (await events.next("vitals"))["figures"]
+        await others.next("incidents")
+        observatory.roster.chronicle.note(Incident(2.0, "outage", missing=("executor",)))
+        for each in (events, others):
+            told = (await each.next("incidents"))["incidents"]
+            assert told[0] == {
+                "at_s": 2.0, "what": "outage", "actor": "", "after_s": None, "before": "", "missing": ["executor"], "count": 0,
+            }  # fmt: skip
 
 
 async def test_the_blocks_of_a_request_are_told_with_those_it_shares(serve, http) -> None:

@@ -1,12 +1,14 @@
-"""Looking at the page until it shows what it will."""
+"""Looking at the page until it shows what it will, and what it is told instead of the truth."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from playwright.sync_api import Page
 
+from pagebus.web.observatory.vitals import FIGURES
 from tests.helpers.waiting import LIMIT_S
 
 LOOK_MS = 50
@@ -18,3 +20,10 @@ def wait_until(page: Page, holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < limit_s, "it has not come to hold"
         page.wait_for_timeout(LOOK_MS)
+
+
+def history(rows: list[dict[str, float]], every_s: float = 2.0) -> dict[str, Any]:
+    """An answer of /api/history: what a row does not tell is not known."""
+    first_s = time.time() - every_s * (len(rows) - 1)
+    samples = [[first_s + every_s * place, *map(row.get, FIGURES)] for place, row in enumerate(rows)]
+    return {"every_s": every_s, "figures": list(FIGURES), "samples": samples}

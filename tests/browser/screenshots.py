@@ -25,13 +25,13 @@ WORDS = ("water", "river", "brave", "light", "house", "music", "bread", "ocean",
 CLIENTS = 14
 WARM_MS = 25_000
 LOOK_MS = 4_000
-VIEWS = ("memory", "steps", "requests", "actors", "charts", "replay", "batches")
+VIEWS = ("overview", "memory", "steps", "requests", "charts", "replay", "batches")
 Picture = tuple[str, tuple[int, int], str, tuple[str, ...]]
 PICTURES: tuple[Picture, ...] = (
     ("", (1280, 860), "light", (*VIEWS, "chat")),
     ("-dark", (1280, 860), "dark", (*VIEWS, "chat")),
     ("-wide", (2560, 1400), "dark", ("memory", "replay")),
-    ("-phone", (360, 760), "light", ("memory", "requests", "chat")),
+    ("-phone", (360, 760), "light", ("overview", "memory", "requests", "chat")),
 )
 """Suffix of the file, size of the window, theme, and which views: those of the documentation."""
 EVERY: tuple[Picture, ...] = tuple(

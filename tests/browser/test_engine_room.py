@@ -22,7 +22,7 @@ from tests.helpers.waiting import LIMIT_S
 NUMBERS = count()
 ROOT = Path(__file__).parents[2]
 WIDTHS = (360, 2560, 1280)
-VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
+VIEWS = ("chat", "batches", "overview", "memory", "steps", "requests", "charts", "replay")
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 MODULE = "document.querySelector('script[type=module]').src"
 WORLD = f"(await import({MODULE})).world"
@@ -201,7 +201,7 @@ def test_a_request_is_shown_with_all_its_phases(page: Page, deployment: Deployme
 
 
 def test_a_killed_actor_is_shown_as_gone_and_back(page: Page, deployment: Deployment) -> None:
-    visit(page, "actors")
+    visit(page, "overview")
     card = page.locator("[data-actor=detokenizer-0]")
     expect(card).to_contain_text("ready")
     deployment.kill("detokenizer-0")
@@ -214,7 +214,7 @@ def test_a_killed_actor_is_shown_as_gone_and_back(page: Page, deployment: Deploy
 
 def test_an_actor_is_not_ended_where_all_share_a_process(page: Page) -> None:
     """The question is asked, and the server's refusal shown."""
-    visit(page, "actors")
+    visit(page, "overview")
     page.locator("[data-actor=tokenizer-0]").get_by_role("button", name="Drain").click()
     page.get_by_role("dialog").get_by_role("button", name="Drain it").click()
     expect(page.get_by_role("alert")).to_contain_text("share one process")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.conftest import opened
+from tests.browser.looking import history
 from tests.browser.served import served
 from tests.helpers.waiting import LIMIT_S
 
@@ -21,8 +23,9 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Two executors, and a key."""
-    arguments = ("--executors", "2", "--num-gpu-blocks-override", "64", "--api-key", KEY)
+    """Two executors, a key, and targets."""
+    arguments = ("--executors", "2", "--num-gpu-blocks-override", "64", "--api-key", KEY,
+                 "--ttft-target-ms", "2000", "--itl-target-ms", "50")  # fmt: skip
     with served(*arguments) as address:
         yield address
 
@@ -104,6 +107,53 @@ def test_a_copied_job_runs(page: Page) -> None:
     assert all(each["response"]["body"]["usage"]["completion_tokens"] == 3 for each in answers)
 
 
+LINES = """async () => {
+  const { world } = await import(document.querySelector("script[type=module]").src);
+  const prototype = CanvasRenderingContext2D.prototype, { clearRect, lineTo } = prototype;
+  const drawn = new Set(), found = {};
+  const chart = (context) => context.canvas.closest("section").getAttribute("aria-label");
+  prototype.clearRect = function (...area) { drawn.add(chart(this)); return clearRect.apply(this, area); };
+  prototype.lineTo = function (x, y) {
+    if (this.getLineDash().length) {
+      const plot = this.canvas.parentElement.querySelector(".u-over").getBoundingClientRect();
+      const at = this.canvas.getBoundingClientRect().top + y / devicePixelRatio;
+      found[chart(this)] = (plot.bottom - at) / plot.height;
+    }
+    return lineTo.call(this, x, y);
+  };
+  world.tell("theme"); // all are drawn anew
+  while (drawn.size < 12) await new Promise((done) => setTimeout(done, 20));
+  Object.assign(prototype, { clearRect, lineTo });
+  return found;
+}"""
+"""The charts with a dashed line across, and its height as a share of theirs."""
+WITHOUT_TARGETS = """async () => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  world.takeHello({ ...world.hello, targets: {} });
+}"""
+
+
+def test_targets_are_lines_in_charts(page: Page) -> None:
+    """At their values, above what was measured and below it, in the two charts that they are of; named in the key.
+    They come with the feed, later than a page that begins with the charts; without targets there are none."""
+    rows = [{"ttft_p99_s": 0.5, "itl_p99_s": 0.1, "e2e_p99_s": 3.0}] * 3
+    page.route("**/api/history?*", lambda route: route.fulfill(json=history(rows)))
+    page.goto("/#/charts")
+    page.reload()
+    for title, text in (("Time to first token", "target 2.00 s"), ("Time between tokens", "target 50.0 ms")):
+        expect(page.get_by_label(title, exact=True).locator(".target")).to_have_text(text)
+    expect(page.locator(".target:visible")).to_have_count(2)
+    heights = page.evaluate(LINES)
+    assert heights == {
+        "Time to first token": pytest.approx(1 / 1.12, abs=0.01),
+        "Time between tokens": pytest.approx(0.05 / 0.1 / 1.12, abs=0.01),
+    }
+    page.evaluate(WITHOUT_TARGETS)
+    expect(page.locator(".target:visible")).to_have_count(0)
+    assert page.evaluate(LINES) == {}
+
+
 def test_actors_are_drained_and_stopped_and_come_back(page: Page, url: str) -> None:
     """An executor of two and the detokenizer: each goes, and its supervisor starts another process in its place. What
     they had begun goes on; nobody without the key can do that."""
@@ -126,6 +176,17 @@ def test_actors_are_drained_and_stopped_and_come_back(page: Page, url: str) -> N
             expect(each.locator(".chip")).to_have_text("ready")
         told = set(answers)
     assert len(told) == 1, "not all got the same"
+    events = page.get_by_label("Last events").locator("li")
+    for text in (
+        "executor-0 ended, as it was told to.",
+        "detokenizer-0 ended, as it was told to.",
+        "executor-0 was started again",
+        "detokenizer-0 was started again",
+    ):
+        expect(events.filter(has_text=text)).to_have_count(1)
+    for name, target in (("First token, p99", "2.00 s"), ("Between tokens, p99", "50.0 ms")):
+        figure = page.locator(".figure", has=page.get_by_text(name, exact=True))
+        expect(figure.locator(".note")).to_have_text(re.compile(f"^(within|above) {target}$"))
     assert next(iter(told))[0] == 200
     after = {name: process_of(page.locator(f"[data-actor={name}]")) for name in before}
     assert all(None is not after[name] != before[name] for name in before)

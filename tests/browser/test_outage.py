@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from tests.browser.deployment import Deployment
 from tests.helpers.waiting import LIMIT_S
 
-VIEWS = ("chat", "batches", "memory", "steps", "requests", "actors", "charts", "replay")
+VIEWS = ("chat", "batches", "overview", "memory", "steps", "requests", "charts", "replay")
 QUESTION = "What is water?"
 
 
@@ -50,7 +50,23 @@ def test_an_outage_is_said_on_all_views_and_ends(page: Page, deployment: Deploym
     expect(page.get_by_text("Nothing is computed. executor-0 died")).to_be_visible()
     page.reload()  # who comes now hears of it too
     expect(banner).to_contain_text("executor-0 died")
+    page.goto("/#/overview")
+    events, cache = page.get_by_label("Last events").locator("li"), page.locator(".figure", has_text="Cache in use")
+    expect(banner).to_contain_text(
+        re.compile(r"^Outage for .+: executor-0 died .+ same tokens\. The other 5 actors work\. No")
+    )
+    expect(events.filter(has_text="executor-0 died.")).to_have_count(1)
+    expect(events.filter(has_text="Outage: without executor.")).to_have_count(1)
+    expect(cache.locator("dd").first).to_have_text("\N{EN DASH}")
     deployment.revive("executor", "executor-0")
+    expect(banner).to_contain_text(
+        re.compile(r"^Requests are answered: all 6 actors work, for .+\. No request was lost")
+    )
+    expect(events.filter(has_text="executor-0 was started again, and is ready after")).to_have_count(1)
+    expect(events.filter(has_text="1 sequence of a lost executor goes on with the same tokens.")).to_have_count(1)
+    expect(events.first).to_have_text(re.compile(r"\d\d:\d\d:\d\d.*(answered again|started again|goes on)"))
+    expect(cache.locator("dd").first).to_have_text(re.compile(r"^\d+(\.\d)?%"))
+    page.goto("/#/memory")
     expect(banner).to_be_hidden()
     expect(status).to_have_text("Live")
     page.goto("/#/chat")

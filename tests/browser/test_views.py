@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from pagebus.bus.messages import GenerateRequest, SamplingParams
 from pagebus.web.observatory.vitals import FIGURES
 from tests.browser.deployment import Deployment
-from tests.browser.looking import wait_until
+from tests.browser.looking import history, wait_until
 from tests.helpers.waiting import LIMIT_S
 
 MODULE = "document.querySelector('script[type=module]').src"
 WORLD = f"(await import({MODULE})).world"
 NONE = "\N{EN DASH}"
-NO_SCROLL = ("chat", "batches", "actors", "steps")
+NO_SCROLL = ("chat", "batches", "steps")
 
 
 def visit(page: Page, view: str) -> None:
@@ -132,13 +130,52 @@ def test_charts_show_the_history(page: Page, deployment: Deployment) -> None:
         assert len(answer.value.json()["figures"]) == len(FIGURES)
     first = page.get_by_label("Time to first token").locator(".key")
     expect(first).to_contain_text(re.compile(r"p50 \d"))
+    expect(first.locator(".target")).to_be_hidden()  # this deployment has none
 
 
-def history(rows: list[dict[str, float]], every_s: float = 2.0) -> dict[str, Any]:
-    """An answer of /api/history: what a row does not tell is not known."""
-    first_s = time.time() - every_s * (len(rows) - 1)
-    samples = [[first_s + every_s * place, *map(row.get, FIGURES)] for place, row in enumerate(rows)]
-    return {"every_s": every_s, "figures": list(FIGURES), "samples": samples}
+UNREACHED = """async () => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  world.connected = false;
+  world.tell("status");
+}"""
+
+
+def test_an_operators_home_shows_the_figures_of_now(page: Page, deployment: Deployment) -> None:
+    """Under a load of some requests, one of which fails: latencies, what runs and waits, the cache, errors by status.
+    A page that has lost its server knows nothing of now. The old address of the actors leads here."""
+
+    def figure(name: str) -> Locator:
+        return page.locator(".figure", has=page.get_by_text(name, exact=True)).locator("dd").first
+
+    def ask(max_tokens: int = 5) -> bool:
+        body = {"prompt": "water", "max_tokens": max_tokens}
+        return httpx.post(f"{deployment.url}/v1/completions", json=body, timeout=LIMIT_S).is_success
+
+    page.goto("/#/actors")
+    expect(page.locator("nav a[aria-current=page]")).to_have_text(re.compile("Overview"))
+    assert page.url.endswith("#/overview")
+    expect(page.locator("#actors")).to_be_in_viewport()
+    assert not ask(-1)
+    for name in ("First token, p50", "First token, p99", "Between tokens, p50", "Between tokens, p99"):
+        wait_until(page, lambda name=name: ask() and re.match(r"\d[\d.]* (µs|ms|s)$", figure(name).inner_text()))
+    deployment.hold(after=4)
+    for place in range(2):
+        send(deployment, f"load-{place}", 10)
+    deployment.paused()
+    expect(figure("Running")).to_have_text(f"2 of {deployment.replica.slots.num_slots}")
+    expect(figure("Waiting")).to_have_text("0")
+    expect(figure("Cache in use")).to_have_text(re.compile(r"^\d.*% \d+ of 160 blocks$"))
+    expect(page.locator(".note:visible")).to_have_count(0)
+    errors = page.get_by_label("Errors")
+    expect(errors).to_contain_text("last 5 min")
+    expect(errors.locator("div", has_text="Other mistakes of clients (4xx)").locator("dd")).to_have_text(
+        re.compile("[1-9]")
+    )
+    expect(page.locator(".banner.home.good")).to_contain_text("No request was lost in the last 5 min.")
+    page.evaluate(UNREACHED)
+    expect(page.locator(".overview .figure dd:not(.note)")).to_have_text([NONE] * 10)
+    expect(errors.locator("dd")).to_have_text([NONE] * 4)
 
 
 def test_charts_can_be_read(page: Page) -> None:
@@ -303,7 +340,7 @@ def test_times_are_told_from_now(page: Page) -> None:
     visit(page, "steps")
     shown = page.evaluate(TEXTS)
     assert {"now", "\N{MINUS SIGN}5 s", "\N{MINUS SIGN}9 s"} <= set(shown)
-    visit(page, "actors")
+    visit(page, "overview")
     card = page.locator("[data-actor=executor-0]")
     expect(card).to_contain_text("never restarted · up ")
     expect(card).not_to_contain_text("life")
@@ -321,7 +358,7 @@ WITH_EXPERTS = """async (experts) => {
 
 def test_the_load_of_experts_is_shown(page: Page) -> None:
     """A bar for each layer that has some, the busiest as text; nothing where there are none."""
-    visit(page, "actors")
+    visit(page, "overview")
     card = page.locator("[data-actor=executor-0]")
     expect(card.locator(".experts")).to_be_hidden()
     page.evaluate(WITH_EXPERTS, [[1, 1.5, 0], [3, 4.0, 2]])
@@ -341,7 +378,7 @@ def test_nothing_scrolls_that_fits(page: Page, size: tuple[int, int]) -> None:
         wait_until(page, lambda: page.evaluate("document.documentElement.scrollHeight === innerHeight"))
     names = page.locator("nav a:visible").evaluate_all("(all) => all.map((each) => each.innerText)")
     assert names[0] == ("Playground" if size[0] > 800 else "Chat")
-    assert names[1:] == ["Batches", "Memory", "Steps", "Requests", "Actors", "Charts", "Replay"]
+    assert names[1:] == ["Batches", "Overview", "Memory", "Steps", "Requests", "Charts", "Replay"]
 
 
 def test_nothing_covers_the_suggestions_at_200_percent(page: Page) -> None:

@@ -21,7 +21,7 @@ RESUMED, OUTAGE, ANSWERED = "resumed", "outage", "answered"
 class Incident:
     """One thing that has happened.
 
-    ``what``: an actor ``joined``, ``died``, ``ended`` (after it had drained), is ``back`` (a new life of it is ready),
+    ``what``: an actor ``joined``, ``died``, ``ended`` (it was told to), is ``back`` (a new life of it is ready),
     has ``renewed`` a lease that had ended (the same life), or took an exclusive role over (``moved``, from ``before``);
     ``count`` sequences of a lost executor were ``resumed``; an ``outage`` began for want of ``missing``, and requests
     are ``answered`` again. ``after_s``: seconds since the end of the last life, or since the outage began.

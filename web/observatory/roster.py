@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pagebus.web.observatory.chronicle import BACK, DIED, ENDED, JOINED, MOVED, 
 
 GONE_S = 600.0
 """Seconds for which an actor that has left is shown."""
+ORDER_TTL_S = 60.0
+"""Seconds for which an operator's order may be obeyed."""
 RATES = {
     "ingress": ("vllm:generation_tokens", "tokens/s"),
     "tokenizer": ("pagebus:tokenizer_requests", "requests/s"),
@@ -38,7 +41,7 @@ EXPERT_LOAD, EXPERTS_UNUSED = "pagebus:expert_load_ratio", "pagebus:experts_unus
 class Member:
     """One actor by its name. ``starts`` counts its lives seen by this ingress, ``gone_s`` is when the last one left.
     ``lost_s``: when its last life ended, until the next one is ready; ``drained``: that was no accident.
-    ``ready_epoch``: the life that was ready last; None: none was."""
+    ``ready_epoch``: the life that was ready last; None: none was. ``ordered_s``: when an operator told it to end."""
 
     lease: LeaseInfo
     chronicle: Chronicle
@@ -47,6 +50,7 @@ class Member:
     lost_s: float | None = None
     drained: bool = False
     ready_epoch: int | None = None
+    ordered_s: float = -math.inf
 
     @property
     def is_ready(self) -> bool:
@@ -78,7 +82,8 @@ class Member:
 
     def _end(self, now_s: float) -> None:
         if self.lost_s is None:
-            self.lost_s, self.drained = now_s, self.lease.info.get("state") == "draining"
+            was_ordered, self.ordered_s = now_s - self.ordered_s < ORDER_TTL_S, -math.inf
+            self.lost_s, self.drained = now_s, was_ordered or self.lease.info.get("state") == "draining"
             self._note(ENDED if self.drained else DIED, now_s)
 
     def _note(self, what: str, now_s: float, after_s: float | None = None) -> None:
@@ -127,6 +132,11 @@ class Roster:
         """The lease of a live actor; None if there is none."""
         member = self._members.get((kind, actor))
         return None if member is None or member.gone_s is not None else member.lease
+
+    def ordered(self, kind: str, actor: str, now_s: float | None = None) -> None:
+        """Note that an operator has told an actor to end; that it drains may be too short to be seen."""
+        if (member := self._members.get((kind, actor))) is not None:
+            member.ordered_s = time.time() if now_s is None else now_s
 
     def rows(self, snapshots: Mapping[str, Mapping[str, Any] | None], now_s: float) -> list[dict[str, Any]]:
         """All actors, with what their metrics (by :func:`key_of`) say of the time since the last call."""

@@ -7,7 +7,7 @@ from typing import Any
 from pagebus.bus.contract import LeaseInfo
 from pagebus.web.observatory.chronicle import KEPT, SEEN_S, Chronicle, Incident
 from pagebus.web.observatory.failures import FAILURES_S, Failures, failures_of
-from pagebus.web.observatory.roster import Roster
+from pagebus.web.observatory.roster import ORDER_TTL_S, Roster
 from pagebus.web.observatory.vitals import FIGURES
 
 
@@ -45,6 +45,18 @@ def test_lives_and_their_ends_are_written_down() -> None:
         (6.0, "back", "a"), (6.0, "back", "b"),
     ]  # fmt: skip
     assert [each.after_s for each in roster.chronicle.newest()[:2]] == [2.0, 1.0]
+
+
+def test_an_end_that_was_ordered_is_no_death() -> None:
+    """Though nobody saw it drain; an order that was not obeyed in its time explains nothing."""
+    roster = Roster()
+    roster.update([lease("a", 1), lease("b", 1)], 1.0)
+    roster.ordered("executor", "a", 2.0)
+    roster.ordered("executor", "b", 2.0)
+    roster.ordered("executor", "nobody", 2.0)
+    roster.update([lease("b", 1)], 3.0)
+    roster.update([], 3.0 + ORDER_TTL_S)
+    assert told(roster) == [(3.0, "ended", "a"), (3.0 + ORDER_TTL_S, "died", "b")]
 
 
 def test_a_role_that_moves_is_written_down() -> None:

@@ -15,13 +15,13 @@ from pagebus.web.http.fields import ONLY_NULL, Fields, Schema
 from pagebus.web.http.limits import INT32_MAX, MAX_NAME_CHARS
 from pagebus.web.http.packing import Packer
 from pagebus.web.observatory.history import DAY_S
+from pagebus.web.observatory.roster import ORDER_TTL_S
 from pagebus.web.requests.openai import parse_json
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.server.context import CONTEXT
 
 MIN_SPAN_S = 10.0
 ORDERS = ("drain", "stop")
-ORDER_TTL_S = 60.0
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -87,6 +87,7 @@ async def order(request: web.Request) -> web.Response:
     if not context.observatory.restarts_alone:
         raise ApiError(409, "All actors share one process here: none can be ended alone.", code="single_process")
     await context.observatory.order(orders_state(kind, name), {"epoch": lease.epoch, "order": what}, ORDER_TTL_S)
+    context.observatory.roster.ordered(kind, name)
     context.log.warning("an operator has ordered", order=what, kind=kind, name=name)
     return json_response({"status": "asked"})
 

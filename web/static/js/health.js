@@ -30,6 +30,36 @@ export function healthOf(world, nowS = world.nowS()) {
   return { level: text ? "warn" : "good", label: text ? LABELS.warn : LABELS.good, text, action: null };
 }
 
+/** What works, what does not, since when, and what was lost: the health that an operator's home always shows. */
+export function sentenceOf(world, { level, text, action } = healthOf(world), nowS = world.nowS()) {
+  if (action || !world.connected) return text || "Connecting to the server.";
+  const there = world.actors.filter((row) => row.state !== "gone"), well = there.filter((row) => !troubleOf(row, nowS));
+  const lost = lossOf(world);
+  if (level === "bad") return [`Outage${since(world, "outage", nowS)}:`, text, works(world, well.length), lost].filter(Boolean).join(" ");
+  if (level === "warn") return `Requests are answered. ${text} ${lost}`.trim();
+  if (!well.length) return "";
+  const sinceS = Math.max(...well.map((row) => row.started_s ?? 0), ...world.incidents.map((each) => each.at_s));
+  return `Requests are answered: all ${count(well.length)} actors work, for ${age(nowS - sinceS)}. ${lost}`.trim();
+}
+
+function since(world, what, nowS) {
+  const found = world.incidents.find((each) => each.what === what);
+  return found ? ` for ${age(nowS - found.at_s)}` : "";
+}
+
+function works({ missing }, number) {
+  if (missing.includes("bus")) return "";
+  return number === 1 ? "The other actor works." : number ? `The other ${count(number)} actors work.` : "";
+}
+
+/** What has become of requests lately, if that is known. */
+function lossOf({ failures, missing }) {
+  if (!failures || missing.includes("bus")) return "";
+  const time = `in the last ${age(failures.over_s)}`;
+  if (!failures.server) return `No request was lost ${time}.`;
+  return `${count(failures.server)} ${failures.server === 1 ? "request" : "requests"} ended with an error of the server ${time}.`;
+}
+
 /** What is wrong with an actor, if anything: { kind, text, sinceS }. */
 function troubleOf(row, nowS) {
   const progress = row.progress === null || row.progress === undefined ? "" : ` (${row.phase ?? row.state} ${percent(row.progress)})`;

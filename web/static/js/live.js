@@ -81,6 +81,8 @@ export class Live {
     else if (event === "state") world.takeState(data);
     else if (event === "actors") world.takeActors(data);
     else if (event === "vitals") world.takeVitals(data);
+    else if (event === "incidents") world.takeIncidents(data);
+    else if (event === "failures") world.takeFailures(data);
     else if (event === "away") {
       world.away = data.message;
       world.tell("status");

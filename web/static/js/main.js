@@ -4,15 +4,15 @@ import { onUnauthorized } from "./api.js";
 import { forgetColors, isDark } from "./colors.js";
 import { announce, fill, h, icon, labelled, put, say } from "./dom.js";
 import { keepTables } from "./following.js";
-import { healthOf } from "./health.js";
+import { healthOf, sentenceOf } from "./health.js";
 import { askKey } from "./keydialog.js";
 import { NOTES } from "./notes.js";
 import { Live } from "./live.js";
 import { World } from "./world.js";
-import { actorsView } from "./views/actors.js";
 import { batchesView } from "./views/batches.js";
 import { chatView } from "./views/chat.js";
 import { memoryView } from "./views/memory.js";
+import { overviewView } from "./views/overview.js";
 import { requestsView } from "./views/requests.js";
 import { stepsView } from "./views/steps.js";
 
@@ -22,26 +22,30 @@ const later = (path, name) => async (parts) => (await import(path))[name](parts)
 const VIEWS = {
   chat: { title: "Playground", brief: "Chat", sign: "chat", make: chatView },
   batches: { title: "Batches", sign: "batch", make: batchesView },
-  memory: { title: "Memory", sign: "memory", make: memoryView, group: "Engine room" },
+  overview: { title: "Overview", sign: "overview", make: overviewView, group: "Engine room" },
+  memory: { title: "Memory", sign: "memory", make: memoryView },
   steps: { title: "Steps", sign: "steps", make: stepsView },
   requests: { title: "Requests", sign: "requests", make: requestsView },
-  actors: { title: "Actors", sign: "actors", make: actorsView },
   charts: { title: "Charts", sign: "charts", make: later("./views/charts.js", "chartsView") },
   replay: { title: "Replay", sign: "replay", make: later("./views/replay.js", "replayView"), group: "Recorded" },
 };
+const HOME = "overview"; // says how all is also when all is well
+const MOVED = new Map([["actors", HOME]]); // views of earlier versions that are parts of others now
 const HEALTH_MS = 1000; // how often an age in the banner moves on
 
 export const world = new World();
 export const live = new Live(world);
 const main = document.getElementById("main");
 const rail = document.getElementById("rail");
-const banner = h("div", { class: "banner", hidden: true });
+const banner = { text: h("p", {}), action: h("button", { class: "button small", type: "button", onclick: ask }) };
+banner.element = h("div", { class: "banner", hidden: true }, h("span", { class: "dot" }), banner.text, banner.action);
 let leaving = null;
 let shown = "";
 
 function showView() {
   const name = location.hash.replace(/^#\/?/, "").split("/")[0];
-  const current = VIEWS[name] ? name : "chat";
+  const current = Object.hasOwn(VIEWS, name) ? name : (MOVED.get(name) ?? "chat");
+  if (MOVED.has(name)) history.replaceState(null, "", `#/${current}`);
   if (current === shown) return;
   const moved = shown !== "";
   shown = current;
@@ -52,7 +56,8 @@ function showView() {
   const tools = h("div", { class: "scrub" });
   const notes = notesOf(current);
   const heading = h("div", { class: "heading" }, h("h1", {}, title), tools, notes?.button);
-  fill(main, banner, heading, notes ? put(notes.frame, notes.panel, view) : view);
+  fill(main, banner.element, heading, notes ? put(notes.frame, notes.panel, view) : view);
+  showHealth();
   open(make, { world, view, tools, signal: leaving.signal });
   document.title = `${title} · Pagebus`;
   for (const link of rail.querySelectorAll("nav a")) {
@@ -63,6 +68,7 @@ function showView() {
     main.focus({ preventScroll: true });
     scrollTo(0, 0);
   }
+  if (MOVED.has(name)) document.getElementById(name).scrollIntoView();
 }
 
 /** Some views come later than others, and may be left before they are there. */
@@ -132,24 +138,25 @@ function makeRail() {
   update();
 }
 
-/** Bring the health up to date, on all views. */
+/** Bring the banner up to date: in trouble on all views, on an operator's home always. */
+function showHealth() {
+  const { level, text, action } = world.health, said = shown === HOME ? sentenceOf(world, world.health) : text;
+  banner.element.hidden = !said;
+  banner.element.className = `banner ${level} ${shown === HOME ? "home" : ""}`;
+  say(banner.text, said);
+  banner.action.hidden = !action;
+  say(banner.action, action ?? "");
+}
+
 function keepHealth() {
-  const action = h("button", { class: "button small", type: "button", onclick: ask });
-  const text = h("p", {});
-  fill(banner, h("span", { class: "dot" }), text, action);
   const update = () => {
-    const before = world.health, health = healthOf(world);
+    const before = world.health, health = world.health = healthOf(world);
+    showHealth();
     if (before && before.label === health.label && before.text === health.text) return;
-    world.health = health;
-    banner.hidden = !health.text;
-    banner.className = `banner ${health.level}`;
-    say(text, health.text);
-    action.hidden = !health.action;
-    say(action, health.action ?? "");
     if (before && before.label !== health.label) announce(health.text || "All is well again.");
     world.tell("health");
   };
-  for (const name of ["status", "actors"]) world.on(name, update);
+  for (const name of ["status", "actors", "failures"]) world.on(name, update);
   world.on("state", () => world.health.level === "bad" && update());
   setInterval(update, HEALTH_MS);
   update();

@@ -19,6 +19,16 @@ export const NOTES = {
     ],
     more: "Any Redis client can queue work too: see Copy as… Redis job in the playground.",
   },
+  overview: {
+    title: "Is all well?",
+    text: [
+      "The sentence says what works, what does not, since when, and what was lost. *Time to first token* and *time between tokens* are of the last half minute, beside the targets that the deployment has (`--ttft-target-ms`, `--itl-target-ms`). A dash is a figure that nobody knows now.",
+      "Six kinds of process speak over streams in Redis, and nothing else. Each holds a *lease*, a key with a time limit that proves it lives. Kill any of them: its lease ends, its work goes to another or to its next life, and requests go on with the same tokens. *Last events* tells of each.",
+      "*Drain* lets an actor finish what it has and end; *stop* ends it at once. `pagebus serve` starts it again in both cases, which you can watch here.",
+      "*Streams* hold what has been said and is not done with: when nothing runs, all of them are empty. One that grows shows where the work piles up.",
+    ],
+    more: "Errors are what clients were told. Point at an actor's time for its process, and at its attention path for all of them.",
+  },
   memory: {
     title: "Paged attention",
     text: [
@@ -44,14 +54,6 @@ export const NOTES = {
       "*Queued*: on the stream of requests. *Tokenize*: text becomes token ids. *Waiting for blocks*: at the scheduler, until there is a slot and there are blocks. *Prefill*: the prompt is read, which ends with the first token; that is the time a user notices most. *Decode*: one token a step. *Detokenize*: the last text is made and goes to the client.",
       "*Prefix hits* shorten the prefill: the cached part of the prompt is not computed again. *Preemptions* lengthen the decode: the sequence had to give its blocks up for a while.",
       "Choose a request to follow it: its blocks stand out in the map, with those that it shares with others, until you press Escape. Rows stay where they are while you point at them; *Hold* stops them all.",
-    ],
-  },
-  actors: {
-    title: "Independent actors",
-    text: [
-      "Five kinds of process speak over streams in Redis, and nothing else. Each holds a *lease*, a key with a time limit that proves it lives. Kill any of them: its lease ends, its work goes to another or to its next life, and requests go on with the same tokens.",
-      "*Drain* lets an actor finish what it has and end; *stop* ends it at once. `pagebus serve` starts it again in both cases, which you can watch here.",
-      "*Streams* hold what has been said and is not done with: when nothing runs, all of them are empty. One that grows shows where the work piles up.",
     ],
   },
   charts: {

@@ -4,6 +4,7 @@ export const FREE = 0, CACHED = -1, PINNED = -2;
 const KEPT_STEPS = 6000;
 export const KEPT_OVER = 1000;
 const KEPT_VITALS = 120;
+const FRESH_S = 12; // figures are told again every 5 s
 const OUTCOMES = ["", "done", "ended early"];
 const STATES = ["waiting", "landing", "running"];
 
@@ -74,11 +75,13 @@ export class World extends EventTarget {
     this.actors = [];
     this.streams = [];
     this.vitals = [];
+    this.incidents = [];
+    this.failures = null;
     this.tables = null; // block tables of the request that is followed
     this.clockGapS = null;
   }
 
-  /** Tell the views: `state`, `actors`, `vitals`, `status`, `follow`. */
+  /** Tell the views: `state`, `actors`, `vitals`, `incidents`, `failures`, `status`, `follow`. */
   tell(name, detail = null) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
@@ -198,6 +201,28 @@ export class World extends EventTarget {
     this.vitals.push(vitals);
     if (this.vitals.length > KEPT_VITALS) this.vitals.shift();
     this.tell("vitals", vitals);
+  }
+
+  takeIncidents({ incidents }) {
+    this.incidents = incidents;
+    this.tell("incidents");
+  }
+
+  takeFailures(failures) {
+    this.failures = failures;
+    this.tell("failures");
+  }
+
+  /** The newest figures; null if they are not of now. */
+  figures() {
+    const vitals = this.vitals.at(-1);
+    const isKnown = this.connected && vitals && !this.missing.includes("bus") && this.nowS() - vitals.at_s < FRESH_S;
+    return isKnown ? vitals : null;
+  }
+
+  /** Whether the scheduler's picture is of now. */
+  get isCurrent() {
+    return this.connected && !this.away && this.atS > 0 && !this.missing.includes("scheduler") && !this.missing.includes("bus");
   }
 
   /** A request by its id, living or over. */

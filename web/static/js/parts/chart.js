@@ -37,14 +37,15 @@ export function withGaps(samples, everyS) {
 }
 
 export class Chart {
-  constructor({ title, format, lines, top = null, targets = {} }, { readout, rows, signal }) {
-    Object.assign(this, { title, format, lines, top, targets, readout, rows });
+  constructor({ title, format, lines, top = null }, { readout, rows, signal }) {
+    Object.assign(this, { title, format, lines, top, readout, rows, target: null });
     this.place = h("div", { class: "chart", tabindex: "0", role: "application", "aria-roledescription": "chart",
       "aria-label": `${title} over time. Move with the arrow keys.`, onkeydown: (event) => this.#key(event), onblur: () => readout.point(null) });
     this.values = lines.map(() => h("span", {}));
+    this.aimed = h("li", { class: "target", hidden: true }, h("i", {}), h("span", {}));
     this.element = h("section", { class: "card", role: "group", "aria-label": title }, h("header", {}, h("h2", {}, title),
       h("ul", { class: "key" }, lines.map(([, name, colour], index) =>
-        h("li", {}, h("i", { style: { "--colour": `var(--${colour})` } }), h("span", {}, name, " "), this.values[index])))), this.place);
+        h("li", {}, h("i", { style: { "--colour": `var(--${colour})` } }), h("span", {}, name, " "), this.values[index])), this.aimed)), this.place);
     const fit = () => {
       this.height = heightOf(rows());
       this.place.style.setProperty("height", `${this.height}px`);
@@ -56,6 +57,14 @@ export class Chart {
     addEventListener("resize", fit, { signal });
     signal.addEventListener("abort", () => { observer.disconnect(); this.forget(); });
     readout.charts.push(this);
+  }
+
+  /** Draw a line at a target, in the unit of the figures; null: there is none. */
+  aim(target) {
+    this.target = target;
+    this.aimed.hidden = target === null;
+    say(this.aimed.lastChild, target === null ? "" : `target ${this.format(target)}`);
+    this.plot?.redraw();
   }
 
   forget() {
@@ -106,12 +115,11 @@ export class Chart {
 
   #make() {
     const axis = { stroke: named("ink-2"), grid: { stroke: named("line"), width: 1 }, ticks: { show: false }, font: `12px ${named("sans")}`, gap: 8 };
-    const target = this.lines.map(([name]) => this.targets[name]).find((value) => value !== undefined);
     return new uPlot({
       width: this.place.clientWidth || 400, height: this.height, padding: [8, 8, 0, 0],
       cursor: { points: { size: 7 }, drag: { x: false, y: false } }, legend: { show: false },
-      scales: { x: { time: true }, y: { range: (_, low, high) => [0, this.top ?? Math.max(high > 0 ? high * 1.12 : 1, (target ?? 0) * 1.12)] } },
-      hooks: { setCursor: [(plot) => this.#pointed(plot)], draw: target === undefined ? [] : [(plot) => drawTarget(plot, target)] },
+      scales: { x: { time: true }, y: { range: (_, low, high) => [0, this.top ?? (Math.max(high, this.target) * 1.12 || 1)] } },
+      hooks: { setCursor: [(plot) => this.#pointed(plot)], draw: [(plot) => this.target !== null && drawTarget(plot, this.target)] },
       axes: [{ ...axis, size: 26, space: 70, values: (_, ticks, __, ___, step) => ticks.map((tick) => clock(tick, step)) },
         { ...axis, size: 62, space: 40, values: (_, ticks) => ticks.map(this.format) }],
       series: [{}, ...this.lines.map(([, name, colour]) => ({

@@ -18,4 +18,14 @@ export class Figures {
     dd.replaceChildren(text, extra ? " " : "", extra ? dd.small : "");
     say(dd.small, extra);
   }
+
+  /** A line below the figure, in a colour (good, bad) or none; "" takes it away. */
+  note(name, text, kind = "") {
+    const dd = this.values.get(name);
+    if (text && !dd.below) dd.after(dd.below = h("dd", {}));
+    if (!dd.below) return;
+    say(dd.below, text);
+    dd.below.className = `note ${kind}`;
+    dd.below.hidden = !text;
+  }
 }

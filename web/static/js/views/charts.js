@@ -43,9 +43,7 @@ export function chartsView({ world, view, tools, signal }) {
     time.hidden = atS === null;
     if (atS !== null) say(time, clock(atS));
   });
-  const { ttft_ms: ttftMs, itl_ms: itlMs } = world.hello.targets ?? {};
-  const targets = { ...(ttftMs && { ttft_p99_s: ttftMs / 1000 }), ...(itlMs && { itl_p99_s: itlMs / 1000 }) };
-  const charts = CHARTS.map((each) => new Chart({ ...each, targets }, { readout, rows: () => Math.min(3, Math.ceil(CHARTS.length / columns())), signal }));
+  const charts = CHARTS.map((each) => new Chart(each, { readout, rows: () => Math.min(3, Math.ceil(CHARTS.length / columns())), signal }));
   fill(grid, charts.map((chart) => chart.element));
   const load = async () => {
     if (world.access !== "ok") return; // the banner says so
@@ -60,6 +58,13 @@ export function chartsView({ world, view, tools, signal }) {
       problem.textContent = error.message;
     }
   };
+  const aim = () => { // the deployment's targets come with the feed, perhaps later than this view
+    const { ttft_ms: ttftMs, itl_ms: itlMs } = world.hello.targets ?? {};
+    const targets = { ttft_p99_s: ttftMs && ttftMs / 1000, itl_p99_s: itlMs && itlMs / 1000 };
+    for (const chart of charts) chart.aim(chart.lines.map(([name]) => targets[name]).find(Boolean) ?? null);
+  };
+  world.on("status", aim, signal);
+  aim();
   world.on("theme", () => { charts.forEach((chart) => chart.forget()); load(); }, signal);
   const timer = setInterval(() => (spanS <= LIVE_S || Date.now() % 10_000 < EVERY_MS) && load(), EVERY_MS);
   signal.addEventListener("abort", () => clearInterval(timer));

@@ -1,9 +1,9 @@
-// The processes of the deployment: who is there, how busy, and what lies between them.
+// The processes of the deployment: who is there, how busy, and orders to them.
 
 import { request } from "../api.js";
 import { fill, h, put, say } from "../dom.js";
-import { age, bytes, count, percent, short } from "../format.js";
-import { expertLoad, showExpertLoad } from "../parts/experts.js";
+import { age, bytes, percent, short } from "../format.js";
+import { expertLoad, showExpertLoad } from "./experts.js";
 
 const ABOUT = {
   ingress: "HTTP in, text out", tokenizer: "Text to tokens", scheduler: "Plans every step", executor: "Computes the steps",
@@ -12,30 +12,24 @@ const ABOUT = {
 const ORDER = ["ingress", "tokenizer", "scheduler", "executor", "rank", "detokenizer", "jobs"];
 const COMPUTES = ["executor", "rank"];
 
-export function actorsView({ world, view, signal }) {
-  const cards = h("div", { class: "actors" });
-  const streams = h("ul", { class: "streams" });
-  const problem = h("p", { class: "error", role: "alert", hidden: true });
-  view.append(problem, cards, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Streams"),
-    h("span", { class: "small quiet" }, "pending entries")), streams));
+/** A row for each actor, kept up to date until the signal is aborted; `problem` shows what an order ended with. */
+export function actorRows(world, problem, signal) {
+  const rows = h("div", { class: "actors" });
   const known = new Map();
   const update = () => {
-    const rows = [...world.actors].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
-    const names = rows.map((row) => `${row.kind}:${row.name}`);
-    for (const row of rows) {
-      const name = `${row.kind}:${row.name}`;
-      if (!known.has(name)) known.set(name, makeCard(world, row, problem));
-      updateCard(known.get(name), row, world.nowS(), Math.max(...rows.map((each) => each.memory_bytes ?? 0)));
-    }
-    if (cards.dataset.names !== names.join()) {
-      cards.dataset.names = names.join();
-      fill(cards, names.map((name) => known.get(name).element));
-    }
-    fill(streams, world.streams.map(({ name, length }) => h("li", {}, h("code", { class: "clip", title: name }, name),
-      h("span", { class: `num ${length ? "" : "faint"}` }, count(length)))));
+    const actors = [...world.actors].sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
+    const names = actors.map((row) => `${row.kind}:${row.name}`), most = Math.max(...actors.map((row) => row.memory_bytes ?? 0));
+    actors.forEach((row, index) => {
+      if (!known.has(names[index])) known.set(names[index], makeRow(world, row, problem));
+      updateRow(known.get(names[index]), row, world.nowS(), most);
+    });
+    if (rows.dataset.names === names.join()) return;
+    rows.dataset.names = names.join();
+    fill(rows, names.map((name) => known.get(name).element));
   };
   world.on("actors", update, signal);
   update();
+  return rows;
 }
 
 function meter(name) {
@@ -43,15 +37,15 @@ function meter(name) {
   return { element: h("div", { class: "meter" }, h("span", {}, name), h("i", {}, fillBar), value), fillBar, value };
 }
 
-function makeCard(world, row, problem) {
+function makeRow(world, row, problem) {
   const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}),
     cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU"), experts: expertLoad() };
   card.gpu.element.hidden = !COMPUTES.includes(row.kind);
   const attention = h("div", { class: "meter", hidden: !COMPUTES.includes(row.kind) }, h("span", {}, "Attention"), h("span", {}), card.paths);
   const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
   card.buttons = [act("drain", "Drain"), act("stop", "Stop")];
-  card.element = h("section", { class: "card actor", data: { actor: row.name }, "aria-label": row.name },
-    h("header", {}, h("div", {}, h("h2", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
+  card.element = h("section", { class: "actor", data: { actor: row.name }, "aria-label": row.name },
+    h("header", {}, h("div", {}, h("h3", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
     h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element, card.gpuMemory.element,
       h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate), attention, card.experts.element),
     h("footer", {}, card.restarts, card.buttons));
@@ -59,7 +53,7 @@ function makeCard(world, row, problem) {
 }
 
 /** `most`: the memory of the actor that has most, the full length of a bar. */
-function updateCard(card, row, nowS, most) {
+function updateRow(card, row, nowS, most) {
   const kind = { ready: "good", gone: "bad", draining: "warn" }[row.state] ?? "warn";
   const text = row.state === "gone" ? `gone for ${age(nowS - row.gone_s)}` : row.state;
   const shown = row.progress !== null && row.progress !== undefined ? `${row.phase ?? row.state} ${percent(row.progress)}` : text;

@@ -186,7 +186,7 @@ def test_actors_are_drained_and_stopped_and_come_back(page: Page, url: str) -> N
         expect(events.filter(has_text=text)).to_have_count(1)
     for name, target in (("First token, p99", "2.00 s"), ("Between tokens, p99", "50.0 ms")):
         figure = page.locator(".figure", has=page.get_by_text(name, exact=True))
-        expect(figure.locator(".note")).to_have_text(re.compile(f"^(within|above) {target}$"))
+        expect(figure.locator(".note")).to_have_text(re.compile(f"^(within|above) target {target}$"))
     assert next(iter(told))[0] == 200
     after = {name: process_of(page.locator(f"[data-actor={name}]")) for name in before}
     assert all(None is not after[name] != before[name] for name in before)

@@ -118,6 +118,47 @@ def test_health_is_that_of_the_deployment(page: Page) -> None:
     ]
 
 
+SENTENCES = """async (rows) => {
+  const module = document.querySelector("script[type=module]").src;
+  const { healthOf, sentenceOf } = await import(new URL("health.js", module).href);
+  const ready = { state: "ready", lost_s: null, progress: null };
+  const well = { access: "ok", connected: true, away: "", missing: [], requests: new Map(), actors: [], incidents: [] };
+  return rows.map(({ actors = [], ...more }) => {
+    const world = { ...well, ...more, actors: actors.map((row) => ({ ...ready, ...row })) };
+    return sentenceOf(world, healthOf(world, 1000), 1000);
+  });
+}"""
+
+
+def test_the_sentence_of_an_operators_home(page: Page) -> None:
+    """What works, what does not, since when, and what was lost: no claim of what nobody knows."""
+    executor, scheduler = {"kind": "executor", "name": "executor-0"}, {"kind": "scheduler", "name": "scheduler-0"}
+    dead = {**executor, "state": "gone", "lost_s": 988}
+    none_lost, lost = ({"over_s": 300, "server": number} for number in (0, 2))
+    died = [{"what": "died", "at_s": 989}, {"what": "outage", "at_s": 988}, {"what": "joined", "at_s": 900}]
+    states = [
+        {"actors": [{**executor, "started_s": 990}, {**scheduler, "started_s": 400}], "failures": none_lost},
+        {"actors": [executor, scheduler], "incidents": [{"what": "back", "at_s": 995}], "failures": lost},
+        {"actors": [dead, {**executor, "name": "executor-1"}], "failures": none_lost},
+        {"actors": [dead, scheduler], "missing": ["executor"], "incidents": died, "failures": none_lost},
+        {"actors": [executor, scheduler], "missing": ["bus"], "failures": none_lost},
+        {"actors": [executor], "failures": None},
+        {"connected": False, "problem": ""},
+    ]
+    waits = "executor-0 died 12 s ago. New requests wait. The other actor works."
+    no_loss = "No request was lost in the last 5 min."
+    assert page.evaluate(SENTENCES, states) == [
+        f"Requests are answered: all 2 actors work, for 10 s. {no_loss}",
+        "Requests are answered: all 2 actors work, for 5 s. 2 requests ended with an error of the server in the last "
+        "5 min.",
+        f"Requests are answered. executor-0 died 12 s ago. Others of its kind carry on. {no_loss}",
+        f"Outage for 12 s: {waits} {no_loss}",
+        "Outage: Redis does not answer. New requests wait.",
+        "Requests are answered: the actor works.",
+        "Connecting to the server.",
+    ]
+
+
 def test_a_server_without_keys_says_so(page: Page) -> None:
     """Who looks where a key is put in learns that none is needed."""
     page.get_by_role("button", name="API key").click()

@@ -39,7 +39,9 @@ export function sentenceOf(world, { level, text, action } = healthOf(world), now
   if (level === "warn") return `Requests are answered. ${text} ${lost}`.trim();
   if (!well.length) return "";
   const sinceS = Math.max(...well.map((row) => row.started_s ?? 0), ...world.incidents.map((each) => each.at_s));
-  return `Requests are answered: all ${count(well.length)} actors work, for ${age(nowS - sinceS)}. ${lost}`.trim();
+  const who = well.length === 1 ? "the actor works" : `all ${count(well.length)} actors work`;
+  const time = sinceS > 0 ? `, for ${age(nowS - sinceS)}` : "";
+  return `Requests are answered: ${who}${time}. ${lost}`.trim();
 }
 
 function since(world, what, nowS) {

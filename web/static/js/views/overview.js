@@ -57,7 +57,7 @@ function against(seconds, targetMs) {
   if (!targetMs) return ["", ""];
   const target = span(targetMs / 1000);
   if (seconds === null || seconds === undefined) return [`target ${target}`, ""];
-  return seconds * 1000 <= targetMs ? [`within ${target}`, "good"] : [`above ${target}`, "bad"];
+  return seconds * 1000 <= targetMs ? [`within target ${target}`, "good"] : [`above target ${target}`, "bad"];
 }
 
 /** What all executors hold together. */
@@ -67,7 +67,8 @@ function showLoad(figures, world) {
   const blocks = sum((each) => each.num_blocks), held = sum((each) => each.num_blocks - each.num_free);
   figures.set("Running", replicas.length ? count(sum((each) => each.num_running)) : NONE, replicas.length ? `of ${count(sum((each) => each.num_slots))}` : "");
   figures.set("Waiting", world.isCurrent ? count(world.numWaiting) : NONE);
-  figures.set("Cache in use", blocks ? percent(held / blocks) : NONE, blocks ? `${short(held)} of ${short(blocks)} blocks` : "");
+  figures.set("Cache in use", blocks ? percent(held / blocks) : NONE);
+  figures.note("Cache in use", blocks ? `${short(held)} of ${short(blocks)} blocks` : "");
 }
 
 /** What clients were told, by status. */

@@ -102,7 +102,7 @@ def test_health_is_that_of_the_deployment(page: Page) -> None:
         {"connected": False, "problem": "The server cannot be reached."},
         {"access": "refused"},
     ]
-    new = "New requests wait."
+    new = "New requests are told to come again (503)."
     assert page.evaluate(HEALTH, states) == [
         ["good", "Live", ""],
         ["bad", "Outage", f"executor-0 died 12 s ago, restarting (imports 0%). {new}"],
@@ -145,15 +145,15 @@ def test_the_sentence_of_an_operators_home(page: Page) -> None:
         {"actors": [executor], "failures": None},
         {"connected": False, "problem": ""},
     ]
-    waits = "executor-0 died 12 s ago. New requests wait. The other actor works."
+    waits = "executor-0 died 12 s ago. New requests are told to come again (503). The other actor works."
     no_loss = "No request was lost in the last 5 min."
     assert page.evaluate(SENTENCES, states) == [
         f"Requests are answered: all 2 actors work, for 10 s. {no_loss}",
-        "Requests are answered: all 2 actors work, for 5 s. 2 requests ended with an error of the server in the last "
+        "Requests are answered: all 2 actors work, for 5 s. 2 requests got an error of the server (5xx) in the last "
         "5 min.",
         f"Requests are answered. executor-0 died 12 s ago. Others of its kind carry on. {no_loss}",
         f"Outage for 12 s: {waits} {no_loss}",
-        "Outage: Redis does not answer. New requests wait.",
+        "Outage: Redis does not answer. New requests are told to come again (503).",
         "Requests are answered: the actor works.",
         "Connecting to the server.",
     ]

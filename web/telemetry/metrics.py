@@ -25,6 +25,8 @@ OLD_NAMES = {
 }
 """Names of metrics in dashboards for earlier versions of vLLM."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+PROBES = frozenset({"/health", "/readyz", "/livez", "/ping"})
+"""Routes whose 503 is the answer to the question, and no request that failed."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_MAX_TOKENS = 131072
 PARAMS_N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -173,7 +175,7 @@ class IngressMetrics:
             handler=handler,
             status=f"{status // 100}xx",
         ).inc()
-        if status >= 400:
+        if status >= 400 and handler not in PROBES:
             self.error(status)
         name, text = "http_request_duration_seconds", "Seconds until the end of an answer, by method and handler."
         self._metrics.histogram(name, text, HTTP_BUCKETS_S, method=method, handler=handler).observe(took_s)

@@ -14,6 +14,7 @@ import pytest
 
 from pagebus.bus.messages import BlockState, CancelRequest, StateRequested
 from pagebus.web.observatory.chronicle import Incident
+from pagebus.web.observatory.observatory import MAX_BEHIND
 from pagebus.web.routes.operate.page import POLICY, files
 from tests.helpers.waiting import LIMIT_S, until
 from tests.web.observatory.test_board import state
@@ -200,6 +201,23 @@ async def test_incidents_and_errors_are_told_when_they_change(serve, http, monke
             assert [(one["what"], one["missing"], one["actor"]) for one in told[:2]] == [
                 ("outage", ["executor"], ""), ("died", [], "executor-0"),
             ]  # fmt: skip
+
+
+async def test_a_page_that_lags_behind_hears_all_again(serve) -> None:
+    """The maps in full, and what is told only when it changes."""
+    served = await serve()
+    served.backend.answer = lambda asked: state({7: [0, 1]}) if isinstance(asked, StateRequested) else None
+    observatory = served.actor.context.observatory
+    watcher = observatory.watch()
+    await until(lambda: not watcher.lost and "incidents" in observatory._standing)
+    for _ in range(MAX_BEHIND + 1):
+        watcher.tell(b"\n")
+    assert watcher.behind
+    await until(lambda: not watcher.behind)
+    told = await watcher.events()
+    assert told is not None
+    assert told.index(b'"whole":true') < told.index(b"event: incidents")
+    await observatory.leave(watcher)
 
 
 async def test_the_blocks_of_a_request_are_told_with_those_it_shares(serve, http) -> None:

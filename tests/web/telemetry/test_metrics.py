@@ -69,6 +69,20 @@ async def test_rejections(serve, http):
     asking.cancel()
 
 
+async def test_probes_are_no_failed_requests(serve, http):
+    """A 503 of theirs says that something is missing, and counts among the answers only; a request's is an error."""
+    served = await serve()
+    await served.backend.leave("executor")
+    await served.refresh()
+    for method, path, body in (("GET", "/health", None), ("GET", "/readyz", None),
+                               ("POST", "/v1/completions", {"prompt": "x"})):  # fmt: skip
+        async with http.request(method, served.url + path, json=body) as response:
+            assert response.status == 503
+    lines = await text_of(http, served)
+    assert 'http_requests_total{handler="/health",method="GET",model_name="fake-model",status="5xx"} 1.0' in lines
+    assert 'pagebus:errors_total{model_name="fake-model",status="503"} 1.0' in lines
+
+
 async def test_load_in_heads(serve, http):
     """For who asks in one of two forms, of answers that are generated, streams too."""
     served = await serve()

@@ -59,7 +59,7 @@ function lossOf({ failures, missing }) {
   if (!failures || missing.includes("bus")) return "";
   const time = `in the last ${age(failures.over_s)}`;
   if (!failures.server) return `No request was lost ${time}.`;
-  return `${count(failures.server)} ${failures.server === 1 ? "request" : "requests"} ended with an error of the server ${time}.`;
+  return `${count(failures.server)} ${failures.server === 1 ? "request" : "requests"} got an error of the server (5xx) ${time}.`;
 }
 
 /** What is wrong with an actor, if anything: { kind, text, sinceS }. */
@@ -83,6 +83,6 @@ function outage(world, missing, troubles) {
   const about = troubles.filter((each) => missing.includes(each.kind));
   const unsaid = missing.filter((kind) => !about.some((each) => each.kind === kind));
   const waiting = world.requests.size;
-  const after = waiting ? `${count(waiting)} request${waiting === 1 ? " waits and goes" : "s wait and go"} on with the same tokens.` : "New requests wait.";
+  const after = waiting ? `${count(waiting)} request${waiting === 1 ? " waits and goes" : "s wait and go"} on with the same tokens.` : "New requests are told to come again (503).";
   return [about.length && sentence(about), ...unsaid.map((kind) => WITHOUT[kind] ?? `There is no ${kind}.`), after].filter(Boolean).join(" ");
 }

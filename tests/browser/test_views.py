@@ -152,6 +152,9 @@ def test_an_operators_home_shows_the_figures_of_now(page: Page, deployment: Depl
         body = {"prompt": "water", "max_tokens": max_tokens}
         return httpx.post(f"{deployment.url}/v1/completions", json=body, timeout=LIMIT_S).is_success
 
+    visit(page, "memory")
+    page.goto("/#/constructor")  # no view's name
+    expect(page.locator("nav a[aria-current=page]")).to_have_text(re.compile("Playground"))
     page.goto("/#/actors")
     expect(page.locator("nav a[aria-current=page]")).to_have_text(re.compile("Overview"))
     assert page.url.endswith("#/overview")

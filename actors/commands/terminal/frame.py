@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 GIB = 2**30
+RATES_AFTER = 2
 STATE_STYLES = {"ready": "green", "gone": "red"}
 
 
@@ -26,16 +28,17 @@ class View:
         self.replicas: Sequence[Mapping[str, Any]] = ()
         self.away = ""
         self._figures: Sequence[str] = ()
-        self._seen: set[str] = set()
+        self._seen: Counter[str] = Counter()
 
     @property
     def is_whole(self) -> bool:
-        """Whether every part has been received at least once, or cannot be."""
-        return {"actors", "vitals"} <= self._seen and bool({"state", "away"} & self._seen)
+        """Whether every part has been received, or cannot be: actors twice, because their rates need two looks."""
+        seen = self._seen
+        return seen["actors"] >= RATES_AFTER and seen["vitals"] > 0 and seen["state"] + seen["away"] > 0
 
     def take(self, name: str, data: Mapping[str, Any]) -> None:
         """An event."""
-        self._seen.add(name)
+        self._seen[name] += 1
         match name:
             case "hello":
                 self.model, self.version, self._figures = str(data["model"]), str(data["version"]), data["figures"]

@@ -51,8 +51,9 @@ def test_figures(width: int) -> None:
     view.take("state", {"replicas": [], "requests": []})
     actor = {"name": "executor-[0]", "state": "loading", "phase": "weights", "rate": None, "unit": "steps/s",
              "cpu": 0.5, "memory_bytes": 2**30, "gpu": None, "gpu_memory_bytes": None, "restarts": 2}  # fmt: skip
-    assert not view.is_whole
-    view.take("actors", {"actors": [actor], "streams": [{"name": "jobs", "length": 9}]})
+    for cpu in (None, actor["cpu"]):  # rates are known from the second look on
+        assert not view.is_whole
+        view.take("actors", {"actors": [{**actor, "cpu": cpu}], "streams": [{"name": "jobs", "length": 9}]})
     assert view.is_whole
     console = Console(file=io.StringIO(), width=width)
     console.print(view.draw())

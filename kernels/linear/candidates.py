@@ -12,9 +12,9 @@ from itertools import product
 
 from pagebus.kernels.common.target import HOPPER
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import TOKENS, SpecializedConfig
-from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config
+from pagebus.kernels.linear.shapes import SPLIT_FORMS, DenseConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.specialized.hopper_gemm import TOKENS, SpecializedConfig
 
 MOST_OF_VECTORS = 2
 """Tokens that are multiplied without tensor cores, at most."""
@@ -41,7 +41,7 @@ SPLITS = (1, 2, 4, 8)
 
 
 @cache
-def menu(form: str, bucket: int, capability: int) -> tuple[Config, ...]:
+def menu(form: str, bucket: int, capability: int) -> tuple[DenseConfig, ...]:
     """Launch shapes of one split for ``bucket`` tokens, whatever the weights; shared memory and registers may not
     suffice."""
     if form == "residual" and bucket > MOST_OF_RESIDUALS:
@@ -53,7 +53,7 @@ def menu(form: str, bucket: int, capability: int) -> tuple[Config, ...]:
     return (*vectors, *tiles, *_specialized(form, bucket, capability))
 
 
-def splits_of(form: str, config: Config) -> tuple[int, ...]:
+def splits_of(form: str, config: DenseConfig) -> tuple[int, ...]:
     """In how many parts K may be summed up: whose sums are not added up by anyone has one."""
     if form not in SPLIT_FORMS or isinstance(config, VectorConfig):
         return (1,)

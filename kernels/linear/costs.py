@@ -19,9 +19,8 @@ from pagebus.kernels.common.machines import REGISTERS, Machine
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.linear.candidates import menu, splits_of
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import DEPTH, TOKENS, SpecializedConfig
 from pagebus.kernels.linear.resources import Resources, resources, variant_of
-from pagebus.kernels.linear.shapes import Config
+from pagebus.kernels.linear.shapes import DenseConfig
 from pagebus.kernels.linear.skinny_gemm import (
     PARTLY_PREFETCHED,
     PREFETCHED_BYTES,
@@ -29,6 +28,7 @@ from pagebus.kernels.linear.skinny_gemm import (
     WHOLLY_PREFETCHED,
     TileConfig,
 )
+from pagebus.kernels.specialized.hopper_gemm import DEPTH, TOKENS, SpecializedConfig
 
 DATA = Path(__file__).with_name("costs.json")
 RESERVED = 1024
@@ -86,7 +86,7 @@ class Shape(NamedTuple):
     of its matrix instructions, additions or shared memory. ``resident``: programs of a multiprocessor; ``ahead``:
     whether small weights are called into the cache before; ``whole``: K must be a multiple of ``depth``."""
 
-    config: Config
+    config: DenseConfig
     splits: tuple[int, ...]
     depth: int
     rows: int
@@ -103,7 +103,7 @@ class Shape(NamedTuple):
 class Estimate(NamedTuple):
     """The launch shape that should be fastest and its time; ``library``: the library's. Microseconds."""
 
-    config: Config | None
+    config: DenseConfig | None
     us: float
     library: float
 
@@ -114,7 +114,7 @@ def constants() -> Constants:
     return Constants(**json.loads(DATA.read_text())["constants"])
 
 
-def programs_held(config: Config, needs: Resources, machine: Machine) -> int:
+def programs_held(config: DenseConfig, needs: Resources, machine: Machine) -> int:
     """How many programs a multiprocessor holds at once; 0: not even one."""
     its = machine.architecture
     if needs.shared > its.program_bytes:
@@ -152,7 +152,7 @@ class CostModel:
             self._shapes[form, bucket] = found
         return self._shapes[form, bucket]
 
-    def _shape(self, config: Config, form: str, bucket: int, held: int) -> Shape:
+    def _shape(self, config: DenseConfig, form: str, bucket: int, held: int) -> Shape:
         machine, fitted, splits = self.machine, self.constants, splits_of(form, config)
         if isinstance(config, VectorConfig):
             flight = (1 + config.ahead) * config.rows * config.depth * 2
@@ -183,7 +183,9 @@ class CostModel:
         library = self.library(form, num_rows, num_inputs, bucket)
         return Estimate(ranked[0][1], ranked[0][0], library) if ranked else Estimate(None, library, library)
 
-    def ranked(self, form: str, num_rows: int, num_inputs: int, bucket: int, count: int) -> list[tuple[float, Config]]:
+    def ranked(
+        self, form: str, num_rows: int, num_inputs: int, bucket: int, count: int
+    ) -> list[tuple[float, DenseConfig]]:
         """The ``count`` best launch shapes with their times, the fastest first."""
         found = [
             (self._own(shape, splits, form, num_rows, num_inputs, bucket), shape, splits)
@@ -203,7 +205,7 @@ class CostModel:
             and (splits == 1 or tiles * splits < ENOUGH * self.machine.multiprocessors)
         ]
 
-    def own(self, config: Config, form: str, num_rows: int, num_inputs: int, bucket: int) -> float | None:
+    def own(self, config: DenseConfig, form: str, num_rows: int, num_inputs: int, bucket: int) -> float | None:
         """What a launch shape takes; None: it is not one that fits."""
         plain, splits = with_splits(config, 1), 1 if isinstance(config, VectorConfig) else config.splits
         for shape in self.shapes(form, bucket):
@@ -268,7 +270,7 @@ class CostModel:
         return us + fitted.activation if form == "gated" else us
 
 
-def with_splits(config: Config, splits: int) -> Config:
+def with_splits(config: DenseConfig, splits: int) -> DenseConfig:
     """The same with K in so many parts."""
     if isinstance(config, TileConfig):
         return TileConfig(

@@ -21,10 +21,10 @@ from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
+from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 
 MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
 """The library keeps its place unless the cost model's best is below this share of it: on a GPU that the model was

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.shapes import Config, pack, parse
+from pagebus.kernels.linear.shapes import DenseConfig, pack, parse
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 
 FOLDER = Path(__file__).with_name("resources")
@@ -36,7 +36,7 @@ class Variant(NamedTuple):
 
     form: str
     tokens: int
-    config: Config
+    config: DenseConfig
 
 
 def family_of(capability: int) -> int:
@@ -44,7 +44,7 @@ def family_of(capability: int) -> int:
     return max((known for known in COMPILED if known <= capability), default=COMPILED[0])
 
 
-def variant_of(form: str, bucket: int, config: Config) -> Variant:
+def variant_of(form: str, bucket: int, config: DenseConfig) -> Variant:
     """Which kernel runs."""
     form = form if form in COMPILED_FORMS else "plain"
     if isinstance(config, VectorConfig):
@@ -75,5 +75,5 @@ def _parse(stored: dict[str, Any]) -> tuple[Variant, Resources]:
     needs = Resources(**{name: fields.pop(name) for name in Resources._fields})
     form, width = fields.pop("form"), fields.pop("width")
     config = parse(fields)
-    assert config is not None
+    assert isinstance(config, DenseConfig)
     return Variant(form, width, config), needs

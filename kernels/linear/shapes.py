@@ -8,10 +8,13 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
+from pagebus.kernels.specialized.hopper_words import WideningConfig
 
-Config = TileConfig | VectorConfig | SpecializedConfig
+DenseConfig = TileConfig | VectorConfig | SpecializedConfig
+"""For weights of 16 bits; tiles and vectors for quantized ones too."""
+Config = DenseConfig | WideningConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
@@ -33,6 +36,7 @@ class LinearKernel(StrEnum):
     GEMV = "gemv"
     SKINNY_GEMM = "skinny_gemm"
     HOPPER_GEMM = "hopper_gemm"
+    HOPPER_WORDS = "hopper_words"
     CUBLAS = "cublas"
     TORCH = "torch"
     SCALED_MM = "scaled_mm"
@@ -44,6 +48,7 @@ KERNELS: dict[type[Config], LinearKernel] = {
     VectorConfig: LinearKernel.GEMV,
     TileConfig: LinearKernel.SKINNY_GEMM,
     SpecializedConfig: LinearKernel.HOPPER_GEMM,
+    WideningConfig: LinearKernel.HOPPER_WORDS,
 }
 """The kernel of each type of launch shape."""
 CONFIGS = {kernel: config for config, kernel in KERNELS.items()}
@@ -86,17 +91,23 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
-    if product.layout and not _is_legal_of_codes(product.layout, config):
-        return False
-    if not product.layout and isinstance(config, TileConfig) and config.rounded:
+    if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
         return False
     if not config.fits(product.inputs) or (config.splits > 1 and product.form not in SPLIT_FORMS):
         return False
-    return isinstance(config, TileConfig) or (product.form != "residual" and bucket > 64)
+    if isinstance(config, TileConfig):
+        return True
+    return product.form != "residual" and (bucket > 64 or (bucket == 64 and isinstance(config, WideningConfig)))
+
+
+def _is_legal_of_dense(config: Config) -> bool:
+    return not isinstance(config, WideningConfig) and not (isinstance(config, TileConfig) and config.rounded)
 
 
 def _is_legal_of_codes(layout: str, config: Config) -> bool:
-    """Of quantized weights only those that are multiplied as they are may come through TMA."""
+    """Of quantized weights in tiles only those that are multiplied as they are may come through TMA."""
+    if isinstance(config, WideningConfig):
+        return layout.startswith("int4") and "lows" not in layout
     if not isinstance(config, TileConfig):
         return False
     return layout.endswith(ROUNDED) if config.rounded else not config.tma

@@ -21,9 +21,10 @@ import torch.nn.functional as F
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.linear.activation import silu_mul
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import DEPTH, SpecializedConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
+from pagebus.kernels.specialized.hopper_gemm import DEPTH, SpecializedConfig
+from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 ROTATED_BYTES, LEAST_LAUNCHES = 200_000_000, 3
 COMPILERS = 14
@@ -147,6 +148,7 @@ def _kernel(job: Job) -> tuple[object, ...]:
     """What decides which kernel is compiled."""
     config, product = job.config, job.product
     assert config is not None
+    assert not isinstance(config, WideningConfig)  # for words, which are timed elsewhere
     depth = DEPTH if isinstance(config, SpecializedConfig) else config.depth
     tokens = job.bucket if isinstance(config, VectorConfig) else 0
     small = product.rows * product.inputs * 2 <= 64 << 20

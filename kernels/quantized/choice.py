@@ -21,7 +21,8 @@ from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
-from pagebus.kernels.quantized.word_choice import library_is_faster, word_config
+from pagebus.kernels.quantized.word_choice import library_is_faster, widening_config, word_config
+from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 MOST_OF_RESIDUALS = 16
 MOST_OF_WORDS = 32
@@ -52,7 +53,7 @@ def choose_quantized_residual(
             return begun
     form = "plain" if biased else "partial"
     chosen = choose_quantized(form, num_tokens, num_rows, num_inputs, kind, dtype, target)
-    cut = isinstance(chosen.config, TileConfig) and chosen.config.splits > 1
+    cut = isinstance(chosen.config, TileConfig | WideningConfig) and chosen.config.splits > 1
     return chosen if cut else chosen._replace(form="plain")
 
 
@@ -95,7 +96,7 @@ def _choose(
         rounded = library is not LinearKernel.DEQUANTIZED
         config, source = _rule(product, tokens, kind, target, rounded=rounded), Source.RULE
         why = why if config is None and rounded else _why(config)
-    if half_normed and config is None:
+    if half_normed and (config is None or isinstance(config, WideningConfig)):
         config, source, why = _ours(product, tokens, kind, target), Source.RULE, "completes a norm"
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
 
@@ -128,7 +129,10 @@ def _why(config: Config | None) -> str:
 def _rule(product: Product, tokens: int, kind: Kind, target: Target, *, rounded: bool) -> Config | None:
     if not kind.code.in_words:
         return choose_of_bytes(product, tokens, kind, target, rounded=rounded)
-    return None if library_is_faster(product, tokens, kind, target) else _ours(product, tokens, kind, target)
+    widening = widening_config(product, tokens, kind, target)
+    if widening is not None or library_is_faster(product, tokens, kind, target):
+        return widening
+    return _ours(product, tokens, kind, target)
 
 
 def _ours(product: Product, tokens: int, kind: Kind, target: Target) -> Config | None:

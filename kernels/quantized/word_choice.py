@@ -6,8 +6,11 @@
   give fewer than that, and K cannot be cut further, a step takes 1,024 columns. Programs have four steps at least.
 - With 17 to 64 tokens, tiles of 128 rows with K in parts were within 4% of the fastest, where they are enough for the
   GPU. Where they are not, narrow tiles with deep steps were twice as fast, though words are read for each of them.
-- More take tiles of 128 by 128, if they are enough, or else of 128 by 64. Above 128 tokens those would wait for the
-  matrix instructions, and leave multiprocessors idle: there the library multiplies by dequantized rows.
+- More take Hopper's kernel in which some warps widen words for others that multiply, if there are programs for a
+  quarter of the multiprocessors; and up to 64, if there are for three quarters. A step of 128 columns took 1.12
+  microseconds with tiles of 128 tokens, and 1.6 with those of 256.
+- Otherwise, more take tiles of 128 by 128, if they are enough, or else of 128 by 64. Above 128 tokens those would wait
+  for the matrix instructions, and leave multiprocessors idle: there the library multiplies by dequantized rows.
 - Registers do not suffice for that where a tile has several scales, nor on other GPUs: tiles have 64 by 64 there.
 
 Weights with offsets (`lows`) have no deep steps.
@@ -17,10 +20,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagebus.kernels.coded.weights import WORD_TILE, Code
 from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.shapes import SPLIT_FORMS, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import DEPTH, Kind
+from pagebus.kernels.specialized.hopper_words import ROWS, WideningConfig
 
 FEW, MOST_OF_A_TILE, MOST_OF_OURS = 16, 64, 128
 """Tokens of deep steps, of one tile, and up to which the library is never asked; at most."""
@@ -29,10 +34,42 @@ SCARCE, ROOM = 4, 8
 STEPS, LEAST_PART, PARTS = 4, 1024, (8, 4, 2)
 """Of a program over its part of K, at least; columns of such a part, at least; how many there may be."""
 DEEP, DEEPEST = 512, 1024
+WIDENING_US, BEGIN_US, SPLIT_US = {128: 1.12, 256: 1.6}, 3.0, 0.7
+"""Of a step of 128 columns by tokens of a tile, before and behind all of them, and for sums of parts of K."""
+
+
+def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -> WideningConfig | None:
+    """The launch shape of the kernel in which some warps widen words for others; None: another is faster."""
+    if tokens < MOST_OF_A_TILE or target.capability != HOPPER or not _widens(kind) or product.form == "residual":
+        return None
+    splits = (1, *reversed(PARTS[1:])) if product.form in SPLIT_FORMS else (1,)
+    most = 256 if tokens > MOST_OF_OURS else 128
+    configs = [WideningConfig(width, parts) for width in WIDENING_US if width <= most for parts in splits]
+    fitting = [config for config in configs if config.fits(product.inputs)]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda config: _widening_us(config, product, tokens, target))
+    least = 0.75 if tokens == MOST_OF_A_TILE else 0.25
+    return best if _widening_programs(best, product, tokens) >= least * target.num_multiprocessors else None
+
+
+def _widens(kind: Kind) -> bool:
+    parts = kind.width % WORD_TILE == 0 or (WORD_TILE % kind.width == 0 and not kind.zeros)
+    return kind.code == Code.WORDS and not kind.lows and parts
+
+
+def _widening_programs(config: WideningConfig, product: Product, tokens: int) -> int:
+    return -(-product.rows // ROWS) * -(-tokens // config.tokens) * config.splits
+
+
+def _widening_us(config: WideningConfig, product: Product, tokens: int, target: Target) -> float:
+    waves = -(-_widening_programs(config, product, tokens) // target.num_multiprocessors)
+    steps = product.inputs // config.splits // WORD_TILE
+    return BEGIN_US + SPLIT_US * config.splits + waves * steps * WIDENING_US[config.tokens]
 
 
 def word_config(product: Product, tokens: int, kind: Kind, target: Target) -> TileConfig:
-    """The launch shape for ``tokens``, which are a bucket."""
+    """The launch shape of tiles for ``tokens``, which are a bucket."""
     if tokens <= FEW:
         return _few(product, max(8, tokens), kind, target)
     wide = _wide(product, tokens, kind, target)

@@ -51,7 +51,6 @@ from pagebus.kernels.layers.norm import NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.layers.rotary_kv_write import MANY_TOKENS, rotary_kv_write
 from pagebus.kernels.linear.dispatch import invariant_config
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
@@ -59,6 +58,7 @@ from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
+from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from tests.kernels.attention.launches import long_prompts, meta, meta_cache
 from tests.kernels.batch.launches import drafts
 from tests.kernels.latent.launches import latents

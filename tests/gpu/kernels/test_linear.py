@@ -14,7 +14,6 @@ import pagebus.kernels.linear.linear
 from pagebus.kernels.common import pdl
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.linear.dispatch import LinearChoice, choose, choose_residual_product
-from pagebus.kernels.linear.hopper_gemm import SpecializedConfig
 from pagebus.kernels.linear.linear import (
     gated_linear,
     gated_linear_invariant,
@@ -26,6 +25,7 @@ from pagebus.kernels.linear.linear import (
 )
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from tests.gpu.errors import worst_row
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -16,11 +16,11 @@ from pagebus.kernels.linear.dispatch import (
     choose_residual_product,
 )
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
 from pagebus.kernels.linear.linear import LAUNCHES
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, LinearKernel, Product, bucket_of, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
+from pagebus.kernels.specialized.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
 
 SHARED_BYTES = 227 * 1024
 H200 = Target(90, 132)
@@ -88,7 +88,9 @@ def test_every_kernel_and_form_is_reachable() -> None:
     """Each row of the table of kernels is some product's, and our own ones can all be launched. Some kernels are of
     quantized weights alone."""
     products = [product[:3] for product in load_table(table_path(H200)) if not product.layout]
-    quantized = {LinearKernel.SCALED_MM, LinearKernel.INT_MM, LinearKernel.DEQUANTIZED}
+    quantized = {
+        LinearKernel.SCALED_MM, LinearKernel.INT_MM, LinearKernel.DEQUANTIZED, LinearKernel.HOPPER_WORDS,
+    }  # fmt: skip
     chosen = [
         choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
         for (form, rows, inputs) in products
@@ -106,7 +108,7 @@ def test_every_kernel_and_form_is_reachable() -> None:
         if form == "partial"
     ]
     assert {choice.kernel for choice in chosen} == set(LinearKernel) - quantized
-    assert set(LinearKernel) - quantized == {*LAUNCHES, LinearKernel.CUBLAS, LinearKernel.TORCH}
+    assert set(LinearKernel) - quantized == {*LAUNCHES, LinearKernel.CUBLAS, LinearKernel.TORCH} - quantized
     assert {choice.form for choice in chosen} == {*FORMS, "added"}
     assert set(KERNELS.values()) == set(LAUNCHES)
     assert all(choice.why for choice in chosen)

@@ -25,7 +25,7 @@ from pagebus.kernels.quantized.choice import (
 )
 from pagebus.kernels.quantized.coding import Kind, kind_of
 from pagebus.kernels.quantized.products import gated_linear, linear, linear_invariant, partial_linear
-from pagebus.kernels.quantized.word_choice import word_config
+from pagebus.kernels.quantized.word_choice import widening_config, word_config
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 
 BF16 = torch.bfloat16
@@ -74,6 +74,34 @@ def test_words_have_the_measured_launch_shapes(product: str, tokens: int, shape:
     assert (config.rows, config.tokens, config.depth, config.splits) == shape
 
 
+@pytest.mark.parametrize(
+    ("product", "tokens", "shape"),
+    [
+        ("gated:28672x4096", 64, (128, 1)), ("gated:28672x4096", 256, (256, 1)), ("plain:6144x4096", 64, None),
+        ("plain:6144x4096", 256, (128, 1)), ("partial:4096x4096", 128, (128, 4)), ("partial:4096x14336", 256, (256, 4)),
+        ("residual:4096x14336", 128, None), ("gated:28672x4096", 32, None), ("plain:1024x4096", 256, None),
+        ("gated:28672x4160", 256, None),
+    ],
+)  # fmt: skip
+def test_words_are_widened_for_many_tokens(product: str, tokens: int, shape: tuple[int, int] | None) -> None:
+    """By some warps for others, in tiles of so many tokens and parts of K, as was fastest: where these are enough."""
+    config = widening_config(Product.parse(product), tokens, ZEROS, H200)
+    assert (config and (config.tokens, config.splits)) == shape
+    assert config is None or is_legal(Product.parse(f"{product}:{ZEROS.name}"), tokens, config)
+
+
+def test_what_is_not_widened() -> None:
+    """Other GPUs, offsets, zeros of groups within a tile, codes that are no numbers; nor what completes a norm."""
+    product = Product("gated", 28672, 4096)
+    assert widening_config(product, 256, ZEROS, A100) is None
+    for other in (ZEROS._replace(lows=True), *(ZEROS._replace(width=width) for width in (32, 48))):
+        assert widening_config(product, 256, other, H200) is None
+    assert widening_config(product, 256, ZEROS._replace(code=Code.E2M1), H200) is None
+    assert widening_config(product, 256, ZEROS._replace(width=32, zeros=False), H200) is not None
+    found = choose_quantized("gated", 256, 28672, 4096, ZEROS, BF16, H200, half_normed=True)
+    assert isinstance(found.config, TileConfig)
+
+
 def test_offsets_have_no_deep_steps() -> None:
     lows = Kind(Code.WORDS, 1, 32, zeros=True, lows=True)
     for form, tokens in ((form, tokens) for form in FORMS for tokens in BUCKETS):
@@ -103,9 +131,9 @@ def test_many_tokens_are_the_librarys() -> None:
     assert kernel(MANY, FP8, A100) == LinearKernel.DEQUANTIZED  # which has no float8
     assert kernel(MANY, FP8, rows=4090) == LinearKernel.DEQUANTIZED
     assert kernel(MANY, FP8._replace(rounded=False)) == LinearKernel.DEQUANTIZED
-    assert kernel(256, KINDS[-1]) == kernel(128, ZEROS) == kernel(256, ZEROS, A100) == LinearKernel.SKINNY_GEMM
-    assert kernel(256, ZEROS) == LinearKernel.DEQUANTIZED  # few tiles
-    assert kernel(256, ZEROS, rows=28672) == LinearKernel.SKINNY_GEMM
+    assert kernel(256, ZEROS, A100) == LinearKernel.SKINNY_GEMM
+    assert kernel(256, ZEROS, rows=1024) == LinearKernel.DEQUANTIZED  # few tiles
+    assert kernel(256, ZEROS) == kernel(256, ZEROS, rows=28672) == LinearKernel.HOPPER_WORDS
     assert kernel(1, None) == LinearKernel.DEQUANTIZED
     assert kernel(1, FP8, None) == LinearKernel.TORCH
 

@@ -25,7 +25,7 @@ def test_nothing_spills(arch: int) -> None:
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     assert {
         "_vector_kernel", "_tiles_kernel", "_coded_kernel", "_dequantize_kernel", "_round_tokens_kernel",
-        "_scale_sums_kernel",
+        "_scale_sums_kernel", *(("widening_kernel",) if arch == 90 else ()),
     } == {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
@@ -33,3 +33,7 @@ def test_nothing_spills(arch: int) -> None:
         if variant["kernel"] in ("_tiles_kernel", "_coded_kernel"):
             assert variant["wgmma"] + variant["mma"] > 0, variant
             assert variant["cp_async"] > 0, variant
+        if variant["kernel"] == "widening_kernel":
+            assert variant["wgmma"] > 0, variant
+            assert variant["tma"] > 0, variant
+            assert not variant["serialized"], variant

@@ -62,13 +62,13 @@ class SpecializedConfig:
 
 
 @gluon.jit
-def _place(tile, token_tiles, row_tiles):
+def place_of(tile, token_tiles, row_tiles):
     """The tokens, weight rows and part of K of a tile; neighbouring programs share their weights."""
     return tile % token_tiles, tile // token_tiles % row_tiles, tile // token_tiles // row_tiles
 
 
 @gluon.jit
-def _copy(source, row, k, full, shared):
+def copy_box(source, row, k, full, shared):
     """Start a copy of a box of ``source``, a descriptor, into ``shared``; ``full`` counts its bytes on arrival."""
     hopper.tma.async_copy_global_to_shared(source, [row, k], full, shared)
 
@@ -84,8 +84,8 @@ def _load_weights(weights, w_shared, full, first, second, row, num_rows, k, GATE
         weight, shared = weights[piece], w_shared[piece]
         for half in gl.static_range(HALVES):
             place = row + half * (num_rows // 2)
-            _copy(weight, place, k, full.index(first), shared.index(HALVES * first + half))
-            _copy(weight, place, k + weight.block_shape[1], full.index(second), shared.index(HALVES * second + half))
+            copy_box(weight, place, k, full.index(first), shared.index(HALVES * first + half))
+            copy_box(weight, place, k + weight.block_shape[1], full.index(second), shared.index(HALVES * second + half))
         row += weight.block_shape[0]
 
 
@@ -104,7 +104,7 @@ def _load_all(
     DEPTH: gl.constexpr = x.block_shape[1]
     BYTES: gl.constexpr = 2 * DEPTH * (ROWS + TOKENS)
     EARLY: gl.constexpr = STAGES // 2 * 2
-    _, row_tile, split = _place(gl.program_id(0), token_tiles, row_tiles)
+    _, row_tile, split = place_of(gl.program_id(0), token_tiles, row_tiles)
     for stage in range(0, EARLY, 2):
         hopper.mbarrier.expect(full.index(stage), BYTES)
         hopper.mbarrier.expect(full.index(stage + 1), BYTES)
@@ -117,7 +117,7 @@ def _load_all(
     first = 0
     phase = 1  # what was never filled counts as empty
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        token_tile, row_tile, split = _place(tile, token_tiles, row_tiles)
+        token_tile, row_tile, split = place_of(tile, token_tiles, row_tiles)
         for k in range(split * part, split * part + part, 2 * DEPTH):
             second = first + 1
             second_phase = phase
@@ -130,8 +130,8 @@ def _load_all(
                 hopper.mbarrier.wait(empty.index(second), second_phase)
                 hopper.mbarrier.expect(full.index(second), BYTES)
                 _load_weights(weights, w_shared, full, first, second, row_tile * WIDTH, num_rows, k, GATED)
-            _copy(x, token_tile * TOKENS, k, full.index(first), x_shared.index(first))
-            _copy(x, token_tile * TOKENS, k + DEPTH, full.index(second), x_shared.index(second))
+            copy_box(x, token_tile * TOKENS, k, full.index(first), x_shared.index(first))
+            copy_box(x, token_tile * TOKENS, k + DEPTH, full.index(second), x_shared.index(second))
             count += 2
             first = second + 1
             phase = second_phase
@@ -190,7 +190,7 @@ def _rows_of(shared, stage, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_all(
+def multiply_all(
     GROUP: gl.constexpr, x_shared, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles,
     num_tokens, num_rows, part, ROWS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, GATED: gl.constexpr,
     SPLITS: gl.constexpr, BIASED: gl.constexpr,
@@ -203,7 +203,7 @@ def _multiply_all(
     stage = 0
     phase = 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        token_tile, row_tile, split = _place(tile, token_tiles, row_tiles)
+        token_tile, row_tile, split = place_of(tile, token_tiles, row_tiles)
         accs = ()
         for piece in gl.static_range(PIECES):
             accs += (_zeros(x_shared.index(0), _rows_of(w_shared[piece], 0, STAGES)),)  # type: ignore[assignment]
@@ -279,11 +279,11 @@ def _specialized_kernel(
         hopper.mbarrier.init(full.index(stage), count=1)
         hopper.mbarrier.init(empty.index(stage), count=GROUPS)
     gl.warp_specialize([
-        (_multiply_all, (
+        (multiply_all, (
             0, x_groups, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, num_tokens,
             num_rows, part, ROWS, STAGES, GROUPS, GATED, SPLITS, BIASED,
         )),
-        (_multiply_all, (
+        (multiply_all, (
             1, x_groups, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, num_tokens,
             num_rows, part, ROWS, STAGES, GROUPS, GATED, SPLITS, BIASED,
         )),

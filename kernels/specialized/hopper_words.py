@@ -1,0 +1,127 @@
+"""Launches products of 65 and more tokens with words of eight 4-bit codes on Hopper, where some warps widen words for
+others: `pagebus.kernels.specialized.hopper_widening`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagebus.kernels.coded.weights import WORD_TILE, Code, Coded
+from pagebus.kernels.common.pdl import pdl
+from pagebus.kernels.common.target import target_of
+from pagebus.kernels.common.triton import LayoutDescriptor, gl
+from pagebus.kernels.specialized.hopper_gemm import DEPTH, GROUPS
+from pagebus.kernels.specialized.hopper_widening import widening_kernel
+
+ROWS = 128
+"""Of a tile: as many zeros have the 128 bytes that the tensor memory accelerator wants."""
+AHEAD = 3
+"""Steps for which words are on their way."""
+SHARED_BYTES = 226 * 1024
+LEAST_STAGES = 4
+LAUNCH_REGISTERS, LOADING_REGISTERS, MOST_REGISTERS = 128, 24, 168
+"""Of a thread: with four times four warps at launch; of loading ones, and of widening ones at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideningConfig:
+    """Launch shape: tiles of 128 rows by ``tokens`` (128 or 256), K in ``splits`` parts."""
+
+    tokens: int
+    splits: int = 1
+
+    def tiles(self, num_rows: int) -> int:
+        """The number of tiles for so many rows of weights, and up to ``tokens`` tokens."""
+        return -(-num_rows // ROWS)
+
+    @property
+    def stages(self) -> int:
+        """As many as fit shared memory beside the words."""
+        words = AHEAD * ROWS * (WORD_TILE // 2 + 4 * 4 + 2)
+        return (SHARED_BYTES - words) // (2 * DEPTH * (ROWS + self.tokens))
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Of each thread at launch, and of a multiplying and a widening one after the others have given theirs away.
+        Beside accumulators a thread needs those of its tokens; the compiler needs some more than those of the largest
+        instruction."""
+        multiplying = ROWS * self.tokens // 256 + 64
+        widening = min(MOST_REGISTERS, 4 * LAUNCH_REGISTERS - LOADING_REGISTERS - 2 * multiplying)
+        return LAUNCH_REGISTERS, multiplying, widening
+
+    def fits(self, num_inputs: int) -> bool:
+        """Whether K can be divided in this way."""
+        return num_inputs % (self.splits * WORD_TILE) == 0
+
+
+def reads_words(weight: Coded) -> bool:
+    """Whether the kernel reads a weight like this: without zeros of groups within a tile of 128 columns."""
+    small = weight.width % WORD_TILE > 0
+    plain = weight.code == Code.WORDS and weight.low is None and weight.whole is None and weight.row_stride == 1
+    return plain and weight.height == 1 and not (small and (WORD_TILE % weight.width or weight.zero is not None))
+
+
+def widened_linear(
+    x: torch.Tensor,
+    weight: Coded,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    config: WideningConfig,
+    *,
+    gated: int,
+) -> torch.Tensor:
+    """As `pagebus.kernels.specialized.hopper_gemm.specialized_linear`, of a weight that `reads_words`."""
+    (num_tokens, size), num_rows = x.shape, weight.rows
+    assert config.fits(size)
+    assert reads_words(weight)
+    assert weight.scale.is_contiguous()
+    assert weight.zero is None or weight.zero.is_contiguous()
+    token_tiles, row_tiles = -(-num_tokens // config.tokens), config.tiles(num_rows)
+    num_tiles = token_tiles * row_tiles * config.splits
+    part = ROWS // (2 if gated else 1)
+    target = target_of(x.device)
+    assert target is not None
+    launch, multiplying, widening = config.registers
+    widening_kernel[(min(num_tiles, target.num_multiprocessors),)](
+        LayoutDescriptor.from_tensor(x, [config.tokens, DEPTH], _shared(128, 16)),
+        LayoutDescriptor.from_tensor(weight.numbers, [part, 16], _shared(64, 32)),
+        _in_a_row(weight.scale, part),
+        _in_a_row(weight.scale, part) if weight.zero is None else _in_a_row(weight.zero, ROWS),
+        out if bias is None else bias,
+        out,
+        num_tiles,
+        token_tiles,
+        row_tiles,
+        num_tokens,
+        num_rows,
+        size // config.splits,
+        weight.group_stride,
+        GATED=gated,
+        BIASED=bias is not None,
+        SPLITS=config.splits,
+        ROWS=ROWS,
+        STAGES=config.stages,
+        AHEAD=AHEAD,
+        GROUPS=GROUPS,
+        WIDTH=weight.width,
+        ZEROS=weight.zero is not None,
+        REGISTERS=multiplying,
+        WIDENING_REGISTERS=widening,
+        LOADING_REGISTERS=LOADING_REGISTERS,
+        num_warps=4,
+        maxnreg=launch,
+        **pdl(x.device),
+    )
+    return out
+
+
+def _shared(swizzled_bytes: int, bits: int) -> object:
+    """A layout of rows in shared memory, in an order that spreads them over its banks."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=swizzled_bytes, element_bitwidth=bits, rank=2)
+
+
+def _in_a_row(values: torch.Tensor, count: int) -> object:
+    """A descriptor by which ``count`` of all values come at a time."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8 * values.itemsize, rank=1)
+    return LayoutDescriptor.from_tensor(values.flatten(), [count], layout)

@@ -15,7 +15,8 @@ from pathlib import Path
 from pagebus.kernels.common.target import Target
 
 SOURCES = (
-    "linear/gemv.py", "linear/skinny_gemm.py", "specialized/hopper_gemm.py", "linear/epilogue.py", "linear/activation.py",
+    "linear/gemv.py", "linear/skinny_gemm.py", "linear/epilogue.py", "linear/activation.py",
+    "specialized/hopper_gemm.py", "specialized/hopper_widening.py",
     "layers/norm.py", "common/pdl.py", "coded/tiles.py", "coded/word_tiles.py", "coded/vectors.py", "coded/unpack.py",
     "coded/scales.py",
 )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 import structlog
 import torch
 
-from tests.helpers import patience
+from tests.helpers import interpreter, patience
 
 # Continuous integration tries the same examples each time; everybody else's runs look for new ones.
 # None has a deadline: a busy machine is no error.
@@ -44,6 +44,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+        interpreter.hasten()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

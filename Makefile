@@ -13,6 +13,9 @@ ARGS ?=
 # Three processes of tests at a time, also on two cores: a third of the time a test waits for servers that it has started.
 WORKERS ?= -n 3 --dist worksteal
 
+# Tests start hundreds of processes of Python. Where none may keep what it has compiled, each compiles all of Pagebus anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
 .PHONY: families compatibility vllm-names models screenshots docs clean

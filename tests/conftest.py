@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 
 import hypothesis
 import pytest
 import structlog
 import torch
 
-from tests.helpers import patience
+from tests.helpers import interpreter, patience
 
 # Continuous integration tries the same examples each time; everybody else's runs look for new ones.
 # None has a deadline: a busy machine is no error.
@@ -22,7 +23,8 @@ hypothesis.settings.register_profile("searching", deadline=None)
 hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "searching")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait, in children
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # and here, where torch has read its environment already
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton decides while functions are decorated: before any is imported
 for variable in [name for name in os.environ if name.startswith("PAGEBUS_") and not name.startswith("PAGEBUS_TEST_")]:
@@ -31,6 +33,18 @@ for variable in [name for name in os.environ if name.startswith("PAGEBUS_") and 
 patience.leases_in_memory()
 
 pytest_plugins = ["tests.helpers.redis_fixture"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is imported and collected lives as long as the run: the collector of garbage need not look at it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        interpreter.hasten()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -110,6 +110,7 @@ def sealed(
         patch.setattr(time, "time", wall)
         patch.setattr(time, "monotonic", loop.time)
         patch.setattr(time, "perf_counter", loop.time)
+        patch.setattr(time, "process_time", loop.time)
         for owner in OWN_CLOCKS:
             defaults, named = owner.__init__.__defaults__, owner.__init__.__kwdefaults__
             if named and "clock" in named:

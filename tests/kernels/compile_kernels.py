@@ -10,16 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
@@ -59,6 +55,7 @@ from pagebus.kernels.sampling.logprobs import token_logprobs
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
+from tests.kernels.assembler import assembler_report
 from tests.kernels.attention.launches import long_prompts, meta, meta_cache
 from tests.kernels.batch.launches import drafts
 from tests.kernels.latent.launches import latents
@@ -115,12 +112,7 @@ def report(
     options = {key: kwargs[key] for key in OPTIONS if key in kwargs}
     compiled = triton.compile(source_of(kernel, args, kwargs), target=GPUTarget("cuda", arch, 32), options=options)
     ptx = compiled.asm["ptx"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.ptx")
-        path.write_text(ptx)
-        suffix = "a" if arch >= 90 else ""
-        command = [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{suffix}", str(path), "-o", str(path) + ".out"]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    text = assembler_report(ptx, arch)
     return {
         "case": name,
         "kernel": kernel.fn.__name__,

@@ -146,10 +146,11 @@ def _read_content(content: object, path: str) -> str:
         raise bad_field(path, f"must be a string or an array of parts, got {type_name(content)}", code="invalid_type")
     if not content or len(content) > MAX_CONTENT_PARTS:
         raise bad_field(path, f"must have 1 to {MAX_CONTENT_PARTS} parts, got {len(content)}")
-    return "\n".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
+    return "\n".join(read_part(part, f"{path}[{index}]") for index, part in enumerate(content))
 
 
-def _read_part(part: object, path: str) -> str:
+def read_part(part: object, path: str) -> str:
+    """The text of one part of a content, which is at ``path``."""
     if isinstance(part, str):
         return part
     if type(part) is not dict:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagebus.bus.messages.steps import MOST_PREDICTED_TOKENS
+
 ALIGN = 4
 """In words: 16 bytes, what Triton specialises pointers on."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
@@ -12,6 +14,8 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = 
 NUM_COLUMNS = 8
 PADDED_SAMPLES = 64
 """Rows that the padded samples of a step with drafts may have, unless there are more sequences."""
+MOST_DRAFTS = 16
+"""Of a row. So many tokens may lie behind a sequence of the greatest length, where nobody reads them."""
 
 
 def aligned(count: int) -> int:
@@ -95,4 +99,10 @@ class BatchLimits:
     @property
     def layout(self) -> SlotLayout:
         """Of all slots, the dummy slot too."""
-        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len, 1 + self.windowed_pages)
+        most = self.first_predicted + MOST_PREDICTED_TOKENS if self.num_drafts else self.max_model_len
+        return SlotLayout(self.max_num_seqs + 1, self.table_width, most, 1 + self.windowed_pages)
+
+    @property
+    def first_predicted(self) -> int:
+        """Where the text predicted for a sequence begins in the table of tokens, if drafts are verified."""
+        return self.max_model_len + MOST_DRAFTS

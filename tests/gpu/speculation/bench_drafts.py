@@ -4,10 +4,9 @@
         [--modes off idle none full] [--repeats 1] [--tokens 129] [--json FILE]
 
 As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
-beforehand, two in flight; the same device, no bus, no scheduler. ``off`` is an engine without speculation. The others
-are one with the lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The
-model answers one token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came
-of a row and step.
+beforehand, two in flight; no bus, no scheduler. ``off`` is an engine without speculation. The others are one with the
+lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The model says one
+token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came of a row and step.
 
 With ``--cpu`` a tiny model is measured, to see that all this works.
 """

@@ -69,11 +69,15 @@ def test_drafts_are_accepted_up_to_the_first_other_token(
     assert lengths.tolist() == [before + grown.get(slot, 0) for slot, before in enumerate(range(10, 80, 10))]
 
 
-def looked_up(text: list[int], count: int, shortest: int, longest: int, room: int) -> list[int]:
-    """The drafts behind a text, in plain Python."""
-    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
-        for end in range(len(text) - 1, size - 1, -1):
-            if text[end - size : end] == text[len(text) - size :]:
+def looked_up(text: list[int], told: list[int], count: int, shortest: int, longest: int, room: int) -> list[int]:
+    """The drafts behind a text, of which the rest is ``told``, in plain Python."""
+    for size in range(min(longest, len(text)), shortest - 1, -1):
+        for source in (told, text):
+            for end in range(len(source) - 1, size - 1, -1):
+                if source[end - size : end] != text[len(text) - size :]:
+                    continue
+                if source is told:
+                    return told[end : end + count][:room]
                 text = list(text)
                 for place in range(count):
                     text.append(text[end + place])
@@ -81,27 +85,34 @@ def looked_up(text: list[int], count: int, shortest: int, longest: int, room: in
     return []
 
 
+ROOM, TOLD_ROOM = 48, 32
+
+
 @pytest.mark.parametrize("look_up", [look_up_drafts, look_up_drafts_reference])
 @pytest.mark.parametrize(("shortest", "longest", "count"), [(1, 3, 4), (2, 5, 1), (3, 3, 7)])
 def test_lookup(look_up: Callable[..., None], shortest: int, longest: int, count: int, device: torch.device) -> None:
-    """Texts with and without repetition, of one token, with a short period, and at the end of their room."""
-    rng, room = random.Random(shortest), 48
+    """Texts with and without repetition, of one token, with a short period, and at the end of their room. Some have a
+    prediction: with their end in it, several times, at its own end, and with something else altogether."""
+    rng = random.Random(shortest)
     texts = [[rng.randrange(kinds) for _ in range(size)] for kinds, size in ((2, 30), (4, 40), (VOCAB, 20), (3, 47))]
-    texts += [[7], [7, 7], [1, 2, 3] * 5, [4] * room, [1, 2, 3, 9, 1, 2, 3, 8, 5, 2, 3]]
-    tokens = torch.randint(0, VOCAB, (len(texts) + 1, room), dtype=torch.int32, device=device)
-    slots = torch.randperm(len(texts) + 1)[: len(texts)].to(device=device, dtype=torch.int32)
-    lengths = torch.ones(len(texts) + 1, dtype=torch.int32, device=device)
-    for slot, text in zip(slots.tolist(), texts, strict=True):
-        tokens[slot, : len(text)] = ints(text, device)
-        lengths[slot] = len(text)
-    found = torch.full((len(texts) + 1,), -3, dtype=torch.int32, device=device)
+    texts += [[7], [7, 7], [1, 2, 3] * 5, [4] * (ROOM - 16), [1, 2, 3, 9, 1, 2, 3, 8, 5, 2, 3]]
+    predictions = [[rng.randrange(2) for _ in range(TOLD_ROOM)], [], [*texts[2][-4:], 5, 6, 7], [3], [7, 8, 9], [7, 7],
+                   [1, 2, 3, 4, 5], [4, 4, 4, 6], [9, 2, 3, 8, 1, 2, 3, 4, 4]]  # fmt: skip
+    size = len(texts) + 1
+    tokens = torch.randint(0, VOCAB, (size, ROOM + TOLD_ROOM), dtype=torch.int32, device=device)
+    slots = torch.randperm(size)[: len(texts)].to(device=device, dtype=torch.int32)
+    lengths, predicted = (torch.ones(size, dtype=torch.int32, device=device) for _ in range(2))
+    for slot, text, told in zip(slots.tolist(), texts, predictions, strict=True):
+        tokens[slot, : len(text)], tokens[slot, ROOM : ROOM + len(told)] = ints(text, device), ints(told, device)
+        lengths[slot], predicted[slot] = len(text), len(told)
+    found = torch.full((size,), -3, dtype=torch.int32, device=device)
     out = torch.full((len(texts),), -9, dtype=torch.int32, device=device)
     before = tokens.clone()
 
-    look_up(tokens, lengths, found, slots, count, shortest, longest, VOCAB, out)
+    look_up(tokens, lengths, found, slots, count, shortest, longest, VOCAB, out, predicted, ROOM)
 
-    for row, (slot, text) in enumerate(zip(slots.tolist(), texts, strict=True)):
-        drafts = looked_up(text, count, shortest, longest, room - len(text))
+    for row, (slot, text, told) in enumerate(zip(slots.tolist(), texts, predictions, strict=True)):
+        drafts = looked_up(text, told, count, shortest, longest, ROOM + TOLD_ROOM - len(text))
         assert out[row] == found[slot] == len(drafts), text
         before[slot, len(text) : len(text) + len(drafts)] = ints(drafts, device)
     assert torch.equal(tokens, before)
@@ -109,17 +120,22 @@ def test_lookup(look_up: Callable[..., None], shortest: int, longest: int, count
 
 @pytest.mark.parametrize("look_up", [look_up_drafts, look_up_drafts_reference])
 def test_lookup_in_a_long_text(look_up: Callable[..., None], device: torch.device) -> None:
-    """The longest end wins over a later one, across what one pass of the kernel reads."""
+    """The longest end wins over a later one, across what one pass of the kernel reads; in a long prediction too."""
     text = list(range(3000))
     text[10:14], text[2500:2502], text[2996:] = [7001, 7002, 7003, 7004], [7003, 7004], [7001, 7002, 7003, 7004]
-    tokens = torch.zeros((1, 3100), dtype=torch.int32, device=device)
-    tokens[0, :3000] = ints(text, device)
-    found, out = ints([0], device), ints([0], device)
+    told = [9] * 1500 + [7000, 7001, 7002, 7003, 7004, 7, 8]
+    tokens = torch.zeros((2, 3100 + len(told)), dtype=torch.int32, device=device)
+    tokens[:, :3000], tokens[1, 3100:] = ints(text, device), ints(told, device)
+    found, out = ints([0, 0], device), ints([0, 0], device)
 
-    look_up(tokens, ints([3000], device), found, ints([0], device), 3, 2, 5, 8000, out)
+    look_up(
+        tokens, ints([3000, 3000], device), found, ints([0, 1], device), 3, 2, 5, 8000, out,
+        ints([0, len(told)], device), 3100,
+    )  # fmt: skip
 
     assert tokens[0, 3000:3003].tolist() == [14, 15, 16]
-    assert found.tolist() == out.tolist() == [3]
+    assert tokens[1, 3000:3002].tolist() == [7, 8]
+    assert found.tolist() == out.tolist() == [3, 2]
 
 
 def test_drafts_end_where_the_vocabulary_does() -> None:

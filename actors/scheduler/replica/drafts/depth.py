@@ -2,8 +2,8 @@
 
 The likeliest drafts come first. Of growing numbers of them the one is taken with which the step is expected to have
 most tokens in its time. Drafts chosen so have been lucky more often than they will be, so what is expected is measured
-by what came of such choices before. Where the best number is none, single drafts are tried again now and then, ever more seldom while they
-fail, since only what is tried shows that it has become right.
+by what came of such choices before. Where the best number is none, single drafts are tried again now and then, ever
+more seldom while they fail, since only what is tried shows that it has become right.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Depth:
 
     def choose(self, slots: Slots, wanted: Int32Array, room: int, *, alone: bool) -> Int32Array:
         """Drafts [d] for the step's decodes in ``slots`` [d]: at most ``wanted`` [d] each, and ``room`` in all.
-        ``alone``: the step has no prompts. Call it for each step; what came of it is told by :meth:`learn`, in order."""
+        ``alone``: the step has no prompts. Call it for each step; :meth:`learn` tells what came of each, in order."""
         self._expected.append(0.0)
         rows, drafts = wanted.nonzero()[0], np.zeros(len(slots), np.int32)
         if not len(rows) or room <= 0 or (alone and self.prices.is_plain_due(len(slots))):

@@ -20,6 +20,7 @@ from tests.actors.executor.speculation.checks import (
     QWEN,
     SAMPLINGS,
     SEEDED,
+    accepted,
     asked,
     check_with_and_without,
     drivers,
@@ -108,6 +109,23 @@ def test_log_probabilities(llama: tuple[Driver, Driver]) -> None:
     assert len(bits) == len(PROMPTS) * NUM_TOKENS
     assert np.allclose([bits[key] for key in wanted], list(wanted.values()), atol=1e-4)
     assert tops == wanted_tops
+
+
+def test_predictions(llama: tuple[Driver, Driver]) -> None:
+    """What a client predicts is drafted from the first token on, as far as it comes true; and beyond a mistake."""
+    plain, drafting = llama
+    expected = asked(plain, **SEEDED)
+    wrong = [[*answer[:7], 5, *answer[8:]] for answer in tokens_of(expected)]
+    guess_by(drafting, None)
+    runs = {}
+    for name, predictions in {"none": None, "right": tokens_of(expected), "with a mistake": wrong}.items():
+        runs[name] = asked(drafting, predictions=predictions, **SEEDED)
+        assert tokens_of(runs[name]) == tokens_of(expected)
+    assert accepted(runs["right"]) > accepted(runs["with a mistake"]) > accepted(runs["none"]) + len(PROMPTS)
+    assert accepted(runs["right"]) > 0.6 * len(PROMPTS) * NUM_TOKENS
+    few = asked(drafting, {"num_blocks": 9}, predictions=tokens_of(expected), **SEEDED)
+    assert [answer.tokens for answer in few.answers.values()] == tokens_of(expected)
+    assert few.preempted
 
 
 def test_decodes_as_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+
+Tokens = NDArray[np.int32]
 
 
 def look_up_drafts_reference(
@@ -86,6 +90,51 @@ def store_drafts_reference(
     found[rows] = good.sum(1).to(found.dtype)
     row, place = good.nonzero(as_tuple=True)
     tokens[rows[row], places[row, place]] = drafts[row, place].to(tokens.dtype)
+
+
+def look_up_drafts_on_cpu(
+    tokens: torch.Tensor,
+    lengths: torch.Tensor,
+    found: torch.Tensor,
+    slots: torch.Tensor,
+    num_drafts: int,
+    shortest: int,
+    longest: int,
+    vocab_size: int,
+    out: torch.Tensor,
+    predicted: torch.Tensor,
+    first_predicted: int,
+) -> None:
+    """As `look_up_drafts_reference`, row by row: several times faster, as few places have the last token."""
+    table, sizes, counts, room = tokens.numpy(), lengths.tolist(), predicted.tolist(), tokens.shape[1]
+    for row, slot in enumerate(slots.tolist()):
+        text, told = table[slot, : sizes[slot]], table[slot, first_predicted : first_predicted + counts[slot]]
+        size, end = _end_on_cpu(text, text, shortest, longest)
+        told_size, told_end = _end_on_cpu(text, told, shortest, longest) if len(told) else (0, 0)
+        drafts = told[:0]
+        if told_size and told_size >= size:
+            drafts = told[told_end : told_end + num_drafts]
+        elif size:
+            drafts = np.resize(text[end : end + num_drafts], num_drafts)
+        drafts = drafts[: room - len(text)]
+        bad = np.flatnonzero((drafts < 0) | (drafts >= vocab_size))
+        drafts = drafts[: bad[0]] if len(bad) else drafts
+        table[slot, len(text) : len(text) + len(drafts)] = drafts
+        found[slot] = out[row] = len(drafts)
+
+
+def _end_on_cpu(text: Tokens, source: Tokens, shortest: int, longest: int) -> tuple[int, int]:
+    """How many of the last tokens of the text stand in the source before its last token, 0 for fewer than ``shortest``,
+    and where they end."""
+    ends = np.flatnonzero(source[:-1] == text[-1]) + 1
+    size = min(len(ends), 1)
+    while size and size < min(longest, len(text)):
+        longer = ends[ends > size]
+        longer = longer[source[longer - size - 1] == text[-size - 1]]
+        if not len(longer):
+            break
+        ends, size = longer, size + 1
+    return (size, int(ends[-1])) if size and size >= shortest else (0, 0)
 
 
 @triton.jit

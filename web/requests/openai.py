@@ -31,10 +31,9 @@ from pagebus.web.http.limits import (
     MAX_TIMEOUT_S,
 )
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
-from pagebus.web.requests.chat_messages import read_documents, read_messages, read_template_kwargs
+from pagebus.web.requests.chat_messages import read_documents, read_messages, read_prediction, read_template_kwargs
 from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
-from pagebus.web.requests.prediction import read_prediction
 from pagebus.web.requests.reasoning import read_reasoning, read_thoughts_of_prompt
 from pagebus.web.requests.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
 from pagebus.web.requests.served_model import ServedModel

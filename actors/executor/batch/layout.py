@@ -14,6 +14,9 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = 
 NUM_COLUMNS = 8
 PADDED_SAMPLES = 64
 """Rows that the padded samples of a step with drafts may have, unless there are more sequences."""
+VERIFIED_SIZES = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 321, 32))
+"""Numbers of tokens of steps that sample behind every token: decodes with drafts. Logits are computed for all of these,
+which take memory; and where so many decode, few drafts pay."""
 MOST_DRAFTS = 16
 """Of a row. So many tokens may lie behind a sequence of the greatest length, where nobody reads them."""
 
@@ -90,6 +93,11 @@ class BatchLimits:
         """The most rows to which a step is padded for the tokens that it samples: logits of all of them are
         computed."""
         return max(self.max_num_seqs, min(self.most_samples, PADDED_SAMPLES))
+
+    @property
+    def verified_tokens(self) -> int:
+        """The most tokens to which a step of decodes with drafts is padded."""
+        return min(self.most_samples, VERIFIED_SIZES[-1]) if self.num_drafts else 0
 
     @property
     def table_width(self) -> int:

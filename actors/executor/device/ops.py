@@ -59,7 +59,7 @@ class Ops:
     pick_logits: operations.PickLogits = logprobs.pick_logits
     resolve_starts: operations.ResolveStarts = drafts.resolve_starts_reference
     accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_reference
-    look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_reference
+    look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_on_cpu
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
 

@@ -8,7 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagebus.kernels.batch.draft_lookup import look_up_drafts, look_up_drafts_reference, store_drafts_reference
+from pagebus.kernels.batch.draft_lookup import (
+    look_up_drafts,
+    look_up_drafts_on_cpu,
+    look_up_drafts_reference,
+    store_drafts_reference,
+)
 from pagebus.kernels.batch.drafts import (
     accept_drafts,
     accept_drafts_reference,
@@ -86,9 +91,12 @@ def looked_up(text: list[int], told: list[int], count: int, shortest: int, longe
 
 
 ROOM, TOLD_ROOM = 48, 32
+LOOKUPS = [look_up_drafts, look_up_drafts_reference]
+if not torch.cuda.is_available():
+    LOOKUPS.append(look_up_drafts_on_cpu)
 
 
-@pytest.mark.parametrize("look_up", [look_up_drafts, look_up_drafts_reference])
+@pytest.mark.parametrize("look_up", LOOKUPS)
 @pytest.mark.parametrize(("shortest", "longest", "count"), [(1, 3, 4), (2, 5, 1), (3, 3, 7)])
 def test_lookup(look_up: Callable[..., None], shortest: int, longest: int, count: int, device: torch.device) -> None:
     """Texts with and without repetition, of one token, with a short period, and at the end of their room. Some have a
@@ -118,7 +126,7 @@ def test_lookup(look_up: Callable[..., None], shortest: int, longest: int, count
     assert torch.equal(tokens, before)
 
 
-@pytest.mark.parametrize("look_up", [look_up_drafts, look_up_drafts_reference])
+@pytest.mark.parametrize("look_up", LOOKUPS)
 def test_lookup_in_a_long_text(look_up: Callable[..., None], device: torch.device) -> None:
     """The longest end wins over a later one, across what one pass of the kernel reads; in a long prediction too."""
     text = list(range(3000))

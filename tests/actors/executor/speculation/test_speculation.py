@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.loading import loading
@@ -151,14 +152,21 @@ def test_several_choices_and_beams_beside(llama: tuple[Driver, Driver]) -> None:
 
 
 @pytest.mark.parametrize("sampling", [SEEDED, SAMPLINGS["penalties"]], ids=["seeded", "penalties"])
-def test_padded_steps(llama: tuple[Driver, Driver], sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with drafts are rows of prompts in the graphs there are: nothing is captured for them."""
+@pytest.mark.parametrize("max_verified", [0, 30])
+def test_padded_steps(
+    llama: tuple[Driver, Driver], sampling: dict[str, Any], max_verified: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with drafts are rows of prompts in the graphs there are; and have some of their own, of few tokens."""
     plain, drafting = llama
     expected = asked(plain, **sampling)
     guess_by(drafting, oracle(texts_of(expected), 0.25))
-    graphs = use_eager_graphs(drafting, monkeypatch, Buckets(6, 64, 4, max_samples=30))
+    buckets = Buckets(6, 64, 4, max_samples=30, max_verified=max_verified)
+    graphs = use_eager_graphs(drafting, monkeypatch, buckets)
+    monkeypatch.setattr(drafting.engine._loaded.runner, "_context_lens", torch.zeros(64, dtype=torch.int32))
     found = asked(drafting, **sampling)
     assert tokens_of(found) == tokens_of(expected)
     drafted = [plan for plan in found.plans if (plan.num_scheduled > 1).any() and not plan.new_sequences]
     assert drafted
     assert any(bucket.spans and bucket.rows > 6 for bucket in graphs.replayed)
+    small = [bucket for bucket in graphs.replayed if bucket.spans and bucket.rows == bucket.tokens < 32]
+    assert bool(small) == bool(max_verified)

@@ -6,8 +6,9 @@
 Greedy, float32, scheduler and engine in one process, no bus. ``dictionary``: questions that the model was trained on.
 ``code``: functions to go on with. ``copy``: conversations in which a question is asked again, so that the answer stands
 in the prompt. ``prediction``: questions alone, with the answer as the prediction (OpenAI's field). Each kind of prompt
-is computed without speculation and with it, in turn, and the outputs are compared. ``tokens/s`` are medians of the
-rounds; ``accepted`` is the share of the drafts that were verified.
+is computed without speculation and with it, in turn, and the outputs are compared. ``accepted`` is the share of the
+drafts, ``fewer steps`` says how many steps without speculation there were for one with it; the last three columns are
+medians.
 """
 
 from __future__ import annotations
@@ -56,44 +57,55 @@ def prompts_of(tokenizer: Tokenizer, answers: list[list[int]]) -> dict[str, Prom
     }
 
 
-def run(driver: Driver, kind: str, prompts: Prompts, **config: Any) -> tuple[list[list[int]], float, CoreDriver]:
-    """The outputs, tokens per second from the first one on, and the scheduler."""
-    core = CoreDriver(driver, eos_token_ids=(4,), enable_prefix_caching=False, **config)
-    for number, (prompt, prediction) in enumerate(prompts):
+def scheduler(driver: Driver) -> CoreDriver:
+    """A new one, which knows nothing yet of what drafts cost and of how many are right."""
+    return CoreDriver(driver, eos_token_ids=(4,), enable_prefix_caching=False)
+
+
+def run(core: CoreDriver, kind: str, prompts: Prompts) -> tuple[list[list[int]], float]:
+    """The outputs, and tokens per second from the first one on."""
+    names = [f"{len(core.answers) + number}" for number in range(len(prompts))]
+    for name, (prompt, prediction) in zip(names, prompts, strict=True):
         most = CODE_TOKENS if kind == "code" else MOST_TOKENS
         told = {"prediction_token_ids": np.array(prediction, np.int32)}
-        core.send(str(number), prompt, most, {"ignore_eos": kind == "code"}, **told)
-    core.run(until=lambda: all(answer.tokens for answer in core.answers.values()))
-    begun, known = time.perf_counter(), sum(len(answer.tokens) for answer in core.answers.values())
+        core.send(name, prompt, most, {"ignore_eos": kind == "code"}, **told)
+    answers = [core.answers[name] for name in names]
+    core.run(until=lambda: all(answer.tokens for answer in answers))
+    begun, known = time.perf_counter(), sum(len(answer.tokens) for answer in answers)
     core.run()
     spent_s = time.perf_counter() - begun
-    outputs = [answer.tokens for answer in core.answers.values()]
-    return outputs, (sum(map(len, outputs)) - known) / spent_s, core
+    outputs = [answer.tokens for answer in answers]
+    return outputs, (sum(map(len, outputs)) - known) / spent_s
+
+
+def measure(plain: Driver, drafting: Driver, batch: int, kind: str, prompts: Prompts, rounds: int) -> str:
+    """A line of the table."""
+    off, on = scheduler(plain), scheduler(drafting)
+    speeds: list[tuple[float, float]] = []
+    tokens = 0
+    for _ in range(rounds):
+        for begin in range(0, len(prompts), batch):
+            chosen = prompts[begin : begin + batch]
+            (expected, slow), (found, fast) = run(off, kind, chosen), run(on, kind, chosen)
+            assert found == expected, f"{kind}: speculation has changed tokens"
+            speeds.append((slow, fast))
+            tokens += sum(map(len, found))
+    acceptance = on.replica.step_results.acceptance
+    share = f"{acceptance.num_accepted / max(1, acceptance.num_draft_tokens):.0%}"
+    slow, fast = (statistics.median(each) for each in zip(*speeds, strict=True))
+    ratio = statistics.median(fast / slow for slow, fast in speeds)
+    steps = len(off.results) / len(on.results)
+    told = f"{tokens} | {acceptance.num_draft_tokens} | {share} | {steps:.2f} | {slow:.0f} | {fast:.0f} | {ratio:.2f}"
+    return f"| {batch} | {kind} | {told} |"
 
 
 def bench(plain: Driver, drafting: Driver, batch: int, rounds: int) -> None:
     """One line for each kind of prompt."""
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    answers = run(plain, "dictionary", [(each, []) for each, _ in prompts_of(tokenizer, [[]] * 8)["dictionary"]])[0]
+    asked = prompts_of(tokenizer, [[]] * len(WORDS))["dictionary"]
+    answers = run(scheduler(plain), "dictionary", asked)[0]
     for kind, prompts in prompts_of(tokenizer, answers).items():
-        speeds: dict[str, list[float]] = {"off": [], "on": []}
-        drafted = accepted = tokens = steps = 0
-        for _ in range(rounds):
-            for begin in range(0, len(prompts), batch):
-                chosen = prompts[begin : begin + batch]
-                expected, speed, _ = run(plain, kind, chosen)
-                speeds["off"].append(speed)
-                found, speed, core = run(drafting, kind, chosen)
-                speeds["on"].append(speed)
-                assert found == expected, f"{kind}: speculation has changed tokens"
-                acceptance = core.replica.step_results.acceptance
-                drafted, accepted = drafted + acceptance.num_draft_tokens, accepted + acceptance.num_accepted
-                tokens, steps = tokens + sum(map(len, found)), steps + len(core.results) * len(chosen)
-        off, on = (statistics.median(speeds[mode]) for mode in ("off", "on"))
-        share = f"{accepted / drafted:.0%}" if drafted else "-"
-        print(
-            f"| {batch} | {kind} | {drafted} | {share} | {tokens / steps:.2f} | {off:.0f} | {on:.0f} | {on / off:.2f} |"
-        )
+        print(measure(plain, drafting, batch, kind, prompts, rounds), flush=True)
 
 
 def main() -> None:
@@ -114,8 +126,8 @@ def main() -> None:
         "prompt_lookup_max": arguments.longest,
     }  # fmt: skip
     plain, drafting = Driver(FOLDER, **settings), Driver(FOLDER, **settings, **lookup)
-    print("| batch | prompts | drafts | accepted | tokens a row and step | off, tokens/s | on, tokens/s | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| batch | prompts | tokens | drafts | accepted | fewer steps | off, tokens/s | on, tokens/s | ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for batch in arguments.batches:
         bench(plain, drafting, batch, arguments.rounds)
     for driver in (plain, drafting):

@@ -16,19 +16,28 @@ from pagebus.kernels.batch.draft_lookup import (
 )
 from pagebus.kernels.batch.drafts import (
     accept_drafts,
+    accept_drafts_on_cpu,
     accept_drafts_reference,
     resolve_starts,
+    resolve_starts_on_cpu,
     resolve_starts_reference,
 )
 
 VOCAB = 50
+LOOKUPS = [look_up_drafts, look_up_drafts_reference]
+RESOLVES = [resolve_starts, resolve_starts_reference]
+ACCEPTS = [accept_drafts, accept_drafts_reference]
+if not torch.cuda.is_available():
+    LOOKUPS.append(look_up_drafts_on_cpu)
+    RESOLVES.append(resolve_starts_on_cpu)
+    ACCEPTS.append(accept_drafts_on_cpu)
 
 
 def ints(values: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-@pytest.mark.parametrize("resolve", [resolve_starts, resolve_starts_reference])
+@pytest.mark.parametrize("resolve", RESOLVES)
 def test_rows_move_back_to_where_they_begin(resolve: Callable[..., None], device: torch.device) -> None:
     """A decode that is sure, one laid out three too late with two drafts, a chunk of a prompt, one that ends it."""
     lengths = ints([9, 21, 7, 40, 12], device)
@@ -48,7 +57,7 @@ def test_rows_move_back_to_where_they_begin(resolve: Callable[..., None], device
     assert lengths.tolist() == [9, 21, 7, 40, 12]
 
 
-@pytest.mark.parametrize("accept", [accept_drafts, accept_drafts_reference])
+@pytest.mark.parametrize("accept", ACCEPTS)
 def test_drafts_are_accepted_up_to_the_first_other_token(
     accept: Callable[..., torch.Tensor], device: torch.device
 ) -> None:
@@ -74,6 +83,21 @@ def test_drafts_are_accepted_up_to_the_first_other_token(
     assert lengths.tolist() == [before + grown.get(slot, 0) for slot, before in enumerate(range(10, 80, 10))]
 
 
+@pytest.mark.parametrize("accept", ACCEPTS)
+def test_rows_without_drafts_become_longer_by_a_token(
+    accept: Callable[..., torch.Tensor], device: torch.device
+) -> None:
+    """Whatever stood ready behind them."""
+    lengths, found = ints([10, 20, 30], device), ints([3, 0, 2], device)
+    slots, places, sampled = ints([2, 0], device), ints([0, 1, 0], device), ints([7, 8, 0, 0], device)
+
+    told = accept(sampled, ints([1, 2], device), places, ints([4, 9, 0], device), ints([0, 1, 2], device), slots,
+                  lengths, found, 3, 2)  # fmt: skip
+
+    assert told.tolist()[:6] == [7, 8, 1, 1, 4, 9]
+    assert (len(told), lengths.tolist()) == (8, [11, 20, 31])
+
+
 def looked_up(text: list[int], told: list[int], count: int, shortest: int, longest: int, room: int) -> list[int]:
     """The drafts behind a text, of which the rest is ``told``, in plain Python."""
     for size in range(min(longest, len(text)), shortest - 1, -1):
@@ -91,9 +115,6 @@ def looked_up(text: list[int], told: list[int], count: int, shortest: int, longe
 
 
 ROOM, TOLD_ROOM = 48, 32
-LOOKUPS = [look_up_drafts, look_up_drafts_reference]
-if not torch.cuda.is_available():
-    LOOKUPS.append(look_up_drafts_on_cpu)
 
 
 @pytest.mark.parametrize("look_up", LOOKUPS)

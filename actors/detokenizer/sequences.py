@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagebus.actors.detokenizer.pooling import PooledPrompt, add_pooled_parts
+from pagebus.actors.detokenizer.prediction import PredictionMatcher
 from pagebus.actors.detokenizer.repetition import RepetitionDetector
 from pagebus.actors.detokenizer.scores import (
     PromptScores,
@@ -102,6 +103,8 @@ class Sequences:
             state.tokens = UnsentTokens()
         if sampling.repetition_detection is not None:
             state.repetition = RepetitionDetector(sampling.repetition_detection)
+        if len(message.prediction_token_ids):
+            state.prediction = PredictionMatcher(message.prediction_token_ids.tolist())
         self._live[message.sequence_id] = state
         self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
         if message.pooled_from is not None:
@@ -246,6 +249,8 @@ class Sequences:
             if state.tokens is not None:
                 state.tokens.ids.append(token)
                 state.tokens.scores.append(score)
+            if state.prediction is not None:
+                state.prediction.push(token)
             text = "" if state.is_silent(end) else next(texts)
             state.num_tokens += 1
             self._touched[state.started.sequence_id] = state

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pagebus.actors.detokenizer.pooling import PooledPrompt
+from pagebus.actors.detokenizer.prediction import PredictionMatcher
 from pagebus.actors.detokenizer.repetition import RepetitionDetector
 from pagebus.actors.detokenizer.scores import PromptScores, TokenColumns, UnsentTokens
 from pagebus.actors.detokenizer.stops import StopMatcher
 from pagebus.actors.detokenizer.text import Decoder, TextState
 from pagebus.actors.detokenizer.text_lengths import TextLengths
-from pagebus.bus.messages import END_STOP, FinishReason, ReplyBatch, SequenceStarted
+from pagebus.bus.messages import END_STOP, FinishReason, Int32Array, ReplyBatch, SequenceStarted
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class SequenceState:
     prompt: PromptScores | PooledPrompt | None = None
     """While something about the prompt is to be sent."""
     repetition: RepetitionDetector | None = None
+    prediction: PredictionMatcher | None = None
     num_told: int = 0
     """Tokens of which the lengths have been sent, for clients that want them."""
 
@@ -49,6 +51,16 @@ class SequenceState:
         """
         sampling = self.started.sampling
         return not sampling.detokenize or (end == END_STOP and not sampling.include_stop_str_in_output)
+
+
+def _predicted(states: Sequence[SequenceState]) -> dict[str, Int32Array]:
+    """Fields of a :class:`ReplyBatch`; none if no choice has a prediction."""
+    if all(state.prediction is None for state in states):
+        return {}
+    found = [(0, 0) if each is None else (each.num_predicted, each.num_unpredicted)
+             for each in (state.prediction for state in states)]  # fmt: skip
+    table = np.array(found, np.int32)
+    return {"num_predicted": table[:, 0].copy(), "num_unpredicted": table[:, 1].copy()}
 
 
 def reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch:
@@ -75,6 +87,7 @@ def reply_batch(states: Iterable[SequenceState], decoder: Decoder) -> ReplyBatch
         num_prompt_tokens=np.array([state.started.num_prompt_tokens for state in rows], np.int32),
         num_cached_tokens=np.array([state.started.num_cached_tokens for state in rows], np.int32),
         text_offsets=np.array(offsets, np.int32),
+        **_predicted(rows),  # type: ignore[arg-type]
         **lengths.fields(len(rows)),  # type: ignore[arg-type]
         **columns.fields(decoder),  # type: ignore[arg-type]
     )

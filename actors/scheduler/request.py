@@ -33,7 +33,7 @@ class Request:
     its start by the fair share of its ``client``, which was charged ``num_charged`` tokens
     (:mod:`pagebus.actors.scheduler.core.fair_share`). ``num_cached``: prompt tokens found in the cache when its first
     sequence started. ``readers``: the destinations of its replies; ``away``: there is none at present. ``settled``:
-    nothing of it is kept once it has ended.
+    nothing of it is kept once it has ended. ``prediction``: tokens that its outputs are expected to resemble.
 
     Reported only: ``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences,
     ``num_output``, their output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times.
@@ -69,6 +69,7 @@ class Request:
     start_s: float = 0.0
     num_charged: int = 0
     traced: bool = False
+    prediction: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -369,6 +370,7 @@ def make_request(
         weight=message.weight,
         start_s=arrival(message.arrived_s),
         traced=message.traced,
+        prediction=array("i", message.prediction_token_ids.tobytes()),
     )
 
 

@@ -28,6 +28,7 @@ from pagebus.bus.messages import (
     TokenizedRequest,
 )
 from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from pagebus.bus.messages.segments import without_segments
 
 NO_TOKENIZER = "This model has no tokenizer: give the prompt as token ids."
@@ -224,12 +225,25 @@ class Encoder:
                 weight=request.weight,
                 traced=request.traced,
                 shared=request.shared,
+                prediction_token_ids=self._prediction(request.prediction),
             )
             return Outcome(request, reply)
         except Refusal as refusal:
             return Outcome(request, refusal.reply(request))
         except Exception as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
+
+    def _prediction(self, text: str | None) -> Int32Array:
+        """The first tokens of a text that the output is expected to resemble."""
+        if not text:
+            return no_ints()
+        if self._backend is None:
+            raise Refusal(NO_TOKENIZER, param="prediction")
+        try:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+        except Exception as error:
+            raise _text_error(text, error) from None
+        return np.array(ids[:MOST_PREDICTION_TOKENS], np.int32)
 
     def _told(self, request: GenerateRequest, prompt: str | Int32Array | Placed) -> PromptReply:
         """The tokens of a prompt, what they are called, and for a prompt of ids their text."""
@@ -360,7 +374,7 @@ def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:
 def _length(request: GenerateRequest) -> int:
     """Token ids, and characters of text, that have to be looked at."""
     sampling = request.sampling
-    texts = [request.prompt or "", sampling.allowed_tokens, *sampling.bad_words]
+    texts = [request.prompt or "", request.prediction or "", sampling.allowed_tokens, *sampling.bad_words]
     return sum(map(len, texts)) + len(request.prompt_token_ids) + len(sampling.allowed_token_ids)
 
 

@@ -42,6 +42,10 @@ class ReplyBatch(Record, frozen=True, kw_only=True):
     """How many entries of ``text_lengths`` belong to each choice: one per new token, if they are told at all."""
     text_lengths: Int32Array = NO_INTS
     """Characters of the delta that came with each token."""
+    num_predicted: Int32Array = NO_INTS
+    num_unpredicted: Int32Array = NO_INTS
+    """How many tokens of each choice's prediction have occurred in its output so far, and how many have not. Both are
+    empty where no choice has a prediction, and 0 for those without."""
 
 
 class PromptReply(Record, frozen=True, kw_only=True):

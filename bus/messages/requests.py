@@ -10,6 +10,9 @@ from pagebus.bus.messages.field_types import NO_INTS, Int32Array, JsonValue
 from pagebus.bus.messages.record import Record
 from pagebus.bus.messages.sampling import SamplingParams
 
+MOST_PREDICTION_TOKENS = 8192
+"""Of a longer prediction only so many count, its first."""
+
 
 class GenerateRequest(Record, frozen=True, kw_only=True):
     """One prompt to continue. Exactly one of ``prompt``, ``prompt_token_ids`` (non-empty) and ``messages`` is given."""
@@ -53,6 +56,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """Whoever reads it at other ingresses goes on reading. Else an ``attempt`` takes it away from them."""
     second_text: str | None = None
     """A text that is read together with ``prompt``, as a pair: the tokenizer puts its separator between them."""
+    prediction: str | None = None
+    """A text that the output is expected to resemble."""
 
 
 class TokenizedRequest(Record, frozen=True, kw_only=True):
@@ -83,6 +88,8 @@ class TokenizedRequest(Record, frozen=True, kw_only=True):
     asked: int = 0
     """Place of this attempt among all requests, in the order in which they were asked; 0: not known."""
     shared: bool = False
+    prediction_token_ids: Int32Array = NO_INTS
+    """Of the text that the output is expected to resemble, at most ``MOST_PREDICTION_TOKENS``."""
 
 
 class ResponseQueued(Record, frozen=True, kw_only=True):

@@ -112,6 +112,8 @@ class SamplingParams(Record, frozen=True, kw_only=True):
 
     in_one_step: bool = False
     """The prompt is computed in one step, because its tokens all see each other: none of it may be cached."""
+    num_speculative_tokens: int | None = None
+    """The most drafts of a step; 0: none; None: as many as the server has."""
 
     @property
     def token_ids(self) -> dict[str, tuple[int, ...]]:

@@ -45,6 +45,8 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     """Further ingresses that are told the same."""
     pooled_until: int | None = None
     """The mean ends before this token; None: with the prompt."""
+    prediction_token_ids: Int32Array = NO_INTS
+    """What the output is expected to resemble."""
 
 
 PROMPT_TAIL_TOKENS = 6

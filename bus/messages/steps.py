@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pagebus.bus.messages.field_types import NO_INTS, Int32Array
 from pagebus.bus.messages.record import Record
+from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from pagebus.bus.messages.sampling import SamplingParams
+
+CONTEXT_TOKENS = 64
+"""Prompt tokens before a prediction: as many as a lookup may compare."""
+MOST_PREDICTED_TOKENS = CONTEXT_TOKENS + MOST_PREDICTION_TOKENS
+"""Of one sequence."""
 
 
 class NewSequence(Record, frozen=True, kw_only=True):
@@ -40,6 +46,9 @@ class NewSequence(Record, frozen=True, kw_only=True):
     whatever is computed from now on."""
     first_windowed: int = 0
     """The same of ``new_windowed``, which end with the same block."""
+    num_predicted: int = 0
+    """Tokens of a text that the output is expected to resemble, in ``new_predicted``: drafts are looked up there, too.
+    It begins with the prompt's last ``CONTEXT_TOKENS``, if there are so many."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):
@@ -108,6 +117,7 @@ class StepPlan(Record, frozen=True, kw_only=True):
     appended_windowed: Int32Array = NO_INTS
     earliest_starts: Int32Array = NO_INTS
     latest_starts: Int32Array = NO_INTS
+    new_predicted: Int32Array = NO_INTS
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3

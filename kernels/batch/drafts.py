@@ -6,6 +6,7 @@ and samples behind each. The host lays such a row out for the latest start that 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
@@ -71,6 +72,55 @@ def accept_drafts_reference(
         accepted += same.cumprod(1).sum(1).to(accepted.dtype)
     lengths[slots] += accepted + 1
     return torch.cat([sampled[:count], accepted + 1, indexes[begin], torch.zeros_like(accepted)])
+
+
+def resolve_starts_on_cpu(
+    lengths: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    decode_lens: torch.Tensor,
+    sample_slots: torch.Tensor,
+    sample_starts: torch.Tensor,
+    positions: torch.Tensor,
+    indexes: torch.Tensor,
+    sample_lens: torch.Tensor,
+) -> None:
+    """As `resolve_starts_reference`; for a few rows numpy is several times faster."""
+    known, first = lengths.numpy(), starts.numpy()
+    late = np.maximum(first - known[slots.numpy()] + 1, 0)
+    if not late.any():
+        return
+    first -= late
+    lens, place = decode_lens.numpy(), positions.numpy()
+    lens -= np.where(lens > 0, late, 0)
+    late = np.maximum(sample_starts.numpy() - known[sample_slots.numpy()] + 1, 0)
+    place -= np.where(place >= 0, late, 0)
+    for column in (indexes.numpy(), sample_lens.numpy()):
+        column -= late
+
+
+def accept_drafts_on_cpu(
+    sampled: torch.Tensor,
+    input_ids: torch.Tensor,
+    hidden_index: torch.Tensor,
+    indexes: torch.Tensor,
+    run_starts: torch.Tensor,
+    run_slots: torch.Tensor,
+    lengths: torch.Tensor,
+    found: torch.Tensor,
+    num_drafts: int,
+    num_samples: int,
+) -> torch.Tensor:
+    """As `accept_drafts_reference`; where no row has drafts there is little to do."""
+    rows = len(run_slots)
+    if rows < num_samples:
+        return accept_drafts_reference(
+            sampled, input_ids, hidden_index, indexes, run_starts, run_slots, lengths, found, num_drafts, num_samples
+        )
+    lengths.numpy()[run_slots.numpy()] += 1
+    told = np.zeros(num_samples + 3 * rows, np.int32)
+    told[:rows], told[rows : 2 * rows], told[2 * rows : 3 * rows] = sampled.numpy()[:rows], 1, indexes.numpy()[:rows]
+    return torch.from_numpy(told)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_samples", "slots_ptr", "starts_ptr", "decode_lens_ptr",

@@ -115,13 +115,13 @@ def error_events(error: ApiError) -> bytes:
 
 def usage_of(requests: Sequence[OpenRequest]) -> dict[str, Any]:
     """Token counts; a prompt counts once however many choices it has."""
-    counts = [choice.num_reasoning_tokens for request in requests for choice in request.choices]
-    return _usage(requests, sum(request.num_output_tokens for request in requests), counts)
+    choices = [choice for request in requests for choice in request.choices]
+    return _usage(requests, sum(request.num_output_tokens for request in requests), _details(choices))
 
 
 def choice_usage(choice: Choice) -> dict[str, Any]:
     """Token counts of one choice so far."""
-    return _usage([choice.request], _shown_tokens(choice), [choice.num_reasoning_tokens])
+    return _usage([choice.request], _shown_tokens(choice), _details([choice]))
 
 
 def _shown_tokens(choice: Choice) -> int:
@@ -132,15 +132,22 @@ def _shown_tokens(choice: Choice) -> int:
 
 def prompt_usage(choice: Choice) -> dict[str, Any]:
     """Token counts before a choice has any."""
-    return _usage([choice.request], 0, [None if choice.num_reasoning_tokens is None else 0])
+    return _usage([choice.request], 0, {name: 0 for name in _details([choice]) or ()} or None)
 
 
-def _usage(
-    requests: Sequence[OpenRequest], output_tokens: int, reasoning_tokens: Sequence[int | None]
-) -> dict[str, Any]:
-    """``reasoning_tokens``: of each choice; None where nobody looks for reasoning."""
+def _details(choices: Sequence[Choice]) -> dict[str, int] | None:
+    """Kinds of output tokens: of reasoning, where somebody looks for it, and of a prediction, where there is one."""
+    thoughts = [count for choice in choices if (count := choice.num_reasoning_tokens) is not None]
+    told = {"reasoning_tokens": sum(thoughts)} if thoughts else {}
+    if any(each for choice in choices for each in choice.predicted):
+        told["accepted_prediction_tokens"] = sum(choice.predicted[0] for choice in choices)
+        told["rejected_prediction_tokens"] = sum(choice.predicted[1] for choice in choices)
+    return told or None
+
+
+def _usage(requests: Sequence[OpenRequest], output_tokens: int, details: dict[str, int] | None) -> dict[str, Any]:
+    """``details``: kinds of output tokens."""
     prompt_tokens = sum(request.num_prompt_tokens for request in requests)
-    counted = [count for count in reasoning_tokens if count is not None]
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": output_tokens,
@@ -150,17 +157,17 @@ def _usage(
             "created_cache_tokens": sum(request.num_created_cache_tokens for request in requests),
             "multimodal_tokens": None,
         },
-        "completion_tokens_details": {"reasoning_tokens": sum(counted)} if counted else None,
+        "completion_tokens_details": details,
     }
 
 
 def written_usage(choice: Choice) -> bytes:
     """:func:`choice_usage` as JSON."""
-    request, reasoning = choice.request, choice.num_reasoning_tokens
+    request, details = choice.request, _details([choice])
     prompt_tokens, output_tokens = request.num_prompt_tokens, _shown_tokens(choice)
     counts = prompt_tokens, output_tokens, prompt_tokens + output_tokens, request.num_cached_tokens
-    thoughts = b"null" if reasoning is None else b'{"reasoning_tokens":%d}' % reasoning
-    return _USAGE % (*counts, request.num_created_cache_tokens, thoughts)
+    written = b"null" if details is None else orjson.dumps(details)
+    return _USAGE % (*counts, request.num_created_cache_tokens, written)
 
 
 _USAGE = (

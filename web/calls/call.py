@@ -52,6 +52,8 @@ class Choice:
     """Tokens counted in metrics: those that have arrived, and those that a returning client had before."""
     token_starts: array[int] = field(default_factory=lambda: array("i"))
     """The character at which each token begins, for calls that look for reasoning."""
+    predicted: tuple[int, int] = (0, 0)
+    """Tokens of the prediction that have occurred, and that have not."""
     num_handed: int = 0
     """Number of tokens at the last hand-out."""
 

@@ -49,6 +49,7 @@ MAX_SCHEMA_BYTES = 128 * 1024
 """Length of a JSON schema, an expression or a grammar that constrains an output, and of one function's parameters."""
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICE_STRINGS = 4096
+MAX_SPECULATIVE_TOKENS = 16
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 """vLLM only asks for more than 0; beyond these, float32 logits overflow."""
 

@@ -41,7 +41,7 @@ from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
 from pagebus.web.ingress.repeats import Repeats
-from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, read_shown_tokens, told_lengths
+from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, predicted_tokens, read_shown_tokens, told_lengths
 from pagebus.web.ingress.request_log import RequestLog
 from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.telemetry.metrics import IngressMetrics
@@ -278,6 +278,7 @@ class Inbox:
         now_s = time.monotonic()
         shown_tokens = read_shown_tokens(batch) if len(batch.token_counts) else {}
         lengths = told_lengths(batch) if len(batch.length_counts) else {}
+        predicted = predicted_tokens(batch) if len(batch.num_predicted) else []
         rows = zip(range(len(columns[0])), *columns, strict=True)
         for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
             request = readers.get(request_id)
@@ -301,6 +302,8 @@ class Inbox:
                 choice.num_counted = num_tokens
             choice.num_tokens = max(choice.num_tokens, num_tokens)
             choice.add_text(text, offset)
+            if predicted:
+                choice.predicted = predicted[row]
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
                 choice.add_starts(lengths[row], begin, num_tokens)

@@ -37,6 +37,11 @@ def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
     return told
 
 
+def predicted_tokens(batch: ReplyBatch) -> list[tuple[int, int]]:
+    """By row, how many tokens of its prediction have occurred, and how many have not."""
+    return list(zip(batch.num_predicted.tolist(), batch.num_unpredicted.tolist(), strict=True))
+
+
 def read_shown_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
     """Tokens of a batch, by row."""
     shown_tokens: dict[int, list[Token]] = {}

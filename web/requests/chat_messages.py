@@ -48,6 +48,12 @@ CONTENT: Schema = {
          "maxItems": MAX_CONTENT_PARTS},
     ]
 }  # fmt: skip
+_PREDICTION: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "content"}, "content": CONTENT},
+    "required": ["type", "content"],
+    "additionalProperties": False,
+}
 _TEMPLATE_KWARGS: Schema = {
     "maxProperties": MAX_TEMPLATE_KWARGS,
     "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_]{0,63}$"},
@@ -150,6 +156,7 @@ def _read_content(content: object, path: str) -> str:
 
 
 def _read_part(part: object, path: str) -> str:
+    """The text of one part of a content, which is at ``path``."""
     if isinstance(part, str):
         return part
     if type(part) is not dict:
@@ -206,3 +213,36 @@ def _count_nodes(value: object, depth_left: int) -> int:
 
 def _too_deep() -> ApiError:
     return bad_field("chat_template_kwargs", f"must be nested at most {MAX_TEMPLATE_KWARGS_DEPTH} deep")
+
+
+def read_prediction(fields: Fields) -> str | None:
+    """The text that a client predicts for the answer (OpenAI's ``prediction``); None: there is none. Its parts follow
+    each other without anything between them."""
+    given = fields.take("prediction", _PREDICTION)
+    if given is None:
+        return None
+    if type(given) is not dict:
+        raise bad_field("prediction", f"must be an object, got {type_name(given)}", code="invalid_type")
+    parts = Fields(given, "prediction")
+    kind = parts.string("type", None, choices=("content",))
+    if kind != "content":
+        problem = "is required" if kind is None else f"must be 'content', got {kind[:40]!r}"
+        raise bad_field("prediction.type", problem)
+    content = parts.take("content", CONTENT)
+    parts.finish({})
+    return _predicted_text(content)
+
+
+def _predicted_text(content: object) -> str:
+    path = "prediction.content"
+    if content is None:
+        raise bad_field(path, "is required")
+    if isinstance(content, str):
+        if len(content) > MAX_BODY_BYTES:
+            raise bad_field(path, f"must have at most {MAX_BODY_BYTES} characters")
+        return content
+    if type(content) is not list:
+        raise bad_field(path, f"must be a string or an array of parts, got {type_name(content)}", code="invalid_type")
+    if not content or len(content) > MAX_CONTENT_PARTS:
+        raise bad_field(path, f"must have 1 to {MAX_CONTENT_PARTS} parts, got {len(content)}")
+    return "".join(_read_part(part, f"{path}[{index}]") for index, part in enumerate(content))

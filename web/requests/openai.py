@@ -31,7 +31,7 @@ from pagebus.web.http.limits import (
     MAX_TIMEOUT_S,
 )
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
-from pagebus.web.requests.chat_messages import read_documents, read_messages, read_template_kwargs
+from pagebus.web.requests.chat_messages import read_documents, read_messages, read_prediction, read_template_kwargs
 from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.reasoning import read_reasoning, read_thoughts_of_prompt
@@ -70,7 +70,6 @@ UNSUPPORTED_CHAT: dict[str, tuple[Any, ...]] = UNSUPPORTED | {
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": _NEVER,
-    "prediction": _NEVER,
     "verbosity": ("medium",),
     "web_search_options": _NEVER,
 }
@@ -206,6 +205,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         request_id=read_request_id(fields),
         details=details,
         token_offsets=fields.boolean("return_token_offsets", False),
+        prediction=read_prediction(fields),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed

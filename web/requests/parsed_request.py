@@ -64,6 +64,8 @@ class ParsedRequest:
     """Details of the answer besides text; None: none."""
     token_offsets: bool = False
     """Whether a rendered prompt includes the text offsets of its tokens."""
+    prediction: str | None = None
+    """A text that the answer is expected to resemble."""
 
     def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
         """One message per prompt, in order."""
@@ -89,6 +91,7 @@ class ParsedRequest:
                 client=self.client,
                 weight=self.weight,
                 arrived_s=arrived_s,
+                prediction=self.prediction,
                 prompt_token_ids=np.empty(0, np.int32) if prompt.token_ids is None else prompt.token_ids,
             )
             for request_id, prompt in zip(request_ids, self.prompts, strict=True)

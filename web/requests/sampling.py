@@ -22,6 +22,7 @@ from pagebus.web.http.limits import (
     MAX_N,
     MAX_PATTERN_SIZE,
     MAX_REPETITION_PENALTY,
+    MAX_SPECULATIVE_TOKENS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -79,6 +80,7 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
         allowed_tokens=to_bits(allowed) if are_many else "",
         repetition_detection=_read_repetition_detection(fields),
         detokenize=fields.boolean("detokenize", True),
+        num_speculative_tokens=fields.integer("num_speculative_tokens", None, 0, MAX_SPECULATIVE_TOKENS),
     )
     if sampling.stop and not sampling.detokenize:
         raise bad_field("stop", "needs detokenize to be true: it is looked for in the text")

@@ -149,6 +149,10 @@ class PersistentBatch:
             ),
             (ranges(layout.tokens + slots * np.int32(layout.max_tokens), num_tokens), plan.new_token_ids),
         ]
+        if len(plan.new_predicted):
+            counts = np.array([new.num_predicted for new in plan.new_sequences], np.int32)
+            begin = layout.tokens + slots * np.int32(layout.max_tokens) + np.int32(self.limits.first_predicted)
+            words.append((ranges(begin, counts), plan.new_predicted))
         if len(plan.new_windowed):
             first = np.array([new.first_windowed for new in plan.new_sequences], np.int32)
             begin = first + layout.block_tables + slots * np.int32(self._table_width)
@@ -333,6 +337,7 @@ class PersistentBatch:
         if plan.new_sequences:
             work.deltas["entered_slots"] = np.array([new.slot for new in plan.new_sequences], np.int32)
             work.deltas["entered_lengths"] = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
+            work.deltas["entered_predicted"] = np.array([new.num_predicted for new in plan.new_sequences], np.int32)
         work.deltas["sample_starts"] = sample_starts
         work.deltas["run_starts"], work.deltas["run_slots"] = work.runs.starts, run_slots
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pagebus.actors.executor.batch.layout import VERIFIED_SIZES
 from pagebus.actors.executor.batch.step_work import StepWork
 
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -79,7 +80,8 @@ class Buckets:
 
     Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
     steps of up to ``largest_pieces`` tokens use piecewise buckets. Steps that sample more tokens than they have rows
-    are padded to as many rows as tokens that they sample, up to ``max_samples``.
+    are padded to as many rows as tokens that they sample, up to ``max_samples``. Those that sample behind every token,
+    up to ``max_verified``, have buckets of their own, since products of few tokens are fast.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Buckets:
         decodes_apart: bool = True,
         largest_pieces: int = 0,
         max_samples: int = 0,
+        max_verified: int = 0,
     ) -> None:
         self._block_queries = block_queries
         self._decodes_apart = decodes_apart
@@ -101,11 +104,21 @@ class Buckets:
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
         self._pieces = [Bucket(0, size, pieces=True) for size in token_sizes(largest_pieces) if size >= LONG_QUERY]
+        most = min(max_verified, largest)
+        self._verified = [self._verifying(size) for size in VERIFIED_SIZES if size < most]
+        if most > 0:
+            self._verified.append(self._verifying(most))
+        mixed |= set(self._verified)
         self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows))
 
     def largest(self) -> Bucket:
         """The largest bucket for whole steps with prompts."""
         return self._mixed(self._rows[-1], self._tokens[-1])
+
+    @property
+    def most_spans(self) -> int:
+        """Of any bucket for whole steps."""
+        return max(each.spans for each in self._all_mixed)
 
     def largest_pieces(self) -> Bucket | None:
         """The largest piecewise bucket; None if there is none."""
@@ -122,17 +135,17 @@ class Buckets:
     def covering_kernels(self) -> list[Bucket]:
         """The first buckets, decodes of powers of two, and the largest pieces: together they launch every kernel."""
         powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]
-        return list(dict.fromkeys([*self.first(), *powers, *self._pieces[-1:]]))
+        return list(dict.fromkeys([*self.first(), *powers, *reversed(self._verified), *self._pieces[-1:]]))
 
     def later(self) -> list[Bucket]:
         """The other buckets, in order of capture: pieces of the largest steps, which simultaneous prompts make; all
-        others for decodes alone; pieces of steps too large for other graphs; and prompts beside a full batch and a
-        nearly empty one."""
+        others for decodes alone, and for those with drafts; pieces of steps too large for other graphs; and prompts
+        beside a full batch and a nearly empty one."""
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
         pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
-        wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed])
+        wanted = dict.fromkeys([*pieces[:1], *decodes, *reversed(self._verified), *pieces, *mixed])
         return [bucket for bucket in wanted if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:
@@ -141,20 +154,26 @@ class Buckets:
             return []
         if not bucket.spans:
             return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
-        return [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
+        room = [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
+        return [each for each in room if each.spans >= bucket.spans]
 
     def fitting(self, work: StepWork) -> Bucket | None:
         """The smallest bucket that holds the step; None if none does."""
         num_rows = len(work.slots)
         if work.decode_only:
             return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
+        queries = np.diff(work.query_start[work.num_decodes :])
+        num_spans = int((-(-queries // self._block_queries)).sum())
+        if self._verified and len(work.positions) == work.num_tokens <= self._verified[-1].tokens:
+            bucket = next(each for each in self._verified if each.tokens >= work.num_tokens)
+            if num_spans <= bucket.spans:
+                return bucket
         is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
         if work.num_tokens <= self._tokens[-1] and not is_long:
             if len(work.positions) > self._rows[-1]:  # rows with drafts sample several tokens
                 return None
             bucket = self._mixed(max(num_rows, len(work.positions)), work.num_tokens)
-            queries = np.diff(work.query_start[work.num_decodes :])
-            if int((-(-queries // self._block_queries)).sum()) <= bucket.spans:
+            if num_spans <= bucket.spans:
                 return bucket
         if work.num_tokens < LONG_QUERY:
             return None
@@ -165,6 +184,10 @@ class Buckets:
             return self._mixed(num_rows, num_rows)
         size = self._decodes[bisect_left(self._decodes, num_rows)]
         return Bucket(size, size)
+
+    def _verifying(self, size: int) -> Bucket:
+        """Rows with drafts have at least two tokens, and a block of queries each."""
+        return Bucket(size, size, size // 2 + SPARE_SPANS if self._decodes_apart else size)
 
     def _most_rows(self, num_tokens: int) -> int:
         """The most rows that this many tokens can fill (any such step fits), at least the smallest size."""

@@ -13,6 +13,7 @@ from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.model.window import Window
 from pagebus.bus.messages import Int32Array, NewSequence, StepPlan
 from pagebus.bus.messages.segments import without_segments
+from pagebus.bus.messages.steps import MOST_PREDICTED_TOKENS
 
 if TYPE_CHECKING:
     from pagebus.actors.executor.batch.layout import BatchLimits
@@ -59,12 +60,14 @@ def new_sequences(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array)
         ("new_token_ids", plan.new_token_ids, sum(new.num_tokens for new in plan.new_sequences)),
         ("new_block_ids", plan.new_block_ids, sum(new.num_blocks for new in plan.new_sequences)),
         ("new_windowed", plan.new_windowed, limits.windowed_pages * sum(map(_num_windowed, plan.new_sequences))),
+        ("new_predicted", plan.new_predicted, sum(new.num_predicted for new in plan.new_sequences)),
     ):
         if len(array) != declared:
             raise PlanError(f"{field} has {len(array)} entries, the new sequences need {declared}")
     segmented = any(new.sampling.in_one_step for new in plan.new_sequences)
     ids = without_segments(plan.new_token_ids) if segmented else plan.new_token_ids
     _in_range("new_token_ids", ids, limits.vocab_size)
+    _in_range("new_predicted", plan.new_predicted, limits.vocab_size)
     _in_range("new_block_ids", plan.new_block_ids, limits.num_blocks)
     _in_range("new_windowed", plan.new_windowed, limits.num_blocks)
 
@@ -89,6 +92,8 @@ def _new_sequence(new: NewSequence, limits: BatchLimits) -> None:
         raise PlanError(f"{who}: {new.num_prompt_tokens} prompt tokens of {new.num_tokens}")
     if not 0 <= new.num_computed_tokens < new.num_tokens:
         raise PlanError(f"{who}: {new.num_computed_tokens} tokens computed of {new.num_tokens}")
+    if not 0 <= new.num_predicted <= (MOST_PREDICTED_TOKENS if limits.num_drafts else 0):
+        raise PlanError(f"{who}: {new.num_predicted} predicted tokens, at most {MOST_PREDICTED_TOKENS} and with drafts")
     _table(who, new, limits)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagebus.bus.messages.steps import MOST_PREDICTED_TOKENS
+
 ALIGN = 4
 """In words: 16 bytes, what Triton specialises pointers on."""
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = range(8)
@@ -12,6 +14,11 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = 
 NUM_COLUMNS = 8
 PADDED_SAMPLES = 64
 """Rows that the padded samples of a step with drafts may have, unless there are more sequences."""
+VERIFIED_SIZES = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 321, 32))
+"""Numbers of tokens of steps that sample behind every token: decodes with drafts. Logits are computed for all of these,
+which take memory; and where so many decode, few drafts pay."""
+MOST_DRAFTS = 16
+"""Of a row. So many tokens may lie behind a sequence of the greatest length, where nobody reads them."""
 
 
 def aligned(count: int) -> int:
@@ -88,6 +95,11 @@ class BatchLimits:
         return max(self.max_num_seqs, min(self.most_samples, PADDED_SAMPLES))
 
     @property
+    def verified_tokens(self) -> int:
+        """The most tokens to which a step of decodes with drafts is padded."""
+        return min(self.most_samples, VERIFIED_SIZES[-1]) if self.num_drafts else 0
+
+    @property
     def table_width(self) -> int:
         """Most blocks one sequence can have."""
         return -(-self.max_model_len // self.block_size)
@@ -95,4 +107,10 @@ class BatchLimits:
     @property
     def layout(self) -> SlotLayout:
         """Of all slots, the dummy slot too."""
-        return SlotLayout(self.max_num_seqs + 1, self.table_width, self.max_model_len, 1 + self.windowed_pages)
+        most = self.first_predicted + MOST_PREDICTED_TOKENS if self.num_drafts else self.max_model_len
+        return SlotLayout(self.max_num_seqs + 1, self.table_width, most, 1 + self.windowed_pages)
+
+    @property
+    def first_predicted(self) -> int:
+        """Where the text predicted for a sequence begins in the table of tokens, if drafts are verified."""
+        return self.max_model_len + MOST_DRAFTS

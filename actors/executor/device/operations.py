@@ -229,7 +229,7 @@ class LookUpDrafts(Protocol):
 
     def __call__(
         self, tokens: Tensor, lengths: Tensor, found: Tensor, slots: Tensor, num_drafts: int, shortest: int,
-        longest: int, vocab_size: int, out: Tensor,
+        longest: int, vocab_size: int, out: Tensor, predicted: Tensor, first_predicted: int,
     ) -> None: ...  # fmt: skip
 
 

@@ -57,9 +57,9 @@ class Ops:
     sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
     """The same, with any number of alternatives."""
     pick_logits: operations.PickLogits = logprobs.pick_logits
-    resolve_starts: operations.ResolveStarts = drafts.resolve_starts_reference
-    accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_reference
-    look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_reference
+    resolve_starts: operations.ResolveStarts = drafts.resolve_starts_on_cpu
+    accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_on_cpu
+    look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_on_cpu
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
 

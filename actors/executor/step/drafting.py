@@ -28,7 +28,7 @@ class Lookup:
 
 class Drafting:
     """``lengths`` [S]: tokens of each slot, the last of which is never computed. ``found`` [S]: drafts behind them in
-    the token table."""
+    the token table. ``predicted`` [S]: tokens of the text predicted for each, at the end of that table."""
 
     def __init__(self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup) -> None:
         self._ops, self._state, self._header, self._lookup = ops, state, header, lookup
@@ -36,6 +36,8 @@ class Drafting:
         size, device = limits.layout.num_slots, state.tokens.device
         self.lengths = torch.ones(size, dtype=torch.int32, device=device)
         self.found = torch.zeros(size, dtype=torch.int32, device=device)
+        self.predicted = torch.zeros(size, dtype=torch.int32, device=device)
+        self._first_predicted = limits.first_predicted
         self.look_up = ops.look_up_drafts
 
     def begin(self, work: StepWork, deltas: dict[str, torch.Tensor]) -> None:
@@ -45,6 +47,7 @@ class Drafting:
             slots = deltas["entered_slots"].long()
             self.lengths[slots] = deltas["entered_lengths"]
             self.found[slots] = 0
+            self.predicted[slots] = deltas["entered_predicted"]
         self._ops.resolve_starts(
             self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
             header.sample_slots[:samples], deltas["sample_starts"], header.positions[:samples],
@@ -75,6 +78,7 @@ class Drafting:
         )  # fmt: skip
         self.look_up(
             self._state.tokens, self.lengths, self.found, slots, self._num_drafts, self._lookup.shortest,
-            self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :],
+            self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :], self.predicted,
+            self._first_predicted,
         )  # fmt: skip
         return told

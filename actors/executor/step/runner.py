@@ -100,20 +100,23 @@ class Runner:
         self.buckets = Buckets(
             limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
             largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens), max_samples=limits.padded_samples,
+            max_verified=limits.verified_tokens,
         )  # fmt: skip
         programs = self._shape.programs_per_query
         shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
             device, limits.max_num_seqs, tail_ints, depth + 2,
-            max_spans=max(most_spans, self.buckets.largest().spans), max_merges=most_merges(shares),
+            max_spans=max(most_spans, self.buckets.most_spans), max_merges=most_merges(shares),
             max_samples=limits.most_samples,
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         shape = 1 + limits.windowed_pages, aligned(most_tokens)
         self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._context_lens = torch.zeros(limits.padded_samples, dtype=torch.int32, device=device)
+        self._context_lens = torch.zeros(
+            max(limits.padded_samples, limits.verified_tokens), dtype=torch.int32, device=device
+        )
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:

@@ -95,6 +95,7 @@ def _started(
         pooled_from=sequence.pooled_from,
         pooled_until=sequence.pooled_until,
         others=tuple(others),
+        prediction_token_ids=_ints(request.prediction),
     )
 
 

@@ -8,6 +8,7 @@ from pagebus.actors.model.token_bits import fits
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Request
 from pagebus.bus.messages import RequestFailed, TokenizedRequest
+from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from pagebus.bus.messages.segments import without_segments
 
 MAX_SEQUENCES = 64
@@ -35,6 +36,8 @@ def of_message(message: TokenizedRequest, vocab_size: int | None = None) -> Requ
     for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if count is not None and not 0 <= count <= (most := vocab_size or 2**31 - 1):
             return _bad(message.request_id, f"{name} is {count}, it must be from 0 to {most}.", name)
+    if len(message.prediction_token_ids) > MOST_PREDICTION_TOKENS:
+        return _bad(message.request_id, f"prediction has more than {MOST_PREDICTION_TOKENS} tokens.", "prediction")
     if sampling.seed is not None and not -(2**63) <= sampling.seed < 2**63:
         return _bad(message.request_id, "The seed is no signed 64-bit number.", "seed")
     return None if vocab_size is None else _of_tokens(message, vocab_size)
@@ -45,6 +48,8 @@ def _of_tokens(message: TokenizedRequest, vocab_size: int) -> RequestFailed | No
     sampling, prompt = message.sampling, message.prompt_token_ids
     prompt = without_segments(prompt) if sampling.in_one_step else prompt
     lists = {"prompt": (int(prompt.min()), int(prompt.max()))} | sampling.token_ids
+    if len(message.prediction_token_ids):
+        lists["prediction"] = (int(message.prediction_token_ids.min()), int(message.prediction_token_ids.max()))
     if sampling.allowed_tokens and not fits(sampling.allowed_tokens, vocab_size):
         lists["allowed_token_ids"] = (vocab_size,)
     for name, ids in lists.items():

@@ -9,11 +9,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from pagebus.actors.scheduler.replica.slots import Slots
+from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
 from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.steps import CONTEXT_TOKENS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +31,12 @@ class InFlight:
 
 
 class PlanBuilder:
-    """Changes since the last plan of one replica. :meth:`build` makes the message and starts afresh."""
+    """Changes since the last plan of one replica. :meth:`build` makes the message and starts afresh. ``predicts``:
+    whether sequences bring their predictions, since the executor looks drafts up."""
 
-    def __init__(self, executor_epoch: int) -> None:
+    def __init__(self, executor_epoch: int, *, predicts: bool = False) -> None:
         self._executor_epoch = executor_epoch
+        self._predicts = predicts
         self.freed_slots: list[int] = []
         self._appended_slots: list[int] = []
         self._appended_blocks: list[int] = []
@@ -116,14 +119,14 @@ class PlanBuilder:
     ) -> StepPlan:
         """The plan with these rows, decodes first; ``earliest`` and ``latest`` as in the message."""
         entering = self._entering
-        tokens = array("i")
+        tokens, predicted = array("i"), [_predicted(each) if self._predicts else array("i") for each in entering]
         for sequence in entering:
             tokens += sequence.tokens
         plan = StepPlan(
             step=step,
             planned_s=now_s,
             num_decodes=num_decodes,
-            new_sequences=tuple(map(_new_sequence, entering)),
+            new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
             freed_slots=_ints(self.freed_slots),
             new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
             new_block_ids=_ints([block for sequence in entering for block in sequence.blocks]),
@@ -146,6 +149,7 @@ class PlanBuilder:
             appended_windowed=_ints(self._appended_windowed),
             earliest_starts=no_ints() if earliest is None else earliest,
             latest_starts=no_ints() if latest is None else latest,
+            new_predicted=_ints([token for each in predicted for token in each]),
         )
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering, self._copies = [], [], [], [], []
         if self._appended_windowed:
@@ -166,7 +170,15 @@ def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:
     return np.argsort(~is_decode, kind="stable")
 
 
-def _new_sequence(sequence: Sequence) -> NewSequence:
+def _predicted(sequence: Sequence) -> array[int]:
+    """The prediction behind the prompt's last tokens, so that its beginning is found behind these."""
+    request = sequence.request
+    if not len(request.prediction) or not most_drafts(sequence, 1):
+        return array("i")
+    return request.prompt[-CONTEXT_TOKENS:] + request.prediction
+
+
+def _new_sequence(sequence: Sequence, num_predicted: int) -> NewSequence:
     search = sequence.beam_group
     return NewSequence(
         sequence_id=sequence.id,
@@ -183,6 +195,7 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
         end_token_ids=sequence.request.end_token_ids if search is None else (),
         pooled_from=sequence.pooled_from,
         pooled_until=sequence.pooled_until,
+        num_predicted=num_predicted,
     )
 
 

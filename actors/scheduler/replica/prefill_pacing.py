@@ -54,6 +54,17 @@ def prefill_of(sequence: Sequence, start: int, wanted: int) -> Prefill:
     return Prefill(start, wanted, None if sequence.produced else sequence.request.arrived_s)
 
 
+def _work(starts: Int32Array, counts: Int32Array, num_decodes: int, num_drafts: int) -> Work:
+    chunks = counts[num_decodes:].astype(np.float64)
+    return Work(
+        decodes=num_decodes,
+        decode_context=int(starts[:num_decodes].sum()),
+        prefill=int(chunks.sum()),
+        pairs=float((chunks * (starts[num_decodes:] + chunks / 2)).sum()),
+        drafts=num_drafts,
+    )
+
+
 class Pacer:
     """The pace of one replica. ``itl_s`` > 0 and ``ttft_s`` are the targets in seconds; ``ttft_s`` None: none.
     ``tokens_per_s``: the rate of prompts measured at startup, 0 if not measured."""
@@ -93,17 +104,15 @@ class Pacer:
         """Whether a step with these decodes alone keeps the target."""
         return self.law.predict_s(decodes) * (1 + DEVIATIONS * self.law.deviation(decodes)) <= self._itl_s
 
-    def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int) -> None:
-        """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first;
-        its time comes with :meth:`done`, in order."""
-        chunks = counts[num_decodes:].astype(np.float64)
-        work = Work(
-            decodes=num_decodes,
-            decode_context=int(starts[:num_decodes].sum()),
-            prefill=int(chunks.sum()),
-            pairs=float((chunks * (starts[num_decodes:] + chunks / 2)).sum()),
-        )
-        self._in_flight.append(work)
+    def has_time(self, starts: Int32Array, counts: Int32Array, drafts: Int32Array) -> bool:
+        """Whether a step of rows as in :meth:`planned` is expected to keep the target with these ``drafts`` [decodes].
+        Prompts were given less than fits: what was left for deviations is enough for a few."""
+        return self.law.predict_s(_work(starts, counts, len(drafts), int(drafts.sum()))) <= self._itl_s
+
+    def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int, num_drafts: int = 0) -> None:
+        """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first,
+        which have ``num_drafts`` besides; its time comes with :meth:`done`, in order."""
+        self._in_flight.append(_work(starts, counts, num_decodes, num_drafts))
 
     def done(self, launched_s: float, done_s: float) -> None:
         """The next planned step was launched and done at these times of its executor's clock. While an earlier one ran

@@ -56,6 +56,7 @@ class Replica(ReplicaBase):
         sequence.limit = min(sequence.limit, self.max_model_len)
         sequence.replica = self.name
         self.slots.enter(sequence, sequence.num_cached)
+        self.depth.chances.clear(sequence.slot)
         self.bound[sequence.slot] = sequence
         if sequence.beam_group is not None:
             self.bound.update({member.slot: member for member in take_slots(self, sequence.beam_group)})
@@ -122,8 +123,12 @@ class Replica(ReplicaBase):
         """Count the rows as computed and keep them until their result arrives. The decodes have ``drafts`` [decodes],
         which are counted already."""
         self.step += 1
+        num_drafts = 0
+        if drafts is not None:
+            num_drafts = int(drafts.sum())
+            self.depth.prices.planned(self.slots.computed[slots], num_decodes, num_drafts)
         if self.pacer is not None:
-            self.pacer.planned(self.slots.computed[slots], counts, num_decodes)
+            self.pacer.planned(self.slots.computed[slots], counts, num_decodes, num_drafts)
         ids = self.slots.ids[slots]
         samples = self.slots.advance(slots, counts, self.step)
         sample_slots, sample_ids = slots, ids
@@ -151,6 +156,10 @@ class Replica(ReplicaBase):
         self.pipeline.done(result.launched_s, result.done_s)
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
+        if matched.runs is not None:
+            self.depth.prices.done(result.launched_s, result.done_s)
+            runs = matched.runs
+            self.depth.learn(runs.slots, runs.planned, runs.runs.counts - 1)
         self.step_results.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
         ended = self.step_results.apply(matched, result)
         if matched.runs is not None and self.caching:

@@ -46,7 +46,7 @@ class SlotTable:
         self.num_drafts = num_drafts
         self.ahead = np.zeros(num_slots, np.int32)
         self.drafts = np.zeros(num_slots, np.int32)
-        self.may_draft = np.zeros(num_slots, np.bool_)
+        self.most_drafts = np.zeros(num_slots, np.int32)
         self.ids = np.zeros(num_slots, np.int32)
         self.prompt = np.zeros(num_slots, np.int32)
         self.known = np.zeros(num_slots, np.int32)
@@ -143,7 +143,7 @@ class SlotTable:
         self.num_jobs += sequence.request.priority_class == JOB
         self.beam[slot] = sequence.beam_group is not None
         self.num_beams += sequence.beam_group is not None
-        self.may_draft[slot] = self.num_drafts and may_draft(sequence)
+        self.most_drafts[slot] = self.num_drafts and most_drafts(sequence, self.num_drafts)
         self.sequences[slot] = sequence
         sequence.slot = slot
         sequence.become(State.BOUND)
@@ -169,7 +169,7 @@ class SlotTable:
             column[slot] = 0
         for column in (self.computed, self.indexed, self.capacity, self.first, self.planned):
             column[slot] = 0
-        self.ahead[slot] = self.drafts[slot] = self.may_draft[slot] = 0
+        self.ahead[slot] = self.drafts[slot] = self.most_drafts[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
         for flag in (self.job, self.beam, self.held):
@@ -282,7 +282,10 @@ class SlotTable:
         assert not wrong, f"sequence {sequence.id} in slot {slot}: {', '.join(wrong)}"
 
 
-def may_draft(sequence: Sequence) -> bool:
-    """Whether drafts of the sequence's next tokens may be verified. Beams change their past, and the masks of a grammar
-    are made for one token at a time."""
-    return sequence.beam_group is None and not sequence.request.sampling.grammar
+def most_drafts(sequence: Sequence, most: int) -> int:
+    """How many drafts of the sequence's next tokens a step may verify, ``most`` or fewer. Beams change their past, and
+    the masks of a grammar are made for one token at a time."""
+    sampling = sequence.request.sampling
+    if sequence.beam_group is not None or sampling.grammar:
+        return 0
+    return most if sampling.num_speculative_tokens is None else min(most, sampling.num_speculative_tokens)

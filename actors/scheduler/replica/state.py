@@ -16,6 +16,7 @@ from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
 from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.replica.drafts.depth import Depth
 from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.pipeline import Pipeline
 from pagebus.actors.scheduler.replica.plan_builder import InFlight, PlanBuilder
@@ -72,7 +73,9 @@ class ReplicaBase:
         self.pool = BlockPool(joined.num_blocks, self.index)
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
         self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size, joined.num_drafts)
-        self.builder = PlanBuilder(self.epoch)
+        self.depth = Depth(self.slots.num_slots)
+        """Of drafts; without use where nobody speculates."""
+        self.builder = PlanBuilder(self.epoch, predicts=joined.num_drafts > 0)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()
         self.step_results = StepResults(self.name, self.slots, last_step=self.step)

@@ -1,6 +1,7 @@
 """Predicts the time of a step by a linear law, fitted to the steps that a replica has done.
 
     time = w0 + w1 [has prefill] + w2 decode rows + w3 decode KV tokens + w4 prefill tokens + w5 prefill token pairs
+           + w6 drafts
 
 with all weights >= 0, so that more work is never predicted to be quicker. Decode rows read the KV of all tokens before
 them; a prefill row of ``count`` tokens behind ``start`` others attends to ``count * (start + count / 2)`` pairs.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-NUM_WEIGHTS = 6
+NUM_WEIGHTS = 7
 FORGET = 0.98
 """Weight of a step relative to the one after it: some 50 steps count."""
 SWEEPS = 3
@@ -29,22 +30,24 @@ LEAST_MOMENT = 1e-30
 """A feature that has not been seen for so long keeps its weight."""
 MIN_STEPS = 8
 """So many steps are taken as they are: there is no idea yet of what is usual."""
-SCALES = (1.0, 1.0, 1e-2, 1e-5, 1e-3, 1e-7)
+SCALES = (1.0, 1.0, 1e-2, 1e-5, 1e-3, 1e-7, 1e-2)
 """Unit of each feature, such that all are of about the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step computes. Counts of rows and tokens; ``pairs``: of a prefill token and one it attends to."""
+    """What one step computes. Counts of rows and tokens; ``pairs``: of a prefill token and one it attends to;
+    ``drafts``: tokens that decodes verify besides."""
 
     decodes: int = 0
     decode_context: int = 0
     prefill: int = 0
     pairs: float = 0.0
+    drafts: int = 0
 
     def features(self) -> tuple[float, ...]:
         """In the units of the fit."""
-        raw = (1.0, float(self.prefill > 0), self.decodes, self.decode_context, self.prefill, self.pairs)
+        raw = (1.0, float(self.prefill > 0), self.decodes, self.decode_context, self.prefill, self.pairs, self.drafts)
         return tuple(value * scale for value, scale in zip(raw, SCALES, strict=True))
 
 

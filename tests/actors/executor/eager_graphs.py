@@ -57,7 +57,7 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     config, cache = runner.model.config, runner.kv_cache
     shape = attention_shape(config, runner.model.parameters.dtype, cache.dtype)
     uploader = Uploader(
-        torch.device("cpu"), runner.limits.max_num_seqs, 4096, 1, max_spans=buckets.largest().spans,
+        torch.device("cpu"), runner.limits.max_num_seqs, 4096, 1, max_spans=buckets.most_spans,
         max_samples=runner.limits.most_samples,
     )  # fmt: skip
     if runner.drafting is not None:

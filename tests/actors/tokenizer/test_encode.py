@@ -18,6 +18,7 @@ from pagebus.actors.model.token_bits import to_bits
 from pagebus.actors.model.tokenizer import TokenizerError, load_tokenizer
 from pagebus.actors.tokenizer.encode import Encoder, Limits
 from pagebus.bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
+from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from tests.helpers.tokenizer_factory import CHAT_TEMPLATE, byte_level, model_folder, sentencepiece, with_bos
 
 LIMITS = Limits(max_model_len=64, vocab_size=400, block_size=16)
@@ -375,3 +376,22 @@ def test_what_takes_long_is_not_quick() -> None:
     assert not quick([request("x", sampling=SamplingParams(bad_words=("x" * 3000,)))])
     assert not quick([request("x", sampling=SamplingParams(allowed_tokens="A" * 3000))])
     assert not quick([request((user("hi"),))])
+
+
+def test_a_prediction_is_encoded_without_special_tokens() -> None:
+    """Of one that is too long the first tokens count; without a tokenizer there can be none."""
+    asked = request("a b", prediction="one two", add_special_tokens=True)
+    reply = encoder().encode([asked])[0].reply
+    assert isinstance(reply, TokenizedRequest)
+    backend = tokenizer().backend_tokenizer
+    assert reply.prediction_token_ids.tolist() == backend.encode("one two", add_special_tokens=False).ids
+
+    long = encoder().encode([request("a", prediction="one two " * 9000)])[0].reply
+    assert isinstance(long, TokenizedRequest)
+    assert len(long.prediction_token_ids) == MOST_PREDICTION_TOKENS
+    refused = Encoder(None, LIMITS).encode([request([5], prediction="x")])[0].reply
+    assert isinstance(refused, RequestFailed)
+    assert (refused.status, refused.param) == (400, "prediction")
+    broken = encoder().encode([request("a", prediction="\ud800")])[0].reply
+    assert isinstance(broken, RequestFailed)
+    assert broken.status == 400

@@ -4,10 +4,12 @@
         [--modes off idle none full] [--repeats 1] [--tokens 129] [--json FILE]
 
 As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
-beforehand, two in flight; the same device, no bus, no scheduler. ``off`` is an engine without speculation. The others
-are one with the lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The
-model answers one token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came
-of a row and step.
+beforehand, two in flight; no bus, no scheduler. ``off`` is an engine without speculation. The others are one with the
+lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The model says one
+token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came of a row and step.
+
+With ``--core`` the scheduler's core makes the plans, so it chooses how many drafts there are: by what becomes of them
+and what they cost. There is no ``idle`` then.
 
 With ``--cpu`` a tiny model is measured, to see that all this works.
 """
@@ -30,18 +32,23 @@ from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.bus.messages import StepPlan
 from tests.gpu.bench.bench_step import DEPTH, PROMPT_TOKENS, run_plans
 from tests.gpu.speculation.drafted_plans import MODES, TOKEN, DraftedScheduler, prepare
+from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
 
 WARM_STEPS = 6
 
 
+def prompts(driver: Driver, batch: int, num_tokens: int) -> list[list[int]]:
+    """They end as they go on."""
+    length = min(PROMPT_TOKENS, driver.info.max_model_len - num_tokens) - 8
+    return [[2 + (number + place) % 200 for place in range(length)] + [TOKEN] * 8 for number in range(batch)]
+
+
 def make_plans(driver: Driver, batch: int, drafts: int, mode: str, num_tokens: int) -> list[StepPlan]:
-    """Every plan of ``batch`` greedy sequences of ``num_tokens`` tokens. Their prompts end as they go on."""
+    """Every plan of ``batch`` greedy sequences of ``num_tokens`` tokens."""
     scheduler = DraftedScheduler(driver, drafts if mode in ("none", "full") else 0, right=mode == "full")
-    prompt_tokens = min(PROMPT_TOKENS, driver.info.max_model_len - num_tokens)
-    for number in range(batch):
-        prompt = [2 + (number + place) % 200 for place in range(prompt_tokens - 8)] + [TOKEN] * 8
+    for prompt in prompts(driver, batch, num_tokens):
         scheduler.add(prompt, num_tokens, temperature=0.0)
     plans = []
     while (plan := scheduler.plan()) is not None:
@@ -78,13 +85,43 @@ def measure(driver: Driver, batch: int, drafts: int, mode: str, num_tokens: int)
     }
 
 
+def measure_core(driver: Driver, batch: int, mode: str, num_tokens: int) -> dict[str, Any]:
+    """The same with the scheduler's core, from the step on behind which all sequences have a token."""
+    core = CoreDriver(driver, enable_prefix_caching=False)
+    prepare(driver, mode)
+    for number, prompt in enumerate(prompts(driver, batch, num_tokens)):
+        core.send(str(number), prompt, num_tokens)
+    core.run(until=lambda: all(answer.tokens for answer in core.answers.values()))
+    stats, known = driver.engine.stats, sum(len(answer.tokens) for answer in core.answers.values())
+    busy_s, host_s, steps, began = stats.busy_s, stats.host_s, stats.steps, time.perf_counter()
+    core.run()
+    wall_s, count = time.perf_counter() - began, stats.steps - steps
+    tokens = sum(len(answer.tokens) for answer in core.answers.values()) - known
+    return {
+        "mode": mode,
+        "batch": batch,
+        "step_ms": wall_s / count * 1e3,
+        "tokens": tokens / count / batch,
+        "token_ms": wall_s / tokens * batch * 1e3,
+        "device_ms": (stats.busy_s - busy_s) / count * 1e3,
+        "host_ms": (stats.host_s - host_s) / count * 1e3,
+        "busy_share": (stats.busy_s - busy_s) / wall_s,
+        "drafts": core.replica.step_results.acceptance.num_draft_tokens,
+    }
+
+
+def measure_one(driver: Driver, batch: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """As the arguments say."""
+    if arguments.core:
+        return measure_core(driver, batch, mode, arguments.tokens)
+    return measure(driver, batch, arguments.drafts, mode, arguments.tokens)
+
+
 def rows_of(driver: Driver, modes: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All batches and modes of one engine; of repeated measurements the one whose step is the median."""
     rows = []
     for batch, mode in itertools.product(arguments.batches, modes):
-        runs = [
-            measure(driver, batch, arguments.drafts, mode, arguments.tokens) for _ in range(arguments.repeats)
-        ]  # fmt: skip
+        runs = [measure_one(driver, batch, mode, arguments) for _ in range(arguments.repeats)]
         rows.append(sorted(runs, key=lambda run: float(run["step_ms"]))[len(runs) // 2])
         print_row(rows[-1])
     return rows
@@ -103,7 +140,7 @@ def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[
     rows: list[dict[str, Any]] = []
     lookup = {"spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     for given, modes in (({}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
-        modes = [mode for mode in modes if mode in arguments.modes]
+        modes = [mode for mode in modes if mode in arguments.modes and not (arguments.core and mode == "idle")]
         if not modes:
             continue
         gc.collect()
@@ -130,6 +167,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=129)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--core", action="store_true", help="plans are made by the scheduler's core")
     parser.add_argument("--cpu", action="store_true", help="a tiny model, to see that this works")
     arguments = parser.parse_args()
     columns = ("mode", "batch", "step ms", "tokens", "ms/token", "device ms", "host ms", "busy")

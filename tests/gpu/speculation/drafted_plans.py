@@ -87,16 +87,20 @@ def _wrong_kernel(
 
 def _wrong(
     tokens: torch.Tensor, lengths: torch.Tensor, found: torch.Tensor, slots: torch.Tensor, num_drafts: int,
-    shortest: int, longest: int, vocab_size: int, out: torch.Tensor,
+    shortest: int, longest: int, vocab_size: int, out: torch.Tensor, predicted: torch.Tensor, first_predicted: int,
 ) -> None:  # fmt: skip
     """Look up, then draft what is wrong."""
     if not tokens.is_cuda:
-        look_up_drafts_reference(tokens, lengths, found, slots, num_drafts, shortest, longest, vocab_size, out)
+        look_up_drafts_reference(
+            tokens, lengths, found, slots, num_drafts, shortest, longest, vocab_size, out, predicted, first_predicted
+        )  # fmt: skip
         wrong = torch.full((len(slots), num_drafts), WRONG, dtype=torch.int32)
         store_drafts_reference(tokens, lengths, found, slots, wrong, vocab_size)
         out.copy_(found[slots.long()])
         return
-    look_up_drafts(tokens, lengths, found, slots, num_drafts, shortest, longest, vocab_size, out)
+    look_up_drafts(
+        tokens, lengths, found, slots, num_drafts, shortest, longest, vocab_size, out, predicted, first_predicted
+    )  # fmt: skip
     _wrong_kernel[(len(slots),)](
         tokens, lengths, found, slots, out, tokens.stride(0), NUM_DRAFTS=num_drafts,
         DRAFTS=next_power_of_2(num_drafts), WRONG_TOKEN=WRONG,

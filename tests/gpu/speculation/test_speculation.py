@@ -84,6 +84,18 @@ def test_a_drafter_that_is_never_right(engines: tuple[Driver, Driver], guess: Gu
     assert tokens_of(asked(drafting, **SEEDED)) == tokens_of(asked(plain, **SEEDED))
 
 
+def test_predictions(engines: tuple[Driver, Driver]) -> None:
+    """What a client predicts is drafted from the first token on; where it is wrong nothing changes."""
+    plain, drafting = engines
+    expected = asked(plain, **SEEDED)
+    wrong = [[*answer[:7], 5, *answer[8:]] for answer in tokens_of(expected)]
+    guess_by(drafting, None)
+    for predictions in (tokens_of(expected), wrong):
+        found = asked(drafting, predictions=predictions, **SEEDED)
+        assert tokens_of(found) == tokens_of(expected)
+        assert accepted(found) > 2 * len(PROMPTS)
+
+
 def test_few_blocks(engines: tuple[Driver, Driver]) -> None:
     """Sequences are preempted with drafts in flight, and come back from the host."""
     plain, drafting = engines

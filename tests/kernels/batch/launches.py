@@ -19,4 +19,4 @@ def launch_drafts() -> None:
     rows, samples, slots = meta(256), meta(1280), meta(257)
     resolve_starts(slots, rows, rows, rows, samples, samples, samples, samples, samples)
     accept_drafts(samples, samples, samples, samples, slots, rows, slots, slots, 4, 1280)
-    look_up_drafts(meta(257, 8192), slots, slots, rows, 4, 1, 5, 128256, rows)
+    look_up_drafts(meta(257, 8192), slots, slots, rows, 4, 1, 5, 128256, rows, slots, 8208)

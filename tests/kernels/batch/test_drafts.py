@@ -8,22 +8,36 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagebus.kernels.batch.draft_lookup import look_up_drafts, look_up_drafts_reference, store_drafts_reference
+from pagebus.kernels.batch.draft_lookup import (
+    look_up_drafts,
+    look_up_drafts_on_cpu,
+    look_up_drafts_reference,
+    store_drafts_reference,
+)
 from pagebus.kernels.batch.drafts import (
     accept_drafts,
+    accept_drafts_on_cpu,
     accept_drafts_reference,
     resolve_starts,
+    resolve_starts_on_cpu,
     resolve_starts_reference,
 )
 
 VOCAB = 50
+LOOKUPS = [look_up_drafts, look_up_drafts_reference]
+RESOLVES = [resolve_starts, resolve_starts_reference]
+ACCEPTS = [accept_drafts, accept_drafts_reference]
+if not torch.cuda.is_available():
+    LOOKUPS.append(look_up_drafts_on_cpu)
+    RESOLVES.append(resolve_starts_on_cpu)
+    ACCEPTS.append(accept_drafts_on_cpu)
 
 
 def ints(values: list[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-@pytest.mark.parametrize("resolve", [resolve_starts, resolve_starts_reference])
+@pytest.mark.parametrize("resolve", RESOLVES)
 def test_rows_move_back_to_where_they_begin(resolve: Callable[..., None], device: torch.device) -> None:
     """A decode that is sure, one laid out three too late with two drafts, a chunk of a prompt, one that ends it."""
     lengths = ints([9, 21, 7, 40, 12], device)
@@ -43,7 +57,7 @@ def test_rows_move_back_to_where_they_begin(resolve: Callable[..., None], device
     assert lengths.tolist() == [9, 21, 7, 40, 12]
 
 
-@pytest.mark.parametrize("accept", [accept_drafts, accept_drafts_reference])
+@pytest.mark.parametrize("accept", ACCEPTS)
 def test_drafts_are_accepted_up_to_the_first_other_token(
     accept: Callable[..., torch.Tensor], device: torch.device
 ) -> None:
@@ -69,11 +83,30 @@ def test_drafts_are_accepted_up_to_the_first_other_token(
     assert lengths.tolist() == [before + grown.get(slot, 0) for slot, before in enumerate(range(10, 80, 10))]
 
 
-def looked_up(text: list[int], count: int, shortest: int, longest: int, room: int) -> list[int]:
-    """The drafts behind a text, in plain Python."""
-    for size in range(min(longest, len(text) - 1), shortest - 1, -1):
-        for end in range(len(text) - 1, size - 1, -1):
-            if text[end - size : end] == text[len(text) - size :]:
+@pytest.mark.parametrize("accept", ACCEPTS)
+def test_rows_without_drafts_become_longer_by_a_token(
+    accept: Callable[..., torch.Tensor], device: torch.device
+) -> None:
+    """Whatever stood ready behind them."""
+    lengths, found = ints([10, 20, 30], device), ints([3, 0, 2], device)
+    slots, places, sampled = ints([2, 0], device), ints([0, 1, 0], device), ints([7, 8, 0, 0], device)
+
+    told = accept(sampled, ints([1, 2], device), places, ints([4, 9, 0], device), ints([0, 1, 2], device), slots,
+                  lengths, found, 3, 2)  # fmt: skip
+
+    assert told.tolist()[:6] == [7, 8, 1, 1, 4, 9]
+    assert (len(told), lengths.tolist()) == (8, [11, 20, 31])
+
+
+def looked_up(text: list[int], told: list[int], count: int, shortest: int, longest: int, room: int) -> list[int]:
+    """The drafts behind a text, of which the rest is ``told``, in plain Python."""
+    for size in range(min(longest, len(text)), shortest - 1, -1):
+        for source in (told, text):
+            for end in range(len(source) - 1, size - 1, -1):
+                if source[end - size : end] != text[len(text) - size :]:
+                    continue
+                if source is told:
+                    return told[end : end + count][:room]
                 text = list(text)
                 for place in range(count):
                     text.append(text[end + place])
@@ -81,45 +114,57 @@ def looked_up(text: list[int], count: int, shortest: int, longest: int, room: in
     return []
 
 
-@pytest.mark.parametrize("look_up", [look_up_drafts, look_up_drafts_reference])
+ROOM, TOLD_ROOM = 48, 32
+
+
+@pytest.mark.parametrize("look_up", LOOKUPS)
 @pytest.mark.parametrize(("shortest", "longest", "count"), [(1, 3, 4), (2, 5, 1), (3, 3, 7)])
 def test_lookup(look_up: Callable[..., None], shortest: int, longest: int, count: int, device: torch.device) -> None:
-    """Texts with and without repetition, of one token, with a short period, and at the end of their room."""
-    rng, room = random.Random(shortest), 48
+    """Texts with and without repetition, of one token, with a short period, and at the end of their room. Some have a
+    prediction: with their end in it, several times, at its own end, and with something else altogether."""
+    rng = random.Random(shortest)
     texts = [[rng.randrange(kinds) for _ in range(size)] for kinds, size in ((2, 30), (4, 40), (VOCAB, 20), (3, 47))]
-    texts += [[7], [7, 7], [1, 2, 3] * 5, [4] * room, [1, 2, 3, 9, 1, 2, 3, 8, 5, 2, 3]]
-    tokens = torch.randint(0, VOCAB, (len(texts) + 1, room), dtype=torch.int32, device=device)
-    slots = torch.randperm(len(texts) + 1)[: len(texts)].to(device=device, dtype=torch.int32)
-    lengths = torch.ones(len(texts) + 1, dtype=torch.int32, device=device)
-    for slot, text in zip(slots.tolist(), texts, strict=True):
-        tokens[slot, : len(text)] = ints(text, device)
-        lengths[slot] = len(text)
-    found = torch.full((len(texts) + 1,), -3, dtype=torch.int32, device=device)
+    texts += [[7], [7, 7], [1, 2, 3] * 5, [4] * (ROOM - 16), [1, 2, 3, 9, 1, 2, 3, 8, 5, 2, 3]]
+    predictions = [[rng.randrange(2) for _ in range(TOLD_ROOM)], [], [*texts[2][-4:], 5, 6, 7], [3], [7, 8, 9], [7, 7],
+                   [1, 2, 3, 4, 5], [4, 4, 4, 6], [9, 2, 3, 8, 1, 2, 3, 4, 4]]  # fmt: skip
+    size = len(texts) + 1
+    tokens = torch.randint(0, VOCAB, (size, ROOM + TOLD_ROOM), dtype=torch.int32, device=device)
+    slots = torch.randperm(size)[: len(texts)].to(device=device, dtype=torch.int32)
+    lengths, predicted = (torch.ones(size, dtype=torch.int32, device=device) for _ in range(2))
+    for slot, text, told in zip(slots.tolist(), texts, predictions, strict=True):
+        tokens[slot, : len(text)], tokens[slot, ROOM : ROOM + len(told)] = ints(text, device), ints(told, device)
+        lengths[slot], predicted[slot] = len(text), len(told)
+    found = torch.full((size,), -3, dtype=torch.int32, device=device)
     out = torch.full((len(texts),), -9, dtype=torch.int32, device=device)
     before = tokens.clone()
 
-    look_up(tokens, lengths, found, slots, count, shortest, longest, VOCAB, out)
+    look_up(tokens, lengths, found, slots, count, shortest, longest, VOCAB, out, predicted, ROOM)
 
-    for row, (slot, text) in enumerate(zip(slots.tolist(), texts, strict=True)):
-        drafts = looked_up(text, count, shortest, longest, room - len(text))
+    for row, (slot, text, told) in enumerate(zip(slots.tolist(), texts, predictions, strict=True)):
+        drafts = looked_up(text, told, count, shortest, longest, ROOM + TOLD_ROOM - len(text))
         assert out[row] == found[slot] == len(drafts), text
         before[slot, len(text) : len(text) + len(drafts)] = ints(drafts, device)
     assert torch.equal(tokens, before)
 
 
-@pytest.mark.parametrize("look_up", [look_up_drafts, look_up_drafts_reference])
+@pytest.mark.parametrize("look_up", LOOKUPS)
 def test_lookup_in_a_long_text(look_up: Callable[..., None], device: torch.device) -> None:
-    """The longest end wins over a later one, across what one pass of the kernel reads."""
+    """The longest end wins over a later one, across what one pass of the kernel reads; in a long prediction too."""
     text = list(range(3000))
     text[10:14], text[2500:2502], text[2996:] = [7001, 7002, 7003, 7004], [7003, 7004], [7001, 7002, 7003, 7004]
-    tokens = torch.zeros((1, 3100), dtype=torch.int32, device=device)
-    tokens[0, :3000] = ints(text, device)
-    found, out = ints([0], device), ints([0], device)
+    told = [9] * 1500 + [7000, 7001, 7002, 7003, 7004, 7, 8]
+    tokens = torch.zeros((2, 3100 + len(told)), dtype=torch.int32, device=device)
+    tokens[:, :3000], tokens[1, 3100:] = ints(text, device), ints(told, device)
+    found, out = ints([0, 0], device), ints([0, 0], device)
 
-    look_up(tokens, ints([3000], device), found, ints([0], device), 3, 2, 5, 8000, out)
+    look_up(
+        tokens, ints([3000, 3000], device), found, ints([0, 1], device), 3, 2, 5, 8000, out,
+        ints([0, len(told)], device), 3100,
+    )  # fmt: skip
 
     assert tokens[0, 3000:3003].tolist() == [14, 15, 16]
-    assert found.tolist() == out.tolist() == [3]
+    assert tokens[1, 3000:3002].tolist() == [7, 8]
+    assert found.tolist() == out.tolist() == [3, 2]
 
 
 def test_drafts_end_where_the_vocabulary_does() -> None:

@@ -138,3 +138,30 @@ async def test_usage_of_each_chunk_has_the_fields_of_the_last(serve, http, path)
     *chunks, ended, last = [json.loads(line[6:])["usage"] for line in text.split("\n\n")[:-2]]
     assert ended == last
     assert all(list(each) == list(last) for each in chunks)
+
+
+async def test_tokens_of_a_prediction(serve, http):
+    """Those that occurred, and those that did not, beside those of reasoning: at the end, and in every chunk."""
+    usages = []
+    for more in ({}, STREAM):
+        served = await serve(answers=False, model=REASONING)
+        body = {**QUESTION, "prediction": {"type": "content", "content": "Yes. No."}, "n": 2, **more}
+        asking = asyncio.create_task(http.post(f"{served.url}/v1/chat/completions", json=body))
+        (request,) = await served.backend.requested()
+        assert request.prediction == "Yes. No."
+        for counts, finish in ((((0, 4), (1, 3)), None), (((2, 2), (4, 0)), "stop")):
+            deltas = [Delta(request.request_id, "x", 1 + bool(finish), choice_index=index, finish_reason=finish,
+                            text_offset=int(bool(finish))) for index in range(2)]  # fmt: skip
+            occurred, missed = np.array(counts, np.int32).T
+            sent = structs.replace(batch(deltas), num_predicted=occurred.copy(), num_unpredicted=missed.copy())
+            await served.backend.send(served.address, sent)
+        async with await asking as response:
+            text = await response.text()
+        chunks = [json.loads(line[6:]) for line in text.split("\n\n")[:-2]] if more else [json.loads(text)]
+        usages.append([chunk["usage"]["completion_tokens_details"] for chunk in chunks])
+
+    whole = {"reasoning_tokens": 0, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 2}
+    assert usages[0] == [whole]
+    assert usages[1][-1] == whole
+    told = [each for each in usages[1] if "accepted_prediction_tokens" in each]
+    assert {"reasoning_tokens": 0, "accepted_prediction_tokens": 4, "rejected_prediction_tokens": 0} in told

@@ -39,6 +39,7 @@ HOW: Mapping[str, str] = {
     "n": "at most 64",
     "output_config": "`format`; no `effort`",
     "parse_context": _NOTHING,
+    "prediction": "of a longer one the first 8,192 tokens count; [speculation](../speculation.md#predictions)",
     "priority": "32 bits",
     "prompt_cache_key": f"{_NOTHING}: every prefix is cached",
     "prompt_cache_retention": f"{_NOTHING}: what is cached stays as long as there is room",

@@ -18,7 +18,7 @@ from openai.types.chat import completion_create_params as chat_params
 
 from pagebus.actors.settings.declaring import flag_of
 from pagebus.actors.settings.vllm_flags import ALIASES, ANY, REFUSED, TAKEN
-from pagebus.actors.settings.vllm_objects import OBJECTS
+from pagebus.actors.settings.vllm_objects import OBJECTS, SHORT
 from pagebus.web.app import ROUTES as ALL_ROUTES
 from pagebus.web.routes.body_schema import body_schema
 from pagebus.web.routes.generate.generation import ROUTES
@@ -49,7 +49,7 @@ SAME_FLAGS = words(
 )
 """Settings that vLLM has too."""
 OLD = ["guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"]
-OWN = ["early_stopping", "timeout"]
+OWN = ["early_stopping", "num_speculative_tokens", "timeout"]
 """Neither OpenAI's nor vLLM's (today)."""
 
 
@@ -150,6 +150,8 @@ def flags_table() -> str:
     lines += ["", "| flags | what becomes of them |", "| --- | --- |"]
     for flag in TAKEN + REFUSED:
         values = "taken" if flag.taken == ANY else f"{_names(flag.taken)}, else refused" if flag.taken else "refused"
+        if all(OBJECTS.get(SHORT.get(name, name)) for name in flag.names.split()):
+            values = "an object with the fields above; others are refused"
         words_and_flags = flag.text.split("`")  # every other piece is marked already
         words_and_flags[::2] = (re.sub("(--[a-z-]+)", r"`\1`", piece) for piece in words_and_flags[::2])
         names = ", ".join(f"`{name}`" for name in flag.names.split())

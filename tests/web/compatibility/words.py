@@ -109,7 +109,6 @@ WHY = {
     "normalize": "vectors have length 1",
     "output_mode": "`/v1/chat/completions/derender` makes text of ids",
     "padding": "each input is computed alone",
-    "prediction": "drafts are looked up in the sequence itself only",
     "previous_input_messages": "go on by `previous_response_id`",
     "prompt": "no prompts are kept here",
     "prompt_cache_options": "every prefix is cached",

@@ -105,6 +105,7 @@ BAD = [
     ("truncate_prompt_tokens", -2), ("add_special_tokens", 0), ("user", 5), ("store", True),
     ("bad_words", [""]), ("bad_words", ["x" * 1025]), ("allowed_token_ids", []), ("allowed_token_ids", [100]),
     ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("return_tokens_as_token_ids", 1),
+    ("num_speculative_tokens", -1), ("num_speculative_tokens", 17), ("num_speculative_tokens", "4"),
     ("service_tier", "flex"), ("metadata", {"a": 1}), ("metadata", "x"),
 ]  # fmt: skip
 
@@ -138,7 +139,7 @@ def test_unsupported_completion_fields(name, value):
 
 UNSUPPORTED_CHAT = [
     ("functions", [{}]),
-    ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}), ("prediction", {}),
+    ("modalities", ["text", "audio"]), ("audio", {"voice": "x"}),
     ("web_search_options", {}),
 ]  # fmt: skip
 
@@ -149,6 +150,35 @@ def test_unsupported_chat_fields(name, value):
     error = refused(chat, **{name: value})
 
     assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("as before", "as before"), ("", ""), ([{"type": "text", "text": "a\n"}, {"type": "text", "text": "b"}], "a\nb")],
+)
+def test_predictions(content, text):
+    """Parts follow each other as they are."""
+    parsed = chat(prediction={"type": "content", "content": content})
+    assert parsed.prediction == text
+    assert parsed.messages_for_bus(["r"], "in-0", 0.0)[0].prediction == text
+    assert chat(prediction=None).prediction is None
+    assert chat(num_speculative_tokens=0).sampling.num_speculative_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ("text", "prediction"), ({}, "prediction.type"), ({"type": "tokens"}, "prediction.type"),
+        ({"type": "content"}, "prediction.content"), ({"type": "content", "content": 5}, "prediction.content"),
+        ({"type": "content", "content": []}, "prediction.content"),
+        ({"type": "content", "content": [{"type": "image_url"}]}, "prediction.content[0].type"),
+        ({"type": "content", "content": "x", "tokens": 1}, "prediction.tokens"),
+    ],
+)  # fmt: skip
+def test_bad_predictions(value, param):
+    error = refused(chat, prediction=value)
+    assert (error.status, error.param) == (400, param)
+    assert refused(completion, prediction={"type": "content", "content": "x"}).param == "prediction"
 
 
 @pytest.mark.parametrize("parse", [completion, chat])

@@ -1,7 +1,8 @@
 """Adds drafts to the decodes of a step: tokens that the executor guesses, and that the step verifies.
 
-A row gets them where the newest result said that some stood ready. They never take anything from others: what the
-limit, the step's budget or the free blocks do not allow is left out, and the row decodes one token, as without.
+A row gets them where the newest result said that some stood ready, and where they are expected to be worth their price
+(:mod:`pagebus.actors.scheduler.replica.drafts.depth`). They never take anything from others: what the limit, the step's
+budget, its pace or the free blocks do not allow is left out, and the row decodes one token, as without.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decod
     """Choose drafts for the decodes among a step's rows, which have their blocks, and take the blocks for them."""
     table, decodes = replica.slots, slots[:num_decodes]
     latest = table.computed[decodes] + table.ahead[decodes]
-    wanted = np.where((table.drafts[decodes] > 0) & table.may_draft[decodes], table.num_drafts, 0)
+    wanted = np.where(table.drafts[decodes] > 0, table.most_drafts[decodes], 0)
     wanted = np.minimum(wanted, table.last[decodes] - latest - 1)
     room = replica.budget - int(counts.sum())
-    drafts = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0).astype(np.int32)
+    drafts = replica.depth.choose(decodes, wanted, room, alone=num_decodes == len(slots))
     if np.count_nonzero(drafts):
+        if replica.pacer is not None and not replica.pacer.has_time(table.computed[slots], counts, drafts):
+            drafts[:] = 0
         _take_blocks(replica, decodes, latest, drafts)
     order = np.argsort(drafts > 0, kind="stable")
     decodes, drafts, latest = decodes[order], drafts[order], latest[order]

@@ -49,6 +49,36 @@ def test_no_bucket_has_a_size_that_takes_longer_than_the_next() -> None:
         assert sizes(448)[-1] == 448
 
 
+def verifying(queries: list[int], num_decodes: int) -> StepWork:
+    """A step of rows with so many tokens each, that samples behind all of them."""
+    tokens = np.zeros(sum(queries), np.int32)
+    work = empty_step()
+    work.slots, work.num_decodes, work.num_tokens = np.arange(len(queries), dtype=np.int32), num_decodes, len(tokens)
+    work.query_start = np.cumsum([0, *queries]).astype(np.int32)
+    work.positions, work.max_query_len, work.max_context_len = tokens, max(queries), 500
+    return work
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_decodes_with_drafts_are_padded_to_few_tokens(apart: bool) -> None:
+    """One row, 32, and 64 of five tokens; with plain decodes beside; and what others than these fit in."""
+    buckets = Buckets(256, 2048, 16, max_samples=256, max_verified=320, decodes_apart=apart)
+    sizes = {(1, 0): 8, (8, 0): 40, (32, 0): 160, (64, 0): 320, (20, 9): 112}
+    for (rows, plain), tokens in sizes.items():
+        work = verifying([1] * plain + [5] * rows, plain if apart else 0)
+        bucket = buckets.fitting(work)
+        assert bucket is not None
+        assert (bucket.rows, bucket.tokens) == (tokens, tokens)
+        assert bucket in buckets.covering_kernels()
+        assert bucket in [*buckets.first(), *buckets.later()]
+        for larger in buckets.above(bucket):
+            assert larger.spans >= len(work.slots) - work.num_decodes
+    assert buckets.fitting(verifying([5] * 100, 0)) is None
+    prompt = verifying([5, 40], 0)
+    prompt.positions = np.zeros(6, np.int32)
+    assert buckets.fitting(prompt) == Buckets(256, 2048, 16, decodes_apart=apart).fitting(prompt)
+
+
 def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
     """Larger steps compute for as long as they take to launch; decodes of all slots always have one."""
 

@@ -51,11 +51,18 @@ def guess_by(driver: Driver, guess: Guess | None) -> None:
     runner.drafting.look_up = runner._ops.look_up_drafts if guess is None else drafter(guess)
 
 
-def asked(driver: Driver, limits: dict[str, Any] | None = None, **sampling: Any) -> CoreDriver:
-    """The prompts, beside each other and after each other."""
+def asked(
+    driver: Driver,
+    limits: dict[str, Any] | None = None,
+    *,
+    predictions: list[list[int]] | None = None,
+    **sampling: Any,
+) -> CoreDriver:
+    """The prompts, beside each other and after each other, perhaps with what is predicted for each."""
     core = CoreDriver(driver, limits=limits, preemption_mode="swap" if limits else "auto")
     for number, prompt in enumerate(PROMPTS):
-        core.send(str(number), prompt, NUM_TOKENS, sampling)
+        told = {} if predictions is None else {"prediction_token_ids": np.array(predictions[number], np.int32)}
+        core.send(str(number), prompt, NUM_TOKENS, sampling, **told)
     core.run()
     return core
 

@@ -19,7 +19,7 @@ def drafter(guess: Guess) -> LookUpDrafts:
 
     def look_up(
         tokens: torch.Tensor, lengths: torch.Tensor, found: torch.Tensor, slots: torch.Tensor, num_drafts: int,
-        shortest: int, longest: int, vocab_size: int, out: torch.Tensor,
+        shortest: int, longest: int, vocab_size: int, out: torch.Tensor, predicted: torch.Tensor, first_predicted: int,
     ) -> None:  # fmt: skip
         known = [tokens[slot, : int(lengths[slot])].tolist() for slot in slots.tolist()]
         drafts = torch.tensor([guess(each, num_drafts) for each in known], dtype=torch.int32, device=tokens.device)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.loading import loading
@@ -20,6 +21,7 @@ from tests.actors.executor.speculation.checks import (
     QWEN,
     SAMPLINGS,
     SEEDED,
+    accepted,
     asked,
     check_with_and_without,
     drivers,
@@ -110,6 +112,23 @@ def test_log_probabilities(llama: tuple[Driver, Driver]) -> None:
     assert tops == wanted_tops
 
 
+def test_predictions(llama: tuple[Driver, Driver]) -> None:
+    """What a client predicts is drafted from the first token on, as far as it comes true; and beyond a mistake."""
+    plain, drafting = llama
+    expected = asked(plain, **SEEDED)
+    wrong = [[*answer[:7], 5, *answer[8:]] for answer in tokens_of(expected)]
+    guess_by(drafting, None)
+    runs = {}
+    for name, predictions in {"none": None, "right": tokens_of(expected), "with a mistake": wrong}.items():
+        runs[name] = asked(drafting, predictions=predictions, **SEEDED)
+        assert tokens_of(runs[name]) == tokens_of(expected)
+    assert accepted(runs["right"]) > accepted(runs["with a mistake"]) > accepted(runs["none"]) + len(PROMPTS)
+    assert accepted(runs["right"]) > 0.6 * len(PROMPTS) * NUM_TOKENS
+    few = asked(drafting, {"num_blocks": 9}, predictions=tokens_of(expected), **SEEDED)
+    assert [answer.tokens for answer in few.answers.values()] == tokens_of(expected)
+    assert few.preempted
+
+
 def test_decodes_as_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ``--deterministic`` lays them out, which a CPU refuses only because its products are not bitwise the same."""
     monkeypatch.setattr(loading, "check_attention", lambda settings, device: None)
@@ -133,14 +152,21 @@ def test_several_choices_and_beams_beside(llama: tuple[Driver, Driver]) -> None:
 
 
 @pytest.mark.parametrize("sampling", [SEEDED, SAMPLINGS["penalties"]], ids=["seeded", "penalties"])
-def test_padded_steps(llama: tuple[Driver, Driver], sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with drafts are rows of prompts in the graphs there are: nothing is captured for them."""
+@pytest.mark.parametrize("max_verified", [0, 30])
+def test_padded_steps(
+    llama: tuple[Driver, Driver], sampling: dict[str, Any], max_verified: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with drafts are rows of prompts in the graphs there are; and have some of their own, of few tokens."""
     plain, drafting = llama
     expected = asked(plain, **sampling)
     guess_by(drafting, oracle(texts_of(expected), 0.25))
-    graphs = use_eager_graphs(drafting, monkeypatch, Buckets(6, 64, 4, max_samples=30))
+    buckets = Buckets(6, 64, 4, max_samples=30, max_verified=max_verified)
+    graphs = use_eager_graphs(drafting, monkeypatch, buckets)
+    monkeypatch.setattr(drafting.engine._loaded.runner, "_context_lens", torch.zeros(64, dtype=torch.int32))
     found = asked(drafting, **sampling)
     assert tokens_of(found) == tokens_of(expected)
     drafted = [plan for plan in found.plans if (plan.num_scheduled > 1).any() and not plan.new_sequences]
     assert drafted
     assert any(bucket.spans and bucket.rows > 6 for bucket in graphs.replayed)
+    small = [bucket for bucket in graphs.replayed if bucket.spans and bucket.rows == bucket.tokens < 32]
+    assert bool(small) == bool(max_verified)

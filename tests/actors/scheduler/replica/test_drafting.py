@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from pagebus.actors.scheduler.core.validation import of_message
 from pagebus.actors.scheduler.events import ProtocolError, ReplicaResult
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.bus.messages import StepPlan, StepResult
+from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
+from pagebus.bus.messages.steps import CONTEXT_TOKENS
 from tests.actors.scheduler.drafting_executor import DraftingExecutor
-from tests.actors.scheduler.fake_executor import Slot, next_token, remember
+from tests.actors.scheduler.fake_executor import VOCAB, Slot, next_token, remember
 from tests.actors.scheduler.world import World, prompt, request
 
 
@@ -43,15 +46,15 @@ def widths(plan: StepPlan) -> list[int]:
 
 
 def test_drafts_are_planned_once_there_are_some() -> None:
-    """The first decode goes without, for nobody has told of drafts; then every step verifies three, and ends early."""
+    """Three in each step, which ends early; but at first a decode goes without now and then, to see what that takes."""
     made, executor = world(depth=1)
     made.send(request("a", prompt(5), max_tokens=22))
     made.run()
     made.check_end()
-    assert [widths(plan) for plan in executor.plans] == [[], [4], [4], [4], [4], [4], [1], []]
+    assert [widths(plan) for plan in executor.plans] == [[], [1], [4], [4], [1], [4], [4], [3], []]
     acceptance = replica_of(made).step_results.acceptance
-    assert (acceptance.num_drafts, acceptance.num_draft_tokens, acceptance.num_accepted) == (5, 15, 15)
-    assert acceptance.accepted_at == [5, 5, 5]
+    assert (acceptance.num_drafts, acceptance.num_draft_tokens, acceptance.num_accepted) == (5, 14, 14)
+    assert acceptance.accepted_at == [5, 5, 4]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -103,6 +106,48 @@ def test_drafts_preempt_nobody() -> None:
     assert {max(widths(plan), default=0) for plan in executor.plans} >= {4}
 
 
+@pytest.mark.parametrize(("most", "wide"), [(0, 1), (2, 3), (16, 4), (None, 4)])
+def test_requests_with_a_depth_of_their_own(most: int | None, wide: int) -> None:
+    """None, fewer than the server's, or as many."""
+    made, executor = world(depth=1)
+    made.send(request("a", prompt(5), max_tokens=22, num_speculative_tokens=most))
+    made.run()
+    made.check_end()
+    assert max(max(widths(plan), default=0) for plan in executor.plans) == wide
+
+
+def test_predictions_enter_with_their_sequence() -> None:
+    """Behind the prompt's last tokens; not where nobody looks them up."""
+    made, executor = world(depth=1)
+    told = np.arange(1, 8, dtype=np.int32)
+    for name, more in (("a", {}), ("b", {"num_speculative_tokens": 0}), ("c", {"beam_width": 2})):
+        made.send(replace(request(name, prompt(70), max_tokens=3, **more), prediction_token_ids=told))
+    made.send(request("d", prompt(5), max_tokens=3))
+    made.run()
+    entered = [new for plan in executor.plans for new in plan.new_sequences]
+    assert sorted({new.num_predicted for new in entered}) == [0, CONTEXT_TOKENS + len(told)]
+    (plan,) = [plan for plan in executor.plans if len(plan.new_predicted)]
+    assert plan.new_predicted.tolist() == [*prompt(70)[-CONTEXT_TOKENS:], *told.tolist()]
+
+    plain = World()
+    executor = plain.join()
+    plain.send(replace(request("a", prompt(70), max_tokens=3), prediction_token_ids=told))
+    plain.run()
+    assert not any(
+        len(plan.new_predicted) or new.num_predicted for plan in executor.plans for new in plan.new_sequences
+    )
+
+
+def test_predictions_that_cannot_be() -> None:
+    """Of tokens outside the vocabulary, or too long: the request fails alone."""
+    asked = request("a", prompt(5), max_tokens=3)
+    for ids in ([3, VOCAB], [-1], [1] * (MOST_PREDICTION_TOKENS + 1)):
+        failure = of_message(replace(asked, prediction_token_ids=np.array(ids, np.int32)), VOCAB)
+        assert failure is not None
+        assert (failure.status, failure.param) == (400, "prediction")
+    assert of_message(replace(asked, prediction_token_ids=np.array([1], np.int32)), VOCAB) is None
+
+
 def broken(result: StepResult, kind: str) -> StepResult:
     """A result that contradicts the plan, whose last row is the end of a run of four."""
     if kind == "too many":
@@ -123,6 +168,7 @@ def test_results_that_cannot_be(kind: str) -> None:
     """They are refused, and nothing has changed."""
     made, executor = world(depth=1)
     made.send(request("a", prompt(5), max_tokens=22))
+    made.step()
     made.step()
     result = executor.run_one()
     assert len(result.token_ids) == 4
@@ -146,8 +192,8 @@ def test_metrics_have_vllms_names() -> None:
     def count(name: str, **labels: str) -> float:
         return metrics.counter(f"vllm:spec_decode_{name}", "", engine="gpu-0", **labels).value
 
-    assert [count(name) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")] == [5, 15, 15]
-    assert [count("num_accepted_tokens_per_pos", position=str(place)) for place in range(3)] == [5, 5, 5]
+    assert [count(name) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")] == [5, 14, 14]
+    assert [count("num_accepted_tokens_per_pos", position=str(place)) for place in range(3)] == [5, 5, 4]
 
     plain, metrics = World(), Metrics()
     plain.join()

@@ -1,0 +1,126 @@
+"""What drafts cost: how much longer a step of decodes takes with them than without.
+
+A law says how long a step without drafts takes. With drafts it takes a multiple of this, which is learned for numbers
+of rows and of drafts by powers of two. Between these it is interpolated. What nobody has tried is taken to be cheap: by
+trying it becomes known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.actors.scheduler.replica.step_time import LEAST_TIME_S, StepTime, Work
+from pagebus.bus.messages import Int32Array
+
+UNTRIED = 0.05
+"""What a draft for each row of a step is taken to add to it, before anybody has tried, as a share of the step."""
+NEWEST_SHARE = 0.25
+QUICKER_SHARE = 0.5
+"""Weights of the newest step in the average. No hiccup makes a step quicker, so such a step is believed more."""
+MOST_TIMES = 8.0
+"""A step that takes longer than so many without drafts is a hiccup: the first launch of a kernel, for example."""
+MIN_PLAIN = 2
+"""So many steps without drafts are known before a step with some is compared with them."""
+FIRST_SPAN, MOST_SPAN = 2, 128
+"""After a step without drafts come so many with some before another without is due, each time twice as many as the last
+time: what such a step takes is to be learned soon, and changes with time."""
+CHEAPER = 0.8
+"""What is not tried is taken to become cheaper, at each of the rare trials of something else."""
+
+
+@dataclass(slots=True)
+class Tried:
+    """Steps with about so many ``drafts`` (their average) have taken so many ``times`` as long as without."""
+
+    drafts: float
+    times: float
+
+
+@dataclass(slots=True)
+class Size:
+    """Steps of about as many rows: how many ``plain`` ones, without drafts, are known, and how many times as long as by
+    the law they take (``factor``); by size what drafts have cost; so many steps with drafts are ``left`` before one
+    without is due, and the ``span`` after that is so long."""
+
+    plain: int = 0
+    factor: float = 1.0
+    tried: dict[int, Tried] = field(default_factory=dict)
+    left: int = 0
+    span: int = FIRST_SPAN
+
+
+class Prices:
+    """Of one replica. Only steps of nothing but decodes, with and without drafts, tell what they cost."""
+
+    def __init__(self) -> None:
+        self._law = StepTime()
+        self._sizes: dict[int, Size] = {}
+        self._in_flight: deque[tuple[Work, int] | None] = deque()
+        self._last_done_s = 0.0
+
+    def _size(self, num_rows: int) -> Size:
+        return self._sizes.setdefault(num_rows.bit_length(), Size())
+
+    def planned(self, starts: Int32Array, num_decodes: int, num_drafts: int) -> None:
+        """A step has been planned, of rows that begin at ``starts`` [rows], the ``num_decodes`` first of them decodes
+        with so many drafts in all; its time comes with :meth:`done`, in order."""
+        if num_decodes == 0 or num_decodes < len(starts):
+            self._in_flight.append(None)
+            return
+        self._in_flight.append((Work(num_decodes, int(starts.sum())), num_drafts))
+        size = self._size(num_decodes)
+        size.left -= 1
+        if not num_drafts:
+            size.left, size.span = size.span, min(2 * size.span, MOST_SPAN)
+
+    def is_plain_due(self, num_rows: int) -> bool:
+        """Whether a step of so many decodes should be without drafts, to learn how long it takes."""
+        return self._size(num_rows).left <= 0
+
+    def done(self, launched_s: float, done_s: float) -> None:
+        """The next planned step was launched and done at these times of its executor's clock."""
+        time_s, told = done_s - max(launched_s, self._last_done_s), self._in_flight.popleft()
+        self._last_done_s = done_s
+        if told is None or time_s <= 0:
+            return
+        work, num_drafts = told
+        size = self._size(work.decodes)
+        if num_drafts:
+            if size.plain >= MIN_PLAIN:
+                expected_s = max(self._law.predict_s(work) * size.factor, LEAST_TIME_S)
+                _learn(size.tried, num_drafts, time_s / expected_s)
+            return
+        self._law.learn(work, time_s)
+        factor = min(time_s / max(self._law.predict_s(work), LEAST_TIME_S), MOST_TIMES)
+        size.plain += 1
+        size.factor += (factor - size.factor) * max(1 / size.plain, NEWEST_SHARE)
+
+    def times(self, num_rows: int, drafts: Int32Array) -> NDArray[np.float64]:
+        """How many times as long a step of so many decodes takes with these numbers of ``drafts`` [n], at least 1."""
+        tried = [each for _, each in sorted(self._size(num_rows).tried.items())]
+        counts = np.array([0.0, *(each.drafts for each in tried)])
+        times = np.maximum.accumulate([1.0, *(each.times for each in tried)])
+        slope = max(UNTRIED / num_rows, (times[-1] - 1) / counts[-1] if tried else 0.0)
+        beyond = np.maximum(drafts - counts[-1], 0.0) * slope
+        told: NDArray[np.float64] = np.interp(drafts, counts, times) + beyond
+        return told
+
+    def forget(self, num_rows: int) -> None:
+        """Believe a little less of what steps of so many decodes cost with drafts: one hiccup is not for ever."""
+        for each in self._size(num_rows).tried.values():
+            each.times = 1 + (each.times - 1) * CHEAPER
+
+
+def _learn(tried: dict[int, Tried], num_drafts: int, times: float) -> None:
+    """A step has taken so many times as long with drafts."""
+    times = min(max(times, 1.0), MOST_TIMES)
+    known = tried.get(num_drafts.bit_length())
+    if known is None:
+        tried[num_drafts.bit_length()] = Tried(num_drafts, times)
+        return
+    known.drafts += (num_drafts - known.drafts) * NEWEST_SHARE
+    known.times += (times - known.times) * (QUICKER_SHARE if times < known.times else NEWEST_SHARE)

@@ -25,7 +25,7 @@ from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.shapes import SPLIT_FORMS, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import DEPTH, Kind
-from pagebus.kernels.specialized.hopper_words import ROWS, WideningConfig
+from pagebus.kernels.specialized.hopper_words import ROWS, WideningConfig, reads_groups
 
 FEW, MOST_OF_A_TILE, MOST_OF_OURS = 16, 64, 128
 """Tokens of deep steps, of one tile, and up to which the library is never asked; at most."""
@@ -54,8 +54,7 @@ def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -
 
 
 def _widens(kind: Kind) -> bool:
-    parts = kind.width % WORD_TILE == 0 or (WORD_TILE % kind.width == 0 and not kind.zeros)
-    return kind.code == Code.WORDS and not kind.lows and parts
+    return kind.code == Code.WORDS and not kind.lows and reads_groups(kind.width, zeros=kind.zeros)
 
 
 def _widening_programs(config: WideningConfig, product: Product, tokens: int) -> int:

@@ -55,11 +55,17 @@ class WideningConfig:
         return num_inputs % (self.splits * WORD_TILE) == 0
 
 
+def reads_groups(width: int, *, zeros: bool) -> bool:
+    """Whether the kernel reads groups of ``width`` columns: whole tiles, or 32 or 64 columns without zeros. Registers and
+    shared memory would not suffice for scales of fewer."""
+    return width % WORD_TILE == 0 or (width in (32, 64) and not zeros)
+
+
 def reads_words(weight: Coded) -> bool:
-    """Whether the kernel reads a weight like this: without zeros of groups within a tile of 128 columns."""
-    small = weight.width % WORD_TILE > 0
-    plain = weight.code == Code.WORDS and weight.low is None and weight.whole is None and weight.row_stride == 1
-    return plain and weight.height == 1 and not (small and (WORD_TILE % weight.width or weight.zero is not None))
+    """Whether the kernel reads a weight like this."""
+    plain = weight.code == Code.WORDS and weight.low is None and weight.whole is None
+    rows = weight.row_stride == 1 and weight.height == 1
+    return plain and rows and reads_groups(weight.width, zeros=weight.zero is not None)
 
 
 def widened_linear(

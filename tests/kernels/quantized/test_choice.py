@@ -94,10 +94,11 @@ def test_what_is_not_widened() -> None:
     """Other GPUs, offsets, zeros of groups within a tile, codes that are no numbers; nor what completes a norm."""
     product = Product("gated", 28672, 4096)
     assert widening_config(product, 256, ZEROS, A100) is None
-    for other in (ZEROS._replace(lows=True), *(ZEROS._replace(width=width) for width in (32, 48))):
+    plain = ZEROS._replace(zeros=False)
+    for other in (ZEROS._replace(lows=True), ZEROS._replace(width=32), *(plain._replace(width=w) for w in (16, 48))):
         assert widening_config(product, 256, other, H200) is None
     assert widening_config(product, 256, ZEROS._replace(code=Code.E2M1), H200) is None
-    assert widening_config(product, 256, ZEROS._replace(width=32, zeros=False), H200) is not None
+    assert all(widening_config(product, 256, plain._replace(width=width), H200) for width in (0, 32, 64, 256))
     found = choose_quantized("gated", 256, 28672, 4096, ZEROS, BF16, H200, half_normed=True)
     assert isinstance(found.config, TileConfig)
 

@@ -56,8 +56,8 @@ class WideningConfig:
 
 
 def reads_groups(width: int, *, zeros: bool) -> bool:
-    """Whether the kernel reads groups of ``width`` columns: whole tiles, or 32 or 64 columns without zeros. Registers and
-    shared memory would not suffice for scales of fewer."""
+    """Whether the kernel reads groups of ``width`` columns: whole tiles, or 32 or 64 columns without zeros. For scales
+    of fewer, registers and shared memory would not suffice."""
     return width % WORD_TILE == 0 or (width in (32, 64) and not zeros)
 
 

@@ -278,7 +278,7 @@ class Inbox:
         now_s = time.monotonic()
         shown_tokens = read_shown_tokens(batch) if len(batch.token_counts) else {}
         lengths = told_lengths(batch) if len(batch.length_counts) else {}
-        predicted = predicted_tokens(batch) if len(batch.num_predicted) else []
+        predicted = dict(enumerate(predicted_tokens(batch))) if len(batch.num_predicted) else {}
         rows = zip(range(len(columns[0])), *columns, strict=True)
         for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
             request = readers.get(request_id)
@@ -297,13 +297,10 @@ class Inbox:
                 if self._is_passed_over(batch, choice, finish, offset, num_known):
                     continue
             request.num_prompt_tokens, request.num_cached_tokens = num_prompt, num_cached
-            if num_tokens > choice.num_counted:
-                self._metrics.tokens(choice, request, num_tokens - choice.num_counted, now_s)
-                choice.num_counted = num_tokens
+            self._metrics.tokens(choice, request, num_tokens, now_s)
             choice.num_tokens = max(choice.num_tokens, num_tokens)
             choice.add_text(text, offset)
-            if predicted:
-                choice.predicted = predicted[row]
+            choice.predicted = predicted.get(row, choice.predicted)
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
                 choice.add_starts(lengths[row], begin, num_tokens)

@@ -116,8 +116,11 @@ class IngressMetrics:
             "vllm:request_success", "Count of successfully processed requests.", finished_reason=reason
         ).inc(count)
 
-    def tokens(self, choice: Choice, request: OpenRequest, new_tokens: int, now_s: float) -> None:
-        """``new_tokens`` more of ``choice`` have come; called before they are counted in it."""
+    def tokens(self, choice: Choice, request: OpenRequest, num_tokens: int, now_s: float) -> None:
+        """``choice`` has ``num_tokens`` now; each is counted once."""
+        new_tokens = num_tokens - choice.num_counted
+        if new_tokens <= 0:
+            return
         if choice.last_token_s:
             self._times.inter_token.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
         else:
@@ -127,7 +130,7 @@ class IngressMetrics:
                 self._times.first_token.observe(now_s - request.started_s)
                 self._prompt_tokens.inc(request.num_prompt_tokens)
                 self._cached_tokens.inc(request.num_cached_tokens)
-        choice.last_token_s = now_s
+        choice.last_token_s, choice.num_counted = now_s, num_tokens
         self._generation_tokens.inc(new_tokens)
 
     def choice_finished(self, choice: Choice, reason: str, num_tokens: int) -> None:

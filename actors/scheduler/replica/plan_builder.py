@@ -151,6 +151,11 @@ class PlanBuilder:
             latest_starts=no_ints() if latest is None else latest,
             new_predicted=_ints([token for each in predicted for token in each]),
         )
+        self._begin_anew()
+        return plan
+
+    def _begin_anew(self) -> None:
+        """What the next plan says is empty."""
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering, self._copies = [], [], [], [], []
         if self._appended_windowed:
             self._appended_windowed = []
@@ -158,7 +163,6 @@ class PlanBuilder:
             self._cuts, self._chosen, self.rewritten = {}, {}, []
         if self.swap_out_blocks or self.swap_in_blocks:
             self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
-        return plan
 
 
 def _ints(values: list[int]) -> Int32Array:

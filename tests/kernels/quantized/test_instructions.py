@@ -148,7 +148,7 @@ def test_every_byte_in_float32(name: str) -> None:
 @pytest.mark.parametrize("zero", [0, 8, 15])
 def test_every_code(dtype: torch.dtype, zero: int) -> None:
     """At each place of two words; the offset is what `word_offset` gives."""
-    code = (unpack._WORDS_BFLOAT16 if dtype == BF16 else unpack._WORDS_FLOAT16).value
+    code = (unpack.WORDS_BFLOAT16 if dtype == BF16 else unpack.WORDS_FLOAT16).value
     offset = -(128 if dtype == BF16 else 1024) - zero
     for turn in range(16):
         codes = [[(turn + 3 * place + 5 * word) % 16 for place in range(8)] for word in range(2)]

@@ -213,7 +213,7 @@ def widening_kernel(
     x,  # descriptor of [T, K]
     words,  # descriptor of [N, K / 8]
     scale,  # descriptor of all scales, as one row
-    zero,  # the same of zeros, or None
+    zero,  # the same of zeros, if ZEROS
     bias_ptr,  # [N] if BIASED
     out_ptr,  # [T, N], or [T, N / 2] if GATED; several such sums [SPLITS, T, N] float32
     num_tiles,

@@ -19,7 +19,6 @@ ROWS = 128
 AHEAD = 3
 """Steps for which words are on their way."""
 SHARED_BYTES = 226 * 1024
-LEAST_STAGES = 4
 LAUNCH_REGISTERS, LOADING_REGISTERS, MOST_REGISTERS = 128, 24, 168
 """Of a thread: with four times four warps at launch; of loading ones, and of widening ones at most."""
 

@@ -1,4 +1,4 @@
-"""Products of 65 and more tokens with words of eight 4-bit codes, for Hopper: four warps widen, eight multiply.
+"""Products of 33 and more tokens with words of eight 4-bit codes, for Hopper: four warps widen, eight multiply.
 
 It is the kernel of `pagebus.kernels.specialized.hopper_gemm` with other warps in front. Words come through the tensor
 memory accelerator, some steps of 128 columns ahead. Four warps make numbers of 16 bits of them, once for all tokens of

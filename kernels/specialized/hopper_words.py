@@ -1,4 +1,4 @@
-"""Launches products of 65 and more tokens with words of eight 4-bit codes on Hopper, where some warps widen words for
+"""Launches products of 33 and more tokens with words of eight 4-bit codes on Hopper, where some warps widen words for
 others: `pagebus.kernels.specialized.hopper_widening`."""
 
 from __future__ import annotations

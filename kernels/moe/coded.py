@@ -19,7 +19,7 @@ from pagebus.kernels.coded.tiles import coded_sum
 from pagebus.kernels.coded.weights import Coded, rounded_numbers, tile_arguments
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import tl, triton
-from pagebus.kernels.linear.epilogue import prefetch_rows, split_gated, tile_rows
+from pagebus.kernels.linear.epilogue import split_gated, tile_rows
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.activation import Gate, gate_tile
 from pagebus.kernels.moe.grouped import combine
@@ -139,19 +139,13 @@ def _coded_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-    PREFETCHED: tl.constexpr,  # numbers of each row that are called into the L2 cache while the first product runs
-    PIECES: tl.constexpr,  # of such a row, so that all threads take part
     PDL: tl.constexpr,
 ):
-    tiles = tl.cdiv(num_rows, ROWS)
-    item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     if PDL:
-        if PREFETCHED:  # the first product began after experts were known
-            expert = tl.maximum(tl.load(items_ptr + item), 0).to(tl.int64)
-            row, _ = tile_rows(tile, num_rows, ROWS, ROWS, GATED)
-            prefetch_rows(weight_ptr + expert * stride_weights, row, PREFETCHED, 0, PREFETCHED, PIECES)
         gdc_wait()
         gdc_launch_dependents()
+    tiles = tl.cdiv(num_rows, ROWS)
+    item, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     there = tl.load(items_ptr + item) >= 0 if order_ptr is None else item < tl.load(num_items_ptr)
     if there:
         _tile(
@@ -186,8 +180,6 @@ def _launch(
 ) -> torch.Tensor:  # fmt: skip
     """One of both products, into ``out`` [P, columns]."""
     size, num_rows, numbers = weight.inputs, weight.rows, weight.numbers
-    row_bytes = numbers.shape[-1] * numbers.itemsize
-    prefetched = 0 if gated or items.pairs is not None or row_bytes % 16 else numbers.shape[-1]
     tokens, meaning = None, tile_arguments(weight)
     if config.rounded:
         numbers, meaning = rounded_numbers(weight)
@@ -200,16 +192,9 @@ def _launch(
         **meaning, tokens_ptr=tokens, WHOLE=numbers.dtype == torch.int8,
         GATED=gated, KIND=str(gate.kind), TOP_K=items.experts.shape[1], EVEN_K=size % config.depth == 0,
         EVEN_N=num_rows % config.rows == 0, ROWS=config.rows, BLOCK_M=config.tokens, BLOCK_K=config.depth,
-        STAGES=config.stages, PRECISION="ieee", PREFETCHED=prefetched, PIECES=_pieces(row_bytes, config),
-        num_warps=config.warps, **pdl(x.device),
+        STAGES=config.stages, PRECISION="ieee", num_warps=config.warps, **pdl(x.device),
     )  # fmt: skip
     return out
-
-
-def _pieces(row_bytes: int, config: TileConfig) -> int:
-    """In how many pieces of whole 16 bytes a row is asked for, one by each thread."""
-    most = max(1, 32 * config.warps // config.rows)
-    return next((count for count in (16, 8, 4, 2) if count <= most and row_bytes % (16 * count) == 0), 1)
 
 
 def coded_experts(

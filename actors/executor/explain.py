@@ -76,7 +76,7 @@ def _choice_as_json(choice: Choice) -> dict[str, Any]:
 
 def _config_as_json(config: Config | experts.Config | CodedConfig) -> dict[str, Any]:
     """A launch shape; of experts one for each product."""
-    if not isinstance(config, experts.Unsorted | experts.Grouped | CodedConfig):
+    if not isinstance(config, experts.Config | CodedConfig):
         return asdict(config)
     parts = config._asdict()
     return parts | {name: asdict(parts[name]) for name in ("gate_up", "down")}

@@ -16,6 +16,7 @@ from pagebus.kernels.moe.grouped import GroupConfig
 from pagebus.kernels.moe.pairs import PairConfig
 from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import FEW_PAIRS, MOST_PAIRS
+from pagebus.kernels.specialized.hopper_gemm import DEPTH, TOKENS, SpecializedConfig
 
 MOST_UNSORTED = 32
 """Pairs of a token and an expert that are not sorted, at most."""
@@ -47,7 +48,15 @@ class Grouped(NamedTuple):
     down: GroupConfig
 
 
-Config = Unsorted | Grouped
+class Specialized(NamedTuple):
+    """Launch shapes of Hopper's kernel for many sorted pairs, in items of ``tokens``."""
+
+    tokens: int
+    gate_up: SpecializedConfig
+    down: SpecializedConfig
+
+
+Config = Unsorted | Grouped | Specialized
 
 
 def choose(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Config:
@@ -90,13 +99,15 @@ def _unsorted(shape: Shape, dtype: torch.dtype, target: Target | None) -> Unsort
 
 
 @cache
-def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped:
+def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped | Specialized:
     if dtype.itemsize > 2:
         both = GroupConfig(32, 32, 2, 4)
         return Grouped(min(64, tokens), both, both)
     aligned = shape.hidden % 8 == 0 and shape.width % 8 == 0  # rows of whole 16 bytes
     tma = aligned and target is not None and target.capability == 90
     deep = 128 if tokens <= 32 and shape.hidden % 128 == 0 else 64
+    if tokens == LONG_ITEM == TOKENS and tma and shape.hidden % DEPTH == shape.width % DEPTH == 0:
+        return Specialized(tokens, SpecializedConfig(256), SpecializedConfig(256))
     if tokens == LONG_ITEM:
         return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 8, tma))
     gate_up = GroupConfig(64, deep, 3 if deep == 128 else 4, 4, tma)
@@ -104,14 +115,22 @@ def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | Non
 
 
 class ExpertsKernel(StrEnum):
-    """The kernels that multiply tokens with their experts; the third reads quantized ones, which the fourth is for
-    where it cannot."""
+    """The kernels that multiply tokens with their experts. Quantized ones are read by `CODED`, or dequantized where it
+    cannot read them."""
 
     PAIRS = "moe_pairs"
     GROUPED = "moe_grouped"
+    SPECIALIZED = "moe_specialized"
     CODED = "moe_coded"
     DEQUANTIZED = "moe_dequantized"
     TORCH = "torch"
+
+
+KERNELS = {
+    Unsorted: ExpertsKernel.PAIRS,
+    Grouped: ExpertsKernel.GROUPED,
+    Specialized: ExpertsKernel.SPECIALIZED,
+}
 
 
 class ExpertsChoice(NamedTuple):
@@ -135,8 +154,7 @@ def choose_experts(
     else:
         config = choose(num_tokens, shape, dtype, target)
         why = "tokens have hardly an expert in common" if isinstance(config, Unsorted) else "tokens sorted by expert"
-    kernel = ExpertsKernel.PAIRS if isinstance(config, Unsorted) else ExpertsKernel.GROUPED
-    return ExpertsChoice(kernel, "experts", config, why)
+    return ExpertsChoice(KERNELS[type(config)], "experts", config, why)
 
 
 def token_counts(shape: Shape, most: int) -> list[int]:

@@ -11,11 +11,12 @@ import torch.nn.functional as F
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe.activation import gate_reference
-from pagebus.kernels.moe.choice import Config, Shape, Unsorted, choose, choose_invariant
+from pagebus.kernels.moe.choice import Config, Shape, Specialized, Unsorted, choose, choose_invariant
 from pagebus.kernels.moe.grouped import combine_reference, grouped_experts
 from pagebus.kernels.moe.pairs import pair_experts
 from pagebus.kernels.moe.sorting import sort_pairs
 from pagebus.kernels.moe.weights import ExpertWeights
+from pagebus.kernels.specialized.hopper_experts import specialized_experts
 
 
 def moe_experts_reference(
@@ -57,6 +58,8 @@ def moe_experts(
     if isinstance(config, Unsorted):
         return pair_experts(x, weights, experts, layer, config.gate_up, config.down)
     pairs = sort_pairs(experts, len(layer.down), config.tokens)
+    if isinstance(config, Specialized):
+        return specialized_experts(x, weights, experts, layer, pairs, config.gate_up, config.down)
     return grouped_experts(x, weights, experts, layer, pairs, config.gate_up, config.down)
 
 

@@ -141,7 +141,7 @@ def _load_all(
 
 
 @gluon.jit
-def _activate(x, GATED: gl.constexpr):
+def activate_gate(x, GATED: gl.constexpr):
     """x / (1 + exp(-x)), or GELU by tanh (`activate`), without what only numbers beyond float16 and bfloat16 need."""
     power = (x + 0.044715 * x * x * x) * -2.302208198 if GATED == 2 else x * -1.4426950408889634
     power = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], gl.float32, True, 1)
@@ -162,7 +162,7 @@ def _store(
             up += gl.load(bias_ptr + num_columns + column, mask=inside, other=0.0).to(gl.float32)[None, :]
         dtype: gl.constexpr = out_ptr.dtype.element_ty
         gate = gate.to(dtype).to(gl.float32)
-        result = _activate(gate, GATED).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
+        result = activate_gate(gate, GATED).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
     else:
         result = acc
         column = first_column + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
@@ -175,14 +175,14 @@ def _store(
 
 
 @gluon.jit
-def _zeros(inputs, rows):
+def zeros_of(inputs, rows):
     """The accumulator of ``inputs`` [64, DEPTH] times ``rows`` [DEPTH, piece]."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows.shape[1], 16])
     return gl.full([inputs.shape[0], rows.shape[1]], 0.0, gl.float32, layout)
 
 
 @gluon.jit
-def _rows_of(shared, stage, STAGES: gl.constexpr):
+def rows_of(shared, stage, STAGES: gl.constexpr):
     """A piece of ``stage`` [DEPTH, piece], gate and up under each other."""
     height: gl.constexpr = shared.shape[0] // STAGES * shared.shape[1]
     together = shared._reinterpret(shared.dtype, [STAGES, height, shared.shape[2]], shared.layout)
@@ -206,7 +206,7 @@ def multiply_all(
         token_tile, row_tile, split = place_of(tile, token_tiles, row_tiles)
         accs = ()
         for piece in gl.static_range(PIECES):
-            accs += (_zeros(x_shared.index(0), _rows_of(w_shared[piece], 0, STAGES)),)  # type: ignore[assignment]
+            accs += (zeros_of(x_shared.index(0), rows_of(w_shared[piece], 0, STAGES)),)  # type: ignore[assignment]
         for _ in range(0, part, DEPTH):
             hopper.mbarrier.wait(full.index(stage), phase)
             left = x_shared.index(stage * GROUPS + GROUP).load(gl.DotOperandLayout(0, accs[0].type.layout, 2))  # type: ignore[misc]
@@ -214,7 +214,7 @@ def multiply_all(
             for piece in gl.static_range(PIECES):
                 # The same registers, whatever the width of the piece.
                 inputs = gl.convert_layout(left, gl.DotOperandLayout(0, accs[piece].type.layout, 2))
-                rows = _rows_of(w_shared[piece], stage, STAGES)
+                rows = rows_of(w_shared[piece], stage, STAGES)
                 sums += (hopper.warpgroup_mma(inputs, rows, accs[piece], is_async=True),)  # type: ignore[assignment]
             accs = hopper.warpgroup_mma_wait(num_outstanding=0, deps=sums)
             if PIECES == 1:

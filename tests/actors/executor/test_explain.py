@@ -136,12 +136,14 @@ LAUNCHED = {
     "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
     "hopper_gemm": "_specialized_kernel", "hopper_words": "widening_kernel",
     "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
-    "moe_coded": "_coded_kernel",    "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
+    "moe_specialized": "_experts_kernel", "moe_coded": "_coded_kernel",
+    "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
     "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel", "dequantized": "_dequantize_kernel",
     "rounded": "_round_tokens_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""
-PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "moe_coded", "dequantized", "rounded"}
+PRODUCTS = {"gemv", "skinny_gemm", "hopper_gemm", "moe_pairs", "moe_grouped", "dequantized", "rounded"}
+PRODUCTS |= {"moe_specialized", "moe_coded"}
 ATTENDS = set(LAUNCHED) - PRODUCTS
 LAST_LAYER = {"rotary_kv_write", "decode", "latent_write", "latent_decode"}
 """What prompts need besides in the last layer, where the last tokens attend as decodes."""
@@ -231,7 +233,7 @@ def test_experts_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     names = ["qkv", "o", "router", "experts", "lm_head", "shared_gate_up", "shared_down"]
     assert list(products["decode 1"]) == names
     kernels = [products[step]["experts"]["kernel"] for step in ("decode 1", "decode 8", "prefill 2048")]
-    assert kernels == ["moe_pairs", "moe_grouped", "moe_grouped"]
+    assert kernels == ["moe_pairs", "moe_grouped", "moe_specialized"]
     assert products["decode 1"]["experts"]["config"]["gate_up"]["rows"] > 0
     sizes = [products[step]["experts"]["config"]["tokens"] for step in ("decode 8", "prefill 512", "prefill 2048")]
     assert sizes == [16, 64, 128]

@@ -46,7 +46,7 @@ def test_bfloat16_is_near_float32_for_few_and_many_tokens(model_type: str, tmp_p
     shape, target = expert_shape(moe, 512), target_of(runner.kv_cache.device)
     counts = (1, *map(len, prompts), sum(map(len, prompts)))
     kernels = {choose_experts(count, shape, torch.bfloat16, target).kernel for count in counts}
-    assert kernels == {ExpertsKernel.PAIRS, ExpertsKernel.GROUPED}
+    assert kernels == {ExpertsKernel.PAIRS, ExpertsKernel.GROUPED, ExpertsKernel.SPECIALIZED}
 
     reference = load_reference(folder)
     for weight in reference.parameters():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pagebus.kernels.common.machines import architecture_of
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.moe.choice import Grouped, Shape, choose, choose_invariant
+from pagebus.kernels.moe.choice import Grouped, Shape, Specialized, choose, choose_invariant
 from pagebus.kernels.moe.pairs import PairConfig
 
 shapes = st.builds(
@@ -43,7 +43,24 @@ def test_every_gpu_has_both_kinds(capability: int) -> None:
     """Few tokens unsorted, many grouped."""
     shape, target = Shape(128, 8, 2048, 768), Target(capability, 100)
     kinds = [type(choose(count, shape, torch.bfloat16, target)).__name__ for count in (1, 4096)]
-    assert kinds == ["Unsorted", "Grouped"]
+    assert kinds == ["Unsorted", "Specialized" if capability == 90 else "Grouped"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "kind"),
+    [
+        (Shape(128, 8, 2048, 768), 4096, "Specialized"),
+        (Shape(32, 4, 2880, 2880), 4096, "Specialized"),
+        (Shape(128, 8, 2048, 768), 512, "Grouped"),  # items are shorter
+        (Shape(60, 4, 2048, 344), 4096, "Grouped"),  # no whole steps
+    ],
+)
+def test_hopper_takes_its_own_kernel_where_items_are_long(shape: Shape, tokens: int, kind: str) -> None:
+    """If steps of 64 divide both sizes. Tiles have one piece: what the kernel multiplies at once."""
+    config = choose(tokens, shape, torch.bfloat16, Target(90, 132))
+    assert type(config).__name__ == kind
+    if isinstance(config, Specialized):
+        assert all(len(each.pieces) == 1 for each in (config.gate_up, config.down))
 
 
 @pytest.mark.parametrize(("inputs", "pieces"), [(2048, 64), (1536, 64), (96, 4), (72, 1), (36, 1)])

@@ -19,18 +19,29 @@ how many drafts are ready behind the last."""
 class Runs:
     """The M rows of a step that sample, with N samples in total. ``starts`` [M + 1]: where those of each begin.
     ``last_indexes`` and ``min_tokens`` [M]: the output index of the last token that the sequence may have, and the
-    first that may be an end token."""
+    first that may be an end token. ``told_drafts``: of each run so many drafts are told, if some follow a grammar."""
 
     starts: Int32Array
     last_indexes: Int32Array
     min_tokens: Int32Array
+    told_drafts: int = 0
 
     def __len__(self) -> int:
         return len(self.last_indexes)
 
+    @property
+    def num_told(self) -> int:
+        """How many numbers the device tells."""
+        return (TOLD + self.told_drafts) * len(self)
+
+    def drafts(self, told: Int32Array) -> Int32Array:
+        """Of what the device has told [num_told] the drafts behind each run [M, told_drafts], of which ``num_drafts``
+        of its samples exist."""
+        return told[TOLD * len(self) :].reshape(len(self), self.told_drafts)
+
     def read(self, told: Int32Array) -> ToldRuns:
-        """What the device has told, [3 M]."""
-        counts, firsts, found = told.reshape(TOLD, len(self))
+        """The rest of what the device has told [num_told]."""
+        counts, firsts, found = told[: TOLD * len(self)].reshape(TOLD, len(self))
         of_samples = np.repeat(np.arange(len(self)), np.diff(self.starts))
         places = np.arange(len(of_samples), dtype=np.int32) - self.starts[of_samples]
         indexes = (firsts[of_samples] + places).astype(np.int32)

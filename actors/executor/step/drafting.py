@@ -81,4 +81,10 @@ class Drafting:
             self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :], self.predicted,
             self._first_predicted,
         )  # fmt: skip
-        return told
+        return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
+
+    def _drafts(self, slots: torch.Tensor) -> torch.Tensor:
+        """What stands behind the sequences in slots [M], drafts first, [M * num_drafts]: the host, which makes masks of
+        grammars, has to know them."""
+        places = self.lengths[slots].unsqueeze(1) + torch.arange(self._num_drafts, device=slots.device)
+        return self._state.tokens[slots.unsqueeze(1), places].reshape(-1)

@@ -48,6 +48,8 @@ class Drafting:
             self.lengths[slots] = deltas["entered_lengths"]
             self.found[slots] = 0
             self.predicted[slots] = deltas["entered_predicted"]
+        if work.runs is not None and work.runs.exact:
+            return
         self._ops.resolve_starts(
             self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
             header.sample_slots[:samples], deltas["sample_starts"], header.positions[:samples],

@@ -33,18 +33,13 @@ MAX_TOKENS = 900
 LETTERS = {"kind": "regex", "text": "([a-z]{3} ){9}[a-z]{3}"}
 
 
-def small_shipped_model(folder: Path) -> Path:
-    """The shipped model's tokenizer, with few weights. Returns ``folder``."""
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    folder = tmp_path_factory.mktemp("model")
     config = json.loads((SHIPPED / "config.json").read_text()) | SMALL
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SHIPPED / name, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    folder = small_shipped_model(tmp_path_factory.mktemp("model"))
     driver = Driver(
         folder, device="cpu", dtype="float32", threads=1, load_format="dummy", max_model_len=1024, max_num_seqs=100,
         max_num_batched_tokens=1024, num_gpu_blocks_override=6500,

@@ -9,80 +9,37 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+import torch
+from tokenizers import Tokenizer
 
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.sampling import followers
+from pagebus.actors.model.grammars.grammar import make_matcher
 from pagebus.bus.messages import END_GRAMMAR, END_STOP
 from tests.actors.executor.eager_graphs import use_eager_graphs
-from tests.actors.executor.sampling.test_grammars import LETTERS, PROMPT, TOKENIZER, constrained, small_shipped_model
 from tests.actors.executor.speculation.checks import accepted, guess_by, tokens_of
+from tests.actors.executor.speculation.constrained import (
+    ADVERSARIES,
+    END,
+    SCHEMA,
+    SHIPPED,
+    WANTED,
+    asked,
+    check,
+    drivers,
+    ends_of,
+    texts_of,
+)
 from tests.actors.executor.speculation.drafters import Guess, oracle
-from tests.helpers.core_driver import CoreDriver
+from tests.actors.executor.step.test_followers import ABC, TOKEN, VOCABULARY, letters
 from tests.helpers.engine_driver import Driver
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "sizes": {"type": "array", "items": {"enum": [1, 20]}}},
-    "required": ["name", "sizes"],
-    "additionalProperties": False,
-}
-END = 4
-WANTED: list[dict[str, Any]] = [
-    {"temperature": 1.0, "seed": 3, **constrained(kind="json", text=json.dumps(SCHEMA))},
-    {"temperature": 0.0, **constrained(**LETTERS)},
-    {"temperature": 1.2, "seed": 5, "top_p": 0.9, **constrained(kind="regex", text="(ab|cd|[0-9]{2}){9,20}")},
-    {"temperature": 0.9, "seed": 1, "presence_penalty": 0.5, "logprobs": 2,
-     **constrained(kind="choice", text=json.dumps(["the first of all", "the first of them", "something else"]))},
-    {"temperature": 1.0, "seed": 8},
-]  # fmt: skip
-SETTINGS: dict[str, Any] = {
-    "device": "cpu", "dtype": "float32", "threads": 1, "load_format": "dummy", "max_model_len": 256, "max_num_seqs": 8,
-    "max_num_batched_tokens": 128, "num_gpu_blocks_override": 120,
-}  # fmt: skip
+TOKENIZER = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Driver, Driver]]:
-    folder = small_shipped_model(tmp_path_factory.mktemp("model"))
-    drivers = Driver(folder, **SETTINGS), Driver(folder, **SETTINGS, spec_method="ngram", spec_tokens=4)
-    yield drivers
-    for driver in drivers:
-        driver.close()
-
-
-def asked(driver: Driver, wanted: list[dict[str, Any]] = WANTED, **limits: int) -> CoreDriver:
-    """Beside each other, those with an ``n`` of their own too."""
-    core = CoreDriver(driver, limits=limits, preemption_mode="recompute", eos_token_ids=(END,))
-    for number, sampling in enumerate(wanted):
-        given = {name: value for name, value in sampling.items() if name != "end_token_ids"}
-        core.send(str(number), PROMPT, 60, {"ignore_eos": False, **given})
-    core.run()
-    return core
-
-
-def texts_of(core: CoreDriver) -> list[list[int]]:
-    return [PROMPT + tokens for tokens in tokens_of(core)]
-
-
-def ends_of(core: CoreDriver) -> list[int]:
-    """Of each sequence, in the order of their ids."""
-    ends = {
-        sequence: end
-        for result in core.results
-        for sequence, end in zip(result.sequence_ids.tolist(), result.ends.tolist(), strict=True)
-    }
-    return [ends[sequence] for sequence in sorted(ends)]
-
-
-def check(both: tuple[Driver, Driver], wanted: list[dict[str, Any]] = WANTED, **limits: int) -> CoreDriver:
-    """With drafts of which one in four is wrong; the run with drafts is returned."""
-    expected = asked(both[0], wanted)
-    guess_by(both[1], oracle(texts_of(expected), 0.25))
-    found = asked(both[1], wanted, **limits)
-    assert [answer.tokens for answer in found.answers.values()] == [
-        answer.tokens for answer in expected.answers.values()
-    ]
-    return found
+    yield from drivers(tmp_path_factory.mktemp("model"), device="cpu", dtype="float32", threads=1)
 
 
 def test_drafts_are_verified(both: tuple[Driver, Driver]) -> None:
@@ -91,13 +48,6 @@ def test_drafts_are_verified(both: tuple[Driver, Driver]) -> None:
     assert accepted(found) > 60
     text = TOKENIZER.decode(found.answers["0"].tokens[:-1], skip_special_tokens=False)
     assert jsonschema_rs.is_valid(SCHEMA, json.loads(text))
-
-
-ADVERSARIES: dict[str, Guess] = {
-    "impossible": lambda known, count: [300 + (known[-1] * 7 + place) % 3000 for place in range(count)],
-    "ends": lambda known, count: [END] * count,
-    "repeating": lambda known, count: [known[-1]] * count,
-}
 
 
 @pytest.mark.parametrize("guess", ADVERSARIES.values(), ids=ADVERSARIES)
@@ -167,11 +117,6 @@ class Fragile:
 
 def test_the_draft_behind_which_a_grammar_breaks() -> None:
     """Counted, with all tokens before; and the follower goes on, in case that the draft is wrong."""
-    import torch
-
-    from pagebus.actors.model.grammars.grammar import make_matcher
-    from tests.actors.executor.step.test_followers import ABC, TOKEN, VOCABULARY, letters
-
     drafts = [TOKEN[each] for each in "bcd"]
     masks = torch.zeros((4, -(-VOCABULARY.vocab_size // 32)), dtype=torch.int32)
     for most, broken in ((1, 0), (2, 1), (4, 3), (5, None)):

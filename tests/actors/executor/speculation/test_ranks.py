@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.actors.executor.sampling.test_grammars import LETTERS, PROMPT, SHIPPED, constrained
 from tests.actors.executor.speculation.checks import LLAMA, SAMPLINGS, SEEDED, accepted, asked, texts_of, tokens_of
+from tests.actors.executor.speculation.constrained import LETTERS, PROMPT, SHIPPED, following
 from tests.actors.executor.speculation.drafters import ADVERSARIES, Guess, drafter, oracle
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
@@ -68,7 +68,7 @@ def test_wrong_drafts_on_ranks(both: tuple[Driver, RankDriver], guess: Guess) ->
 def test_grammars_on_ranks() -> None:
     """Each rank follows the grammar along the drafts, and bans the tokens of its part of the vocabulary."""
     one, two = Driver(SHIPPED, **SETTINGS), RankDriver(SHIPPED, 2, **SETTINGS, **LOOKUP)
-    grammar = {"grammar": constrained(**LETTERS)["grammar"]}
+    grammar = following(**LETTERS) | {"ignore_eos": True}
     wanted = [{"temperature": 1.0, "seed": 3, **grammar}, {**grammar}]
 
     def run(driver: Driver) -> CoreDriver:

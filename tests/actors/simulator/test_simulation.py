@@ -243,7 +243,7 @@ def test_speculation(faults: str) -> None:
     assert plain["drafts"] == {"drafted": 0, "accepted": 0}
     assert wrong["drafts"]["accepted"] == 0 < wrong["drafts"]["drafted"]
     assert wrong["duration_s"] < 1.03 * plain["duration_s"]
-    assert mostly["duration_s"] < 0.6 * plain["duration_s"]
+    assert mostly["duration_s"] < 0.8 * plain["duration_s"]
     assert right["drafts"]["accepted"] > 0.9 * right["drafts"]["drafted"]
-    assert right["steps"] < 0.4 * plain["steps"]
+    assert right["steps"] < 0.5 * plain["steps"]
     assert "accepted" in table(right)

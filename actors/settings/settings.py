@@ -48,8 +48,6 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.rank >= self.tensor_parallel_size:
             raise SettingsError(f"--rank {self.rank}: --tensor-parallel-size is {self.tensor_parallel_size}")
         check_speculation(self)
-        if self.spec_method != "none" and self.tensor_parallel_size > 1:
-            raise SettingsError("--spec-method: not with --tensor-parallel-size yet")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pagebus.actors.scheduler.replica.drafts.runs import turns
 from pagebus.actors.scheduler.request import SEQUENCE_IDS
 from pagebus.actors.simulator.histogram import Histogram
 from pagebus.actors.simulator.recording.trace import Trace
@@ -182,11 +184,22 @@ class Clients(Observer):
         if not len(ids):
             return
         seen_s = result.done_s + self._reply_s
-        tracks = self._tracks
         rows = self._rows[(ids % SEQUENCE_IDS).astype(np.intp)].astype(np.intp)
+        several = np.count_nonzero(ids[1:] == ids[:-1])  # tokens of accepted drafts come together
+        for part in turns(ids) if several else [slice(None)]:
+            if not self._take(rows[part], result.token_indexes[part], seen_s):
+                raise WrongTokens(f"step {result.step} of {replica}: tokens were lost or came twice")
+        self.output_tokens += len(ids)
+        self.last_token_s = max(self.last_token_s, seen_s)
+        for index in result.ends.nonzero()[0].tolist():
+            self._end(int(ids[index]), seen_s)
+
+    def _take(self, rows: NDArray[np.intp], indexes: Int32Array, seen_s: float) -> bool:
+        """Measure one token of each row; whether these are the tokens due."""
+        tracks = self._tracks
         counts = tracks.num_tokens[rows]
-        if counts.tobytes() != result.token_indexes.tobytes():
-            raise WrongTokens(f"step {result.step} of {replica}: tokens were lost or came twice")
+        if counts.tobytes() != indexes.tobytes():
+            return False
         gaps = seen_s - tracks.last_s[rows]
         first = counts == 0
         if np.count_nonzero(first):
@@ -198,10 +211,7 @@ class Clients(Observer):
         tracks.last_s[rows] = seen_s
         counts += 1
         tracks.num_tokens[rows] = counts
-        self.output_tokens += len(ids)
-        self.last_token_s = max(self.last_token_s, seen_s)
-        for index in result.ends.nonzero()[0].tolist():
-            self._end(int(ids[index]), seen_s)
+        return True
 
     def _end(self, sequence_id: int, at_s: float) -> None:
         row, number = self._leave(sequence_id), self._request_of.pop(sequence_id)

@@ -36,6 +36,8 @@ SIMULATED = (
     "itl_target_ms",
     "ttft_target_ms",
     "lease_ttl_s",
+    "spec_method",
+    "spec_tokens",
 )
 """The settings that make a difference to the core or to a modelled executor."""
 
@@ -82,6 +84,13 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--faults", default="", metavar="SPEC", help="'kill executor-3 at 12.5; drain executor-0 at 14; add 2 at 20'"
     )
+    run.add_argument(
+        "--draft-acceptance",
+        type=float,
+        default=0.6,
+        metavar="P",
+        help="with --spec-method: the chance of a draft to be right, if those before it are (default: 0.6)",
+    )
     run.add_argument("--check", action="store_true", help="check every invariant of the scheduler after every step")
     out = parser.add_argument_group("report")
     out.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="good requests: time to first token at most this")
@@ -120,6 +129,8 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
         return 0
     if arguments.num_executors < 1:
         raise SettingsError("--executors must be at least 1")
+    if not 0 <= arguments.draft_acceptance <= 1:
+        raise SettingsError("--draft-acceptance must be from 0 to 1")
     slo = Slo(_limit_s(arguments.slo_ttft_ms), _limit_s(arguments.slo_itl_ms))
     try:
         deployment = Deployment(
@@ -130,6 +141,7 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
             faults=parse_faults(arguments.faults),
             slo=slo,
             check=arguments.check,
+            acceptance=arguments.draft_acceptance,
         )
     except ValueError as error:
         raise SettingsError(str(error)) from error

@@ -10,6 +10,7 @@ from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.settings import Settings
 from pagebus.actors.simulator.clients import Clients, Slo
+from pagebus.actors.simulator.drafting_executor import DraftingExecutor
 from pagebus.actors.simulator.executor import ModelExecutor
 from pagebus.actors.simulator.faults import Fault, FaultError
 from pagebus.actors.simulator.profile import Profile
@@ -38,6 +39,7 @@ class Deployment:
 
     Args:
         check: check every invariant of the core after every step.
+        acceptance: the chance of a draft to be right, where the settings speculate.
         sample: called with the time after every result that came, for pictures.
     """
 
@@ -52,8 +54,9 @@ class Deployment:
         slo: Slo | None = None,
         check: bool = False,
         clients: Callable[..., Clients] = Clients,
+        acceptance: float = 0.0,
     ) -> None:
-        self.profile, self.settings = profile, settings
+        self.profile, self.settings, self._acceptance = profile, settings, acceptance
         self.block_size = settings.block_size
         self.clients = clients(
             trace,
@@ -97,7 +100,9 @@ class Deployment:
     def add(self, at_s: float, count: int) -> None:
         """More executors are ready."""
         for _ in range(count):
-            executor = ModelExecutor(self._joined(), self.profile, self.clients.output_tokens_of)
+            joined, model = self._joined(), (self.profile, self.clients.output_tokens_of)
+            drafts = joined.num_drafts > 0
+            executor = DraftingExecutor(joined, *model, self._acceptance) if drafts else ModelExecutor(joined, *model)
             self._num_executors += 1
             self.simulation.join(at_s, executor)
 
@@ -119,6 +124,7 @@ class Deployment:
             prefill_tokens_per_s=profile.prefill_tokens_per_s,
             windowed_pages=profile.windowed_pages,
             windowed_tokens=profile.windowed_tokens,
+            num_drafts=0 if settings.spec_method == "none" else settings.spec_tokens or 0,
         )
 
     def run(self) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.simulator.profile import Profile
 from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, Int32Array, NewSequence, StepPlan, StepResult
+from pagebus.bus.messages.field_types import no_ints
 
 _NO_SLOTS = np.empty(0, np.intp)
 _NO_ENDS = np.full(16_384, END_NONE, np.int32)
@@ -56,18 +57,7 @@ class ModelExecutor:
         the step is done."""
         for new in plan.new_sequences:
             self._enter(new)
-        slots, counts = plan.slots.astype(np.intp), plan.num_scheduled  # arrays are indexed faster by intp
-        seconds, sampled, num_tokens = 0.0, _NO_SLOTS, 0
-        if len(slots):
-            computed = self._computed[slots]
-            computed += counts
-            self._computed[slots] = computed
-            if plan.num_decodes == len(slots):
-                sampled, num_tokens = slots, len(slots)
-                seconds = self._base_s[num_tokens] + self._read_tokens(computed) * self._kv_token_s
-            else:
-                sampled, num_tokens = slots[computed == self._total[slots]], int(counts.sum())
-                seconds = self._mixed_s(plan, computed, num_tokens)
+        seconds, sampled, num_tokens = self._compute(plan) if len(plan.slots) else (0.0, _NO_SLOTS, 0)
         if len(plan.copy_sources):
             seconds += len(plan.copy_sources) * self._block_copy_s
         if len(plan.swap_in_blocks) or len(plan.swap_out_blocks):
@@ -78,6 +68,7 @@ class ModelExecutor:
         while self._copies and self._copies[0][1] <= done_s:
             self._copies.popleft()
         ids, indexes, ends = self._sample(sampled)
+        num_drafts = np.full(len(ids), self.joined.num_drafts, np.int32) if self.joined.num_drafts else no_ints()
         return StepResult(
             step=plan.step,
             scheduler_epoch=self._scheduler_epoch,
@@ -91,7 +82,20 @@ class ModelExecutor:
             token_indexes=indexes,
             ends=ends,
             copied_step=self._copies[0][0] - 1 if self._copies else plan.step,
+            num_drafts=num_drafts,
         )
+
+    def _compute(self, plan: StepPlan) -> tuple[float, NDArray[np.intp], int]:
+        """How long the step's rows take, the slots that sample, and how many tokens it has."""
+        slots, counts = plan.slots.astype(np.intp), plan.num_scheduled  # arrays are indexed faster by intp
+        computed = self._computed[slots]
+        computed += counts
+        self._computed[slots] = computed
+        if plan.num_decodes == len(slots):
+            seconds = self._base_s[len(slots)] + self._read_tokens(computed) * self._kv_token_s
+            return seconds, slots, len(slots)
+        num_tokens = int(counts.sum())
+        return self._mixed_s(plan, computed, num_tokens), slots[computed == self._total[slots]], num_tokens
 
     def _enter(self, new: NewSequence) -> None:
         slot = new.slot

@@ -7,7 +7,7 @@ from typing import Any
 from pagebus.actors.simulator.clients import Clients
 from pagebus.actors.simulator.deployment import Deployment
 from pagebus.actors.simulator.histogram import Histogram
-from pagebus.actors.simulator.simulation import Simulation
+from pagebus.actors.simulator.simulation import ACCEPTED, DRAFTED, Simulation
 
 
 def make_report(deployment: Deployment) -> dict[str, Any]:
@@ -50,6 +50,7 @@ def _scheduling(simulation: Simulation, clients: Clients) -> dict[str, Any]:
     return {
         "prefix_hit_rate": _round(totals["prefix_hits"] / queries) if queries else 0.0,
         "preemptions": {"swap": totals["num_swaps"], "recompute": totals["num_recomputes"]},
+        "drafts": {"drafted": totals[DRAFTED], "accepted": totals[ACCEPTED]},
         "swapped_blocks": {"out": simulation.swapped_out, "in": simulation.swapped_in},
         "steps": simulation.num_steps,
         "scheduler_busy_share": _round(simulation.busy_s / end_s) if end_s else 0.0,
@@ -104,6 +105,10 @@ def table(report: dict[str, Any]) -> str:
         f"steps             {report['steps']:12d}      busy          scheduler {report['scheduler_busy_share']:.1%}, "
         f"executors {min(shares, default=0):.1%} to {max(shares, default=0):.1%}",
     ]
+    drafts = report["drafts"]
+    if drafts["drafted"]:
+        wasted = drafts["drafted"] - drafts["accepted"]
+        lines.append(f"drafts            {drafts['drafted']:12d}      {drafts['accepted']} accepted, {wasted} wasted")
     if 1 < len(shares) <= 16:
         lines += [
             "",

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Protocol
 
 from pagebus.actors.scheduler.config import CoreConfig
@@ -32,7 +33,8 @@ from pagebus.actors.scheduler.events import (
 from pagebus.bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
 
 NEVER_S = float("inf")
-COUNTS = ("prefix_queries", "prefix_hits", "num_swaps", "num_recomputes")
+DRAFTED, ACCEPTED = "step_results.acceptance.num_draft_tokens", "step_results.acceptance.num_accepted"
+COUNTS = ("prefix_queries", "prefix_hits", "num_swaps", "num_recomputes", DRAFTED, ACCEPTED)
 """What replicas count."""
 
 
@@ -210,9 +212,9 @@ class Simulation:
         self.past.append((name, member))
 
     def _count(self, name: str, counts: Counter[str]) -> None:
-        replica = self.core.replicas.get(name)
-        for key in COUNTS:
-            counts[key] += getattr(replica, key, 0)
+        if (replica := self.core.replicas.get(name)) is not None:
+            for key in COUNTS:
+                counts[key] += attrgetter(key)(replica)
 
     def totals(self) -> dict[str, int]:
         """Counts of all replicas there were: prefix lookups in tokens, and preemptions by kind."""

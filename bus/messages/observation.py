@@ -51,6 +51,11 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     """Sequences that left the batch because whoever listened to them had gone: no preemptions."""
     given_back_blocks: int = 0
     """Blocks, or pages of blocks, that fell behind a sliding window."""
+    most_drafts: int = 0
+    """The most drafts of a row; 0: the executor does not speculate."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    """Drafts that steps have verified, and those of them that were right."""
 
 
 REQUEST_COLUMNS = (

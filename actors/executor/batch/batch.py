@@ -315,9 +315,11 @@ class PersistentBatch:
             end_ids=self._end_ids.take(sample_slots, axis=0),
             deltas=deltas,
             new_slots=[new.slot for new in plan.new_sequences],
-            runs=samples.runs(rows[PROMPT], rows[MAX_TOTAL], rows[MIN_TOKENS]),
+            runs=(runs := samples.runs(rows[PROMPT], rows[MAX_TOTAL], rows[MIN_TOKENS])),
         )
         _mark_extras(work, sampled[KINDS], samples.earliest_lens - sampled[PROMPT] < sampled[RULED_UNTIL])
+        runs.exact = bounds.earliest.tobytes() == bounds.starts.tobytes()
+        runs.told_drafts = self.limits.num_drafts if len(work.constrained) else 0
         self._note_lengths(plan, work, bounds.starts[samples.rows], slots[samples.finished])
         work.logprob_rows = self._scored.rows_of(
             sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len

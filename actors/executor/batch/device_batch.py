@@ -35,7 +35,7 @@ class DeviceBatch:
         self.windowed_tables = tuple(windowed)
         self.tokens = self._words[layout.tokens :].view(size, -1)
         self.num_growths = 0
-        self.step_masks = StepMasks(limits.max_num_seqs, limits.vocab_size, device)
+        self.step_masks = StepMasks(limits.most_samples, limits.vocab_size, device)
         self._make_rules(size, 0)
         self.masks = torch.empty((size, 0), dtype=torch.int32, device=device)
         self.word_tokens = torch.zeros((size, 0), dtype=torch.int32, device=device)

@@ -98,6 +98,10 @@ def lay_out(plan: StepPlan, bounds: RowBounds, known: Int32Array, query_start: I
     """The samples of a checked plan: behind each token of decodes and rows with drafts, and of other rows behind the
     last token that is ``known`` [R]."""
     count = len(plan.latest_starts)
+    if len(plan.slots) == plan.num_decodes == count:  # one token each
+        every = np.arange(count + 1, dtype=np.int32)
+        rows = every[:-1]
+        return Samples(rows, rows, bounds.ends, bounds.earliest + np.int32(1), rows, every)
     widths = np.ones(len(plan.slots), np.int32)
     widths[:count] = plan.num_scheduled[:count]
     widths[count:][bounds.ends[count:] != known[count:]] = 0

@@ -19,18 +19,39 @@ how many drafts are ready behind the last."""
 class Runs:
     """The M rows of a step that sample, with N samples in total. ``starts`` [M + 1]: where those of each begin.
     ``last_indexes`` and ``min_tokens`` [M]: the output index of the last token that the sequence may have, and the
-    first that may be an end token."""
+    first that may be an end token. ``told_drafts``: of each run so many drafts are told, if some follow a grammar."""
 
     starts: Int32Array
     last_indexes: Int32Array
     min_tokens: Int32Array
+    exact: bool = False
+    """Whether all rows begin where they were laid out."""
+    told_drafts: int = 0
 
     def __len__(self) -> int:
         return len(self.last_indexes)
 
+    @property
+    def are_single(self) -> bool:
+        """Whether each is one sample."""
+        return int(self.starts[-1]) == len(self)
+
+    @property
+    def num_told(self) -> int:
+        """How many numbers the device tells."""
+        return (TOLD + self.told_drafts) * len(self)
+
+    def drafts(self, told: Int32Array) -> Int32Array:
+        """Of what the device has told [num_told] the drafts behind each run [M, told_drafts], of which ``num_drafts``
+        of its samples exist."""
+        return told[TOLD * len(self) :].reshape(len(self), self.told_drafts)
+
     def read(self, told: Int32Array) -> ToldRuns:
-        """What the device has told, [3 M]."""
-        counts, firsts, found = told.reshape(TOLD, len(self))
+        """The rest of what the device has told [num_told]."""
+        counts, firsts, found = told[: TOLD * len(self)].reshape(TOLD, len(self))
+        if self.are_single:
+            ended, can_stop = firsts >= self.last_indexes, firsts >= self.min_tokens
+            return ToldRuns(firsts, None, ended, can_stop, found, self.starts[:-1])
         of_samples = np.repeat(np.arange(len(self)), np.diff(self.starts))
         places = np.arange(len(of_samples), dtype=np.int32) - self.starts[of_samples]
         indexes = (firsts[of_samples] + places).astype(np.int32)
@@ -46,19 +67,22 @@ class Runs:
 
 @dataclass(slots=True)
 class ToldRuns:
-    """By sample [N]: its output index; whether a draft before it was ``rejected``; whether its sequence has all its
-    tokens with it, and whether an end token may stand there; the drafts that are ready behind its run; and where its
-    run begins."""
+    """By sample [N]: its output index; whether a draft before it was ``rejected``, None where there were none; whether
+    its sequence has all its tokens with it, and whether an end token may stand there; the drafts that are ready behind
+    its run; and where its run begins."""
 
     indexes: Int32Array
-    rejected: BoolArray
+    rejected: BoolArray | None
     length_ended: BoolArray
     can_stop: BoolArray
     num_drafts: Int32Array
     begins: Int32Array
 
-    def surplus(self, ends: Int32Array) -> BoolArray:
-        """Samples that are no part of the output: rejected ones, and those behind the first end [N] of their run."""
+    def surplus(self, ends: Int32Array) -> BoolArray | None:
+        """Samples that are no part of the output: rejected ones, and those behind the first end [N] of their run. None:
+        there cannot be any."""
+        if self.rejected is None:
+            return None
         ended = (ends != 0) & ~self.rejected
         before = np.cumsum(ended) - ended
         surplus: BoolArray = self.rejected | (before > before[self.begins])

@@ -19,14 +19,14 @@ class _Streams:
 
 
 class StepMasks:
-    """``masks`` [M, ceil(V / 32)] int32 of M = ``max_num_seqs`` rows, of which a step uses the first C; without any row
+    """``masks`` [M, ceil(V / 32)] int32 of M = ``most_samples`` rows, of which a step uses the first C; without any row
     until :meth:`make`. On CUDA they always lie at the same address, because captured graphs read them there. Belongs to
     the thread that launches steps.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, most_samples: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
-        self._shape = max_num_seqs, -(-vocab_size // 32)
+        self._shape = most_samples, -(-vocab_size // 32)
         self._parts: dict[int, torch.Tensor] = {}
         """The first so many masks, of sizes met before."""
         self._streams: _Streams | None = None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
-from pagebus.actors.executor.batch.runs import TOLD, Runs
+from pagebus.actors.executor.batch.runs import Runs
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.field_types import no_ints
 
@@ -80,7 +80,7 @@ class StepWork:
     @property
     def num_results(self) -> int:
         """How many numbers come back from the device."""
-        return len(self.positions) + (0 if self.runs is None else TOLD * len(self.runs))
+        return len(self.positions) + (0 if self.runs is None else self.runs.num_told)
 
     @property
     def decode_only(self) -> bool:

@@ -12,6 +12,8 @@ from the moment that a plan with the grammar arrives.
 
 The sequence behind each row is recorded when the step is launched. When its tokens arrive, the slot may belong to
 another sequence, or to the same one again, which brought the token along as it entered.
+
+Of an engine that speculates the drafts come back with the tokens, and a row that verifies some gets a mask behind each.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,9 +31,9 @@ import torch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.errors import EngineError
-from pagebus.actors.model.grammars.grammar import GrammarError, make_matcher
+from pagebus.actors.executor.sampling.followers import ConstrainedRuns, Follower
+from pagebus.actors.model.grammars.grammar import make_matcher
 from pagebus.bus.messages import Int32Array, StepPlan
-from pagebus.bus.messages.field_types import no_ints
 
 if TYPE_CHECKING:  # imported when the first grammar comes
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -44,39 +45,6 @@ LANES_PER_THREAD = 2
 """More make it less likely that slow masks wait for each other, but each lane's lexer learns a grammar anew."""
 MAX_YIELD_S = 0.01
 """How long other work on a step's tokens is put off for the next step's masks, at most."""
-
-
-@dataclass(slots=True, eq=False)
-class _Follower:
-    """Follows one stay of a sequence in a slot. ``start``: what sequences of its grammar begin with in its ``lane``.
-    ``history``: its tokens as it entered. ``over``: there is nothing left to follow. ``broken``: because that was not
-    possible any further."""
-
-    lane: int
-    start: Future[LLMatcher]
-    history: list[int]
-    matcher: LLMatcher | None = None
-    over: bool = False
-    broken: bool = False
-
-    def begin(self) -> None:
-        """Go on behind the tokens it entered with; waits until the grammar is ready."""
-        try:
-            self.matcher = self.start.result().deep_copy()
-        except GrammarError:
-            self.broken = True
-        else:
-            self.matcher.consume_tokens(self.history)
-
-
-@dataclass(frozen=True, slots=True)
-class _Constrained:
-    """The constrained rows of a step [C], and who follows each of them. ``order``: of them, lane by lane, so that
-    threads seldom meet in one."""
-
-    rows: Int32Array
-    followers: list[_Follower]
-    order: list[int]
 
 
 class Grammars:
@@ -97,10 +65,10 @@ class Grammars:
         self._building = threading.Lock()
         self._vocabulary: Future[LLTokenizer] | None = None
         self._starts: OrderedDict[tuple[str, int], Future[LLMatcher]] = OrderedDict()
-        self._followers: dict[int, _Follower] = {}
-        self._awaited: deque[_Constrained] = deque()
-        self._asked = _Constrained(no_ints(), [], [])
-        self._to_fill: list[tuple[LLMatcher, int]] = []
+        self._followers: dict[int, Follower] = {}
+        self._awaited: deque[ConstrainedRuns] = deque()
+        self._asked = ConstrainedRuns.none()
+        self._followed: list[tuple[LLMatcher, int]] = []
         self._tokens: queue.SimpleQueue[Int32Array | None] = queue.SimpleQueue()
         self._waits = False
         self._filling = threading.Event()
@@ -118,8 +86,8 @@ class Grammars:
                 self._start(new.sampling.grammar, self._lane(new.slot))
 
     def landed(self, tokens: Int32Array) -> None:
-        """Apply the tokens [N] of a launched step, in the order of :meth:`launched`. If the device thread waits for
-        them it goes first: this method returns soon, when that thread no longer needs Python."""
+        """Apply what the device has told of a launched step, its tokens [N] first, in the order of :meth:`launched`. If
+        the device thread waits for them it goes first: this method returns soon, when that thread needs no Python."""
         self._filling.clear()
         waits = self._waits  # read after the line above: a thread that stops waiting from now on sets the event
         self._tokens.put(tokens)
@@ -168,7 +136,7 @@ class Grammars:
             if new.sampling.grammar:
                 history = plan.new_token_ids[end - new.num_tokens + new.num_prompt_tokens : end].tolist()
                 lane = self._lane(new.slot)
-                self._followers[new.slot] = _Follower(lane, self._start(new.sampling.grammar, lane), history)
+                self._followers[new.slot] = Follower(lane, self._start(new.sampling.grammar, lane), history)
 
     def _leave(self, slots: Collection[int]) -> None:
         for slot in slots:
@@ -189,50 +157,77 @@ class Grammars:
         finally:
             self._waits = False
             self._filling.set()
-        self._fill()
-        masks = self._masks[: len(self._asked.followers)]
-        for index, follower in enumerate(self._asked.followers):
+        self._fill(work)
+        runs = self._asked
+        for row, width, place, follower in zip(runs.rows, runs.widths, runs.places, runs.followers, strict=True):
             if follower.broken and not follower.over:
-                work.broken.append(int(work.constrained[index]))
+                work.broken.append(row)
                 follower.over = True
             if follower.over:
-                masks[index] = -1
-        return masks
+                self._masks[place : place + width] = -1
+        return self._masks[: len(work.constrained)]
 
     def launched(self, work: StepWork) -> None:
         """A step for which there were :meth:`masks` is on its way; :meth:`landed` will give its tokens."""
-        assert self._asked.rows is work.constrained
+        assert self._asked.work is work
         self._awaited.append(self._asked)
 
     def _ask(self, work: StepWork) -> None:
         """All that can be done before the tokens of the step before are there."""
         if not len(self._masks):
-            shape = (self._limits.max_num_seqs, self._masks.shape[1])
+            shape = (self._limits.most_samples, self._masks.shape[1])
             self._masks = torch.empty(shape, dtype=torch.int32, pin_memory=self._pinned)
-        before = self._asked
-        followers = [self._followers[slot] for slot in work.sample_slots[work.constrained].tolist()]
-        if followers == before.followers:
-            self._asked = _Constrained(work.constrained, followers, before.order)
-        else:
-            self._begin(work, followers)
-
-    def _begin(self, work: StepWork, followers: list[_Follower]) -> None:
-        """Whose masks to fill, where."""
-        for follower in followers:
+        self._asked = ConstrainedRuns.of(work, self._followers, self._asked)
+        for follower in self._asked.followers:
             if follower.matcher is None and not follower.over:
                 follower.begin()
-        order = sorted(range(len(followers)), key=lambda place: followers[place].lane)
-        self._asked = _Constrained(work.constrained, followers, order)
-        self._to_fill = [(matcher, place) for place in order if (matcher := followers[place].matcher) is not None]
+        runs = self._asked
+        self._followed = [
+            (matcher, place) for place in runs.order if (matcher := runs.followers[place].matcher) is not None
+        ]
 
-    def _fill(self) -> None:
+    def _fill(self, work: StepWork) -> None:
         """Masks of all that are followed, in the buffer."""
-        if self._to_fill:
-            masks = self._masks
-            self._in_parallel().unsafe_compute_mask_ptr(self._to_fill, masks.data_ptr(), 4 * masks.shape[1], len(masks))
-            for matcher, place in self._to_fill:
-                if matcher.is_error():
-                    self._asked.followers[place].broken = True
+        runs, followed, masks = self._asked, self._followed, self._masks
+        if not followed:
+            return
+        buffer = masks.data_ptr(), 4 * masks.shape[1], len(masks)
+        alone, drafted = [], []
+        for matcher, place in followed:
+            drafts = self._drafts_of(runs.followers[place], runs.widths[place])
+            if drafts:
+                drafted.append((matcher, runs.places[place], drafts))
+            else:
+                alone.append((matcher, runs.places[place]))
+        if len(work.constrained) > len(runs.rows):
+            masks[: len(work.constrained)] = -1  # behind impossible drafts nothing is written
+        if alone:
+            self._in_parallel().unsafe_compute_mask_ptr(alone, *buffer)
+        if drafted:
+            self._in_parallel().unsafe_compute_mask_ptr_with_draft_token(drafted, *buffer)
+        for matcher, place in followed:
+            if matcher.is_error():
+                self._break(work, place)
+
+    def _drafts_of(self, follower: Follower, width: int) -> list[int]:
+        """Those that a run of ``width`` samples verifies, up to the first that ends the text: there is nothing to
+        follow behind it."""
+        if width == 1:
+            return []
+        drafts = follower.drafts[: width - 1]
+        ends = [place for place, token in enumerate(drafts) if token in self._ends]
+        return drafts[: ends[0]] if ends else drafts
+
+    def _break(self, work: StepWork, place: int) -> None:
+        """One cannot be followed any further; if that is so behind a draft, only if the draft is right."""
+        runs = self._asked
+        follower, width = runs.followers[place], runs.widths[place]
+        drafts = self._drafts_of(follower, width)
+        number = follower.find_break(drafts, self._masks[runs.places[place] :]) if drafts else 0
+        if number == 0:
+            follower.broken = True
+        elif number is not None:
+            work.broken.append(runs.rows[place] + number)
 
     def _catch_up(self) -> None:
         """Follow the tokens of all steps before, waiting for them."""
@@ -242,19 +237,23 @@ class Grammars:
                 raise EngineError("no tokens of the step before: the completion thread has ended")
             self._follow(step, tokens)
 
-    def _follow(self, step: _Constrained, tokens: Int32Array) -> None:
-        """Go on with those of a step's tokens [N] that are constrained."""
-        ahead: list[tuple[LLMatcher, int]] = []
-        followers, sampled = step.followers, tokens[step.rows].tolist()
+    def _follow(self, step: ConstrainedRuns, told: Int32Array) -> None:
+        """Go on with the tokens of a step's runs."""
+        turns: list[list[tuple[LLMatcher, int]]] = []
+        tokens = step.tokens(told)
         for place in step.order:
-            follower, token = followers[place], sampled[place]
+            follower = step.followers[place]
             if follower.over or follower.matcher is None:
                 continue
-            if token in self._ends:
-                follower.over = True
-            else:
-                ahead.append((follower.matcher, token))
-        if ahead:
+            for turn, token in enumerate(tokens[place]):
+                if token in self._ends:
+                    follower.over = True
+                    break
+                follower.output.append(token)
+                if turn == len(turns):
+                    turns.append([])
+                turns[turn].append((follower.matcher, token))
+        for ahead in turns:
             self._in_parallel().consume_token_par(ahead)
 
     def _in_parallel(self) -> LLExecutor:

@@ -48,6 +48,8 @@ class Drafting:
             self.lengths[slots] = deltas["entered_lengths"]
             self.found[slots] = 0
             self.predicted[slots] = deltas["entered_predicted"]
+        if work.runs is not None and work.runs.exact:
+            return
         self._ops.resolve_starts(
             self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
             header.sample_slots[:samples], deltas["sample_starts"], header.positions[:samples],
@@ -81,4 +83,10 @@ class Drafting:
             self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :], self.predicted,
             self._first_predicted,
         )  # fmt: skip
-        return told
+        return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
+
+    def _drafts(self, slots: torch.Tensor) -> torch.Tensor:
+        """What stands behind the sequences in slots [M], drafts first, [M * num_drafts]: the host, which makes masks of
+        grammars, has to know them."""
+        places = self.lengths[slots].unsqueeze(1) + torch.arange(self._num_drafts, device=slots.device)
+        return self._state.tokens[slots.unsqueeze(1), places].reshape(-1)

@@ -126,7 +126,7 @@ class Runner:
     def most_results(self) -> int:
         """The most numbers that a step tells."""
         limits = self.limits
-        return limits.most_samples + (TOLD * limits.max_num_seqs if limits.num_drafts else 0)
+        return limits.most_samples + ((TOLD + limits.num_drafts) * limits.max_num_seqs if limits.num_drafts else 0)
 
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples. Where drafts

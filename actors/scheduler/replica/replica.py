@@ -29,6 +29,7 @@ from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.replica.token_budget import allot_blocks, give_back_blocks, share_budget
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
+from pagebus.bus.messages.field_types import no_ints
 
 
 class Replica(ReplicaBase):
@@ -135,7 +136,7 @@ class Replica(ReplicaBase):
         if np.count_nonzero(samples) < len(slots):
             sample_slots, sample_ids = slots[samples], ids[samples]
         if drafts is not None:
-            drafts = np.pad(drafts, (0, len(slots) - num_decodes))[samples]
+            drafts = np.pad(drafts, (0, len(slots) - num_decodes))[samples] if num_drafts else None
         self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids, drafts))
         self.pipeline.planned(len(slots), num_decodes)
         if self.caching and num_decodes < len(slots):
@@ -156,10 +157,10 @@ class Replica(ReplicaBase):
         self.pipeline.done(result.launched_s, result.done_s)
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
-        if matched.runs is not None:
+        if self.slots.num_drafts:
             self.depth.prices.done(result.launched_s, result.done_s)
-            runs = matched.runs
-            self.depth.learn(runs.slots, runs.planned, runs.runs.counts - 1)
+            runs, none = matched.runs, no_ints()
+            self.depth.learn(*(none, none, none) if runs is None else (runs.slots, runs.planned, runs.runs.counts - 1))
         self.step_results.confirm(self.in_flight.popleft(), self.list_blocks if self.caching else None)
         ended = self.step_results.apply(matched, result)
         if matched.runs is not None and self.caching:

@@ -283,9 +283,9 @@ class SlotTable:
 
 
 def most_drafts(sequence: Sequence, most: int) -> int:
-    """How many drafts of the sequence's next tokens a step may verify, ``most`` or fewer. Beams change their past, and
-    the masks of a grammar are made for one token at a time."""
+    """How many drafts of the sequence's next tokens a step may verify, ``most`` or fewer: none of beams, which change
+    their past."""
     sampling = sequence.request.sampling
-    if sequence.beam_group is not None or sampling.grammar:
+    if sequence.beam_group is not None:
         return 0
     return most if sampling.num_speculative_tokens is None else min(most, sampling.num_speculative_tokens)

@@ -35,7 +35,7 @@ class ResultRows:
     running: NDArray[np.bool_] | None
     """None: all rows."""
     runs: RunSlots | None = None
-    """Of a plan for an executor that speculates: the rows by run."""
+    """Of a step in which some row had drafts: the rows by run."""
 
 
 def same_ints(one: Int32Array, other: Int32Array) -> bool:
@@ -100,6 +100,8 @@ class StepResults:
         slots = flight.sample_slots
         if not same_ints(ids, flight.sample_ids):
             slots = flight.sample_slots[self._match_some(flight, ids)]
+        if self._table.num_drafts and len(result.num_drafts) != len(ids):
+            raise ProtocolError(f"step {result.step}: the result does not tell the drafts of its rows")
         running = self._table.ids[slots] == ids
         if np.count_nonzero(running) == len(ids):
             self._check_indexes(slots, result.token_indexes, result.ends)
@@ -173,6 +175,9 @@ class StepResults:
             slots, token_ids, indexes, ends = slots[kept], token_ids[kept], indexes[kept], ends[kept]
         if matched.runs is None:
             table.take_tokens(slots, token_ids)
+            if table.num_drafts:
+                told = result.num_drafts if matched.running is None else result.num_drafts[matched.running]
+                table.drafts[matched.slots] = told
         else:
             for rows in turns(slots):
                 table.take_tokens(slots[rows], token_ids[rows])

@@ -287,6 +287,9 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
         suspended=replica.suspended,
         num_parked=replica.num_parked,
         given_back_blocks=replica.num_given_back,
+        most_drafts=replica.slots.num_drafts,
+        num_drafted=replica.step_results.acceptance.num_draft_tokens,
+        num_accepted=replica.step_results.acceptance.num_accepted,
     )
 
 

@@ -228,8 +228,6 @@ def test_speculation_as_vllm_says_it() -> None:
 def test_speculation_that_cannot_be(given: str, why: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(why)):
         settings_of(f"m --speculative-config {given}")
-    with pytest.raises(SettingsError, match="tensor-parallel-size"):
-        settings_of("m --spec-method ngram --spec-tokens 2 -tp 2")
 
 
 @pytest.mark.parametrize("field", ['"num_speculative_tokens":"4"', '"model":"x"', '"rejection_sample_method":"strict"'])

@@ -33,12 +33,19 @@ PROFILE = Profile(
 
 
 def run(
-    trace: Trace, profile: Profile = PROFILE, *, faults: str = "", executors: int = 1, **settings: Any
+    trace: Trace,
+    profile: Profile = PROFILE,
+    *,
+    faults: str = "",
+    executors: int = 1,
+    acceptance: float = 0.0,
+    **settings: Any,
 ) -> Deployment:
     """A run with all checks."""
     deployment = Deployment(
-        trace, profile, Settings(**settings), num_executors=executors, faults=parse_faults(faults), check=True
-    )
+        trace, profile, Settings(**settings), num_executors=executors, faults=parse_faults(faults), check=True,
+        acceptance=acceptance,
+    )  # fmt: skip
     deployment.run()
     return deployment
 
@@ -220,3 +227,23 @@ def test_steps_beyond_the_graphs_take_their_time_to_launch() -> None:
     for tokens, floored in ((100, False), (101, True)):
         usual_s, eager_s = (run(make_trace(tokens, 1), each).clients.ttft.mean for each in (PROFILE, eager))
         assert eager_s == (pytest.approx(0.05 + 0.0051) if floored else usual_s)
+
+
+@pytest.mark.parametrize("faults", ["", "kill executor-0 at 0.4; add 1 at 0.5"])
+def test_speculation(faults: str) -> None:
+    """Every token comes once, also of executors that die; right drafts save steps, and wrong ones are soon left out."""
+    trace = make_workload("mixed256", requests=6, seed=3)
+    drafts = {"spec_method": "ngram", "spec_tokens": 4}
+    reports = [
+        make_report(run(trace, faults=faults, acceptance=chance, **settings))
+        for chance, settings in ((0.0, {}), (0.0, drafts), (0.9, drafts), (1.0, drafts))
+    ]
+    plain, wrong, mostly, right = reports
+    assert [each["requests"]["done"] for each in reports] == [6] * 4
+    assert plain["drafts"] == {"drafted": 0, "accepted": 0}
+    assert wrong["drafts"]["accepted"] == 0 < wrong["drafts"]["drafted"]
+    assert wrong["duration_s"] < 1.03 * plain["duration_s"]
+    assert mostly["duration_s"] < 0.8 * plain["duration_s"]
+    assert right["drafts"]["accepted"] > 0.9 * right["drafts"]["drafted"]
+    assert right["steps"] < 0.5 * plain["steps"]
+    assert "accepted" in table(right)

@@ -53,6 +53,11 @@ class Group:
         """Of rank 0."""
         return self.engines[0].num_occupied_slots
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Of the rank with the fewest."""
+        return min(engine.num_host_blocks for engine in self.engines)
+
     def stop(self) -> bool:
         """Whether all have ended."""
         stopped = [engine.stop() for engine in self.engines]

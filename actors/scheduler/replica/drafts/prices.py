@@ -28,6 +28,9 @@ MIN_PLAIN = 2
 FIRST_SPAN, MOST_SPAN = 2, 128
 """After a step without drafts come so many with some before another without is due, each time twice as many as the last
 time: what such a step takes is to be learned soon, and changes with time."""
+MOST_UNLEARNED = 16
+"""Steps without drafts that are kept for when one with some is compared with them. To learn takes longer than to plan,
+and would be in vain where nothing is drafted."""
 CHEAPER = 0.8
 """What is not tried is taken to become cheaper, at each of the rare trials of something else."""
 
@@ -60,6 +63,7 @@ class Prices:
         self._law = StepTime()
         self._sizes: dict[int, Size] = {}
         self._in_flight: deque[tuple[Work, int] | None] = deque()
+        self._unlearned: deque[tuple[Work, float]] = deque(maxlen=MOST_UNLEARNED)
         self._last_done_s = 0.0
 
     def _size(self, num_rows: int) -> Size:
@@ -88,12 +92,19 @@ class Prices:
         if told is None or time_s <= 0:
             return
         work, num_drafts = told
-        size = self._size(work.decodes)
-        if num_drafts:
-            if size.plain >= MIN_PLAIN:
-                expected_s = max(self._law.predict_s(work) * size.factor, LEAST_TIME_S)
-                _learn(size.tried, num_drafts, time_s / expected_s)
+        if not num_drafts:
+            self._unlearned.append((work, time_s))
             return
+        while self._unlearned:
+            self._learn_plain(*self._unlearned.popleft())
+        size = self._size(work.decodes)
+        if size.plain >= MIN_PLAIN:
+            expected_s = max(self._law.predict_s(work) * size.factor, LEAST_TIME_S)
+            _learn(size.tried, num_drafts, time_s / expected_s)
+
+    def _learn_plain(self, work: Work, time_s: float) -> None:
+        """A step without drafts has taken so long."""
+        size = self._size(work.decodes)
         self._law.learn(work, time_s)
         factor = min(time_s / max(self._law.predict_s(work), LEAST_TIME_S), MOST_TIMES)
         size.plain += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from pagebus.actors.commands.cli import main
@@ -22,9 +23,20 @@ def test_one_frame(options, server, monkeypatch, capsys) -> None:
     assert lines[0].startswith("Pagebus ")
     assert lines[0].endswith("fake-model")
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line.split()}
-    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "0", "0"]
+    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "0", "0", "-", "-"]
     assert rows["ingress-0"][0] == "ready"
     assert rows["requests"] == ["0"]
+
+
+def test_drafts(options, server, monkeypatch, capsys) -> None:
+    """How many an executor that speculates has verified, and the share that was right."""
+    told = state({7: [0, 1]})
+    drafting = replace(told.replicas[0], most_drafts=4, num_drafted=200, num_accepted=50)
+    told = replace(told, replicas=(drafting,))
+    monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
+    assert main(["top", *options, "--once"]) == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-0"))
+    assert row[-2:] == ["200", "25%"]
 
 
 def test_a_silent_scheduler_is_said(options, server, monkeypatch, capsys) -> None:

@@ -6,7 +6,7 @@ import { Figures } from "../parts/figures.js";
 import { chooseReplica } from "../parts/replicas.js";
 import { summary, Timeline } from "../parts/timeline.js";
 
-const NAMES = ["Steps/s", "Step, p50 / p99", "Device busy", "Decode/s", "Prefill/s", "Wasted", "Bus, plan / result"];
+const NAMES = ["Steps/s", "Step, p50 / p99", "Device busy", "Decode/s", "Prefill/s", "Wasted", "Drafts accepted", "Bus, plan / result"];
 
 export function stepsView({ world, view, tools, signal }) {
   const figures = new Figures(NAMES);
@@ -42,12 +42,20 @@ export function stepsView({ world, view, tools, signal }) {
     figures.set("Decode/s", found ? short(found.decode) : "0", "tokens");
     figures.set("Prefill/s", found ? short(found.prefill) : "0", "tokens");
     figures.set("Wasted", percent(found?.wasted));
+    figures.set("Drafts accepted", ...drafts(world.shownReplicas().get(name)));
     figures.set("Bus, plan / result", ...(found ? pair(found.planBus, found.resultBus) : ["–"]));
     say(hint, found ? "" : whyNone());
   };
   const timer = setInterval(update, 500);
   signal.addEventListener("abort", () => clearInterval(timer));
   requestAnimationFrame(update);
+}
+
+/** The share of an executor's drafts that were right, and how many they were. */
+function drafts(replica) {
+  if (!replica?.most_drafts) return ["–", "no speculation"];
+  const drafted = replica.num_drafted, accepted = replica.num_accepted;
+  return [drafted ? percent(accepted / drafted) : "–", `${short(drafted)} drafted, ${short(drafted - accepted)} wasted`];
 }
 
 const KEY = { decode: "Decode", prefill: "Prefill", wasted: "Wasted", "ink-3": "Plan to executor", good: "Result to scheduler" };

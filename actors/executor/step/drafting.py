@@ -15,6 +15,7 @@ from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.step.head_drafts import HeadDrafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,11 @@ class Drafting:
     """``lengths`` [S]: tokens of each slot, the last of which is never computed. ``found`` [S]: drafts behind them in
     the token table. ``predicted`` [S]: tokens of the text predicted for each, at the end of that table."""
 
-    def __init__(self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup) -> None:
+    def __init__(
+        self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup, head: HeadDrafts | None
+    ) -> None:
+        self.head = head
+        """Who drafts in place of the lookup."""
         self._ops, self._state, self._header, self._lookup = ops, state, header, lookup
         self._num_drafts, self._vocab_size = limits.num_drafts, limits.vocab_size
         size, device = limits.layout.num_slots, state.tokens.device
@@ -48,6 +53,8 @@ class Drafting:
             self.lengths[slots] = deltas["entered_lengths"]
             self.found[slots] = 0
             self.predicted[slots] = deltas["entered_predicted"]
+        if self.head is not None:
+            self.head.draft(work, self.lengths)
         self._ops.resolve_starts(
             self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
             header.sample_slots[:samples], deltas["sample_starts"], header.positions[:samples],
@@ -67,18 +74,29 @@ class Drafting:
         self._ops.store_sampled(self._state.tokens, slots, before, input_ids.index_select(0, index))
 
     def end(
-        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor
-    ) -> torch.Tensor:
-        """Accept and draft. Returns the ``num_results`` numbers of the step, int32."""
+        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor,
+        features: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Accept and draft. ``features`` [T, H]: those of the head, if there is one. Returns the ``num_results`` numbers
+        of the step, int32."""
         assert work.runs is not None
         header, slots = self._header, deltas["run_slots"]
         told = self._ops.accept_drafts(
             sampled, input_ids, header.hidden_index, header.indexes, deltas["run_starts"], slots, self.lengths,
             self.found, self._num_drafts, len(work.positions),
         )  # fmt: skip
+        ready = told[len(told) - len(work.runs) :]
+        if self.head is not None and features is not None:
+            accepted = told[len(work.positions) :][: len(work.runs)] - 1
+            last = deltas["run_starts"][:-1]  # of decodes alone, samples are behind the tokens of the same number
+            if not work.decode_only:
+                last = header.hidden_index[last.long()] + accepted
+            self.head.keep(slots, features[last.long()])
+            self.found[slots.long()] = self._num_drafts  # so many it will have, once rows ask for them
+            ready.fill_(self._num_drafts)
+            return told
         self.look_up(
             self._state.tokens, self.lengths, self.found, slots, self._num_drafts, self._lookup.shortest,
-            self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :], self.predicted,
-            self._first_predicted,
+            self._lookup.longest, self._vocab_size, ready, self.predicted, self._first_predicted,
         )  # fmt: skip
         return told

@@ -22,11 +22,14 @@ from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs
 from pagebus.actors.executor.graphs.resampling import resampling_of
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
+from pagebus.actors.executor.memory.kv_cache import Cache
 from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder
+from pagebus.actors.executor.models.eagle3 import Eagle3
 from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
 from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.drafting import Drafting, Lookup
+from pagebus.actors.executor.step.head_drafts import HeadDrafts
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
@@ -52,7 +55,9 @@ class Runner:
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
         pieces_tokens: the most tokens of a step that may run from piecewise graphs.
+        cache: the blocks, and the model's part of them.
         lookup: what drafts are looked up by, if any are verified.
+        head: what drafts instead.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
             computes all tokens, not only the sampled ones, which would be decodes.
     """
@@ -63,17 +68,18 @@ class Runner:
         ops: Ops,
         limits: BatchLimits,
         device: torch.device,
-        kv_cache: torch.Tensor,
+        cache: Cache,
         depth: int,
         graph_tokens: int = 0,
         *,
         pieces_tokens: int = 0,
         decodes_apart: bool = True,
         lookup: Lookup | None = None,
+        head: Eagle3 | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
-        self.kv_cache = kv_cache
+        self.kv_cache, self.blocks = cache.model, cache.blocks
         self.graphs: Graphs | None = None
         self.state = DeviceBatch(ops, limits, device)
         self._ops = ops
@@ -94,7 +100,7 @@ class Runner:
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype, kv_cache.device)
+        self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
         self._config = prompts_config(self._shape, invariant=not decodes_apart)
         block_queries = self._config.block_queries
         self.buckets = Buckets(
@@ -120,7 +126,18 @@ class Runner:
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:
-            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup)
+            drafts, header = None, self.uploader.header
+            if head is not None:
+                assert cache.head is not None
+                drafts = HeadDrafts(head, as_decoder(model), ops, self.state, header, limits, cache.head, most_tokens)
+            self.drafting = Drafting(ops, self.state, header, limits, lookup, drafts)
+
+    def use(self, cache: Cache) -> None:
+        """Go on with another cache."""
+        self.kv_cache, self.blocks = cache.model, cache.blocks
+        if self.drafting is not None and self.drafting.head is not None:
+            assert cache.head is not None
+            self.drafting.head.kv_cache = cache.head
 
     @property
     def most_results(self) -> int:
@@ -139,7 +156,7 @@ class Runner:
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
-            self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
+            self._ops.copy_blocks(self.blocks, deltas["copy_sources"], deltas["copy_targets"])
         if not len(work.slots):
             return None
         if self.drafting is not None:
@@ -151,6 +168,7 @@ class Runner:
             if work.logprob_rows is not None:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):
+                self._follow(work)
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
@@ -162,8 +180,15 @@ class Runner:
             assert self.scores is not None
             self.scores.sampled, self.scores.picked = self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled)
         if self.drafting is not None:
-            return self.drafting.end(work, deltas, self._input_ids, sampled)
+            return self.drafting.end(work, deltas, self._input_ids, sampled, self._follow(work))
         return sampled
+
+    def _follow(self, work: StepWork) -> torch.Tensor | None:
+        """Have a draft head follow the step; its features [T, H]."""
+        if self.drafting is None or self.drafting.head is None:
+            return None
+        count = work.num_tokens
+        return self.drafting.head.follow(work, self._positions[:count], self._slot_mappings[0, :count])
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
         """Choose how a step padded to ``bucket`` runs."""

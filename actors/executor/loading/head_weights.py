@@ -20,8 +20,8 @@ from pagebus.actors.executor.loading.weights import (
 from pagebus.actors.executor.models import Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.models.eagle3 import Eagle3
+from pagebus.actors.executor.models.eagle3_config import Eagle3Config, load_eagle3
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_folder
-from pagebus.actors.model.eagle3 import Eagle3Config, load_eagle3
 from pagebus.actors.settings import Settings
 
 EMBEDDING, OFFSETS, KNOWN = "embed_tokens.weight", "d2t", "t2d"
@@ -51,7 +51,9 @@ class HeadFiles:
         except ModelError as error:
             raise ModelError(f"speculative model {self.path}: {error}") from error
 
-    def _filled(self, model: Model, settings: Settings, stored: dict[str, StoredTensor], *, with_weights: bool) -> Eagle3:
+    def _filled(
+        self, model: Model, settings: Settings, stored: dict[str, StoredTensor], *, with_weights: bool
+    ) -> Eagle3:
         embedding = None
         if EMBEDDING not in stored:
             embedding = as_decoder(model).embedding.weight
@@ -67,7 +69,7 @@ class HeadFiles:
                 copy_weights([(stored[name], view) for name, view in parameters.views.items()], lambda count: None)
             except OSError as error:
                 raise ModelError(f"the weights cannot be read: {error}") from error
-        elif not parameters.device.type == "meta":
+        elif parameters.device.type != "meta":
             generator = make_generator(parameters.device).manual_seed(settings.seed)
             for tensor in parameters.tensors:
                 tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
@@ -99,8 +101,8 @@ def _our_names(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _token_ids(stored: dict[str, StoredTensor], config: Eagle3Config, vocab_size: int) -> np.ndarray:
-    """The tokens that the head knows [draft_vocab] int32: their own numbers, plus the offsets that are ``stored``. Takes
-    the tables of tokens out of it. Raises ModelError."""
+    """The tokens that the head knows [draft_vocab] int32: their numbers there, plus the offsets that are ``stored``.
+    Takes the tables of tokens out of it. Raises ModelError."""
     known, count = stored.pop(KNOWN, None), config.draft_vocab
     if known is not None and known.shape != (vocab_size,):
         raise ModelError(f"tensor {KNOWN} has shape {list(known.shape)}, the model's vocabulary is [{vocab_size}]")

@@ -216,9 +216,7 @@ def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     return dtype if config.in_one_step else resolve_kv_dtype(settings, dtype)
 
 
-def cache_format(
-    settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | None
-) -> CacheFormat:
+def cache_format(settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | None) -> CacheFormat:
     """What lies in a block of the cache; of a draft head in the model's own format."""
     kv_dtype = cache_dtype(settings, config, dtype)
     return CacheFormat(config, settings.block_size, kv_dtype, None if head is None else head.config.layer, dtype)

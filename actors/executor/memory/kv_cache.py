@@ -91,7 +91,8 @@ class CacheFormat:
         if self.head is None:
             cache = allocate_kv_cache(self.config, num_blocks, self.block_size, self.dtype, device)
             return Cache(cache, cache)
-        blocks, own = _zeros(num_blocks, self.block_bytes, device), kv_block_bytes(self.config, self.block_size, self.dtype)
+        own = kv_block_bytes(self.config, self.block_size, self.dtype)
+        blocks = _zeros(num_blocks, self.block_bytes, device)
         model = _shaped(blocks[:, :own], self.config, self.block_size, self.dtype)
         return Cache(blocks, model, _shaped(blocks[:, own:], self.head, self.block_size, self.head_dtype))
 
@@ -111,7 +112,8 @@ def _shaped(blocks: torch.Tensor, config: ModelConfig, block_size: int, dtype: t
         if blocks.device.type != "cpu":
             int8.split_blocks(numbers, page_layers(config), config.num_kv_heads, config.head_dim)[1].fill_(1.0)
         return numbers
-    return numbers.unflatten(1, (page_layers(config), kv_parts(config), block_size, config.num_kv_heads, config.head_dim))
+    shape = page_layers(config), kv_parts(config), block_size, config.num_kv_heads, config.head_dim
+    return numbers.view(len(numbers), *shape)
 
 
 def layer_pages(

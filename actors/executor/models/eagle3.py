@@ -20,7 +20,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
-from pagebus.actors.model.eagle3 import Eagle3Config
+from pagebus.actors.executor.models.eagle3_config import Eagle3Config
 from pagebus.actors.model.spec import Dense
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
 from pagebus.kernels.common.target import target_of

@@ -54,7 +54,7 @@ class Drafting:
             self.found[slots] = 0
             self.predicted[slots] = deltas["entered_predicted"]
         if self.head is not None:
-            self.head.draft(work, self.lengths)
+            self.head.draft(work, header, self.lengths)
         self._ops.resolve_starts(
             self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
             header.sample_slots[:samples], deltas["sample_starts"], header.positions[:samples],
@@ -73,12 +73,15 @@ class Drafting:
         before = torch.where(positions > 0, positions - 1, -1)
         self._ops.store_sampled(self._state.tokens, slots, before, input_ids.index_select(0, index))
 
+    def follow(self, work: StepWork) -> None:
+        """In place of :meth:`end` where no row samples."""
+        if self.head is not None:
+            self.head.follow(work, self._header)
+
     def end(
-        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor,
-        features: torch.Tensor | None,
-    ) -> torch.Tensor:  # fmt: skip
-        """Accept and draft. ``features`` [T, H]: those of the head, if there is one. Returns the ``num_results`` numbers
-        of the step, int32."""
+        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor
+    ) -> torch.Tensor:
+        """Accept and draft. Returns the ``num_results`` numbers of the step, int32."""
         assert work.runs is not None
         header, slots = self._header, deltas["run_slots"]
         told = self._ops.accept_drafts(
@@ -86,12 +89,12 @@ class Drafting:
             self.found, self._num_drafts, len(work.positions),
         )  # fmt: skip
         ready = told[len(told) - len(work.runs) :]
-        if self.head is not None and features is not None:
+        if self.head is not None:
             accepted = told[len(work.positions) :][: len(work.runs)] - 1
             last = deltas["run_starts"][:-1]  # of decodes alone, samples are behind the tokens of the same number
             if not work.decode_only:
                 last = header.hidden_index[last.long()] + accepted
-            self.head.keep(slots, features[last.long()])
+            self.head.keep(slots, self.head.follow(work, header)[last.long()])
             self.found[slots.long()] = self._num_drafts  # so many it will have, once rows ask for them
             ready.fill_(self._num_drafts)
             return told

@@ -23,33 +23,35 @@ from pagebus.actors.executor.models.eagle3 import Eagle3
 
 
 class HeadDrafts:
-    """``hidden`` [tokens of a step, taps * H]: what is read of the model in each pass. ``features`` [S, H]: those of the
-    last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks."""
+    """``hidden`` [tokens of a step, taps * H]: what is read of the model in each pass. ``features`` [S, H]: that of the
+    last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks. Each pass of the
+    model leaves its ``positions`` and its ``slot_mapping`` in the first T places of these."""
 
     def __init__(
-        self, head: Eagle3, model: Decoder, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits,
-        kv_cache: torch.Tensor, most_tokens: int,
+        self, head: Eagle3, model: Decoder, ops: Ops, state: DeviceBatch, limits: BatchLimits,
+        positions: torch.Tensor, slot_mapping: torch.Tensor,
     ) -> None:  # fmt: skip
-        self.head, self.kv_cache = head, kv_cache
-        self._ops, self._state, self._header, self._block_size = ops, state, header, limits.block_size
+        self.head, self._positions, self._slot_mapping = head, positions, slot_mapping
+        self.kv_cache: torch.Tensor | None = None
+        self._ops, self._state, self._block_size = ops, state, limits.block_size
         config, device, dtype = head.config, state.tokens.device, model.parameters.dtype
         width = config.target_hidden
-        self.hidden = torch.zeros(most_tokens, len(config.taps) * width, dtype=dtype, device=device)
+        self.hidden = torch.zeros(len(positions), len(config.taps) * width, dtype=dtype, device=device)
         for place, index in enumerate(config.taps):
             model.layers[index].taps.append(self.hidden[:, place * width : (place + 1) * width])
         self.features = torch.zeros(limits.layout.num_slots, config.layer.hidden_size, dtype=dtype, device=device)
         self._counts = torch.arange(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
 
-    def draft(self, work: StepWork, lengths: torch.Tensor) -> None:
+    def draft(self, work: StepWork, header: Header, lengths: torch.Tensor) -> None:
         """Guess for the rows of the step that verify drafts, of sequences of ``lengths`` [S], and store the drafts
         behind their tokens."""
         assert work.runs is not None
+        assert self.kv_cache is not None
         widths = np.diff(work.runs.starts)
         drafted = np.flatnonzero(widths > 1)  # decodes are before them; none has fewer samples than tokens
         if not len(drafted):
             return
         first, end, most = int(drafted[0]), int(drafted[-1]) + 1, int(widths.max()) - 1
-        header = self._header
         slots, drafts = header.slots[first:end], header.query_start[first : end + 1].diff() - 1
         rows = slots.long()
         features, length = self.features[rows], lengths[rows]
@@ -61,15 +63,16 @@ class HeadDrafts:
             where = torch.where(drafts > place, length + place, -1)
             self._ops.store_sampled(self._state.tokens, slots, where, guess)
 
-    def follow(self, work: StepWork, positions: torch.Tensor, slot_mapping: torch.Tensor) -> torch.Tensor:
-        """Store keys and values of the step's tokens, at ``positions`` [T] and in these places of the cache [T], behind
-        its sampling. Returns the features of all [T, H]."""
-        header, count, num_rows = self._header, work.num_tokens, len(work.slots)
+    def follow(self, work: StepWork, header: Header) -> torch.Tensor:
+        """Store keys and values of the step's tokens, behind its sampling. Returns the features of all [T, H]."""
+        assert self.kv_cache is not None
+        count, num_rows = work.num_tokens, len(work.slots)
         lens = header.query_start[: num_rows + 1].diff()
         rows = torch.repeat_interleave(header.slots[:num_rows].long(), lens.long(), output_size=count)
+        positions = self._positions[:count]
         ids = self._state.tokens[rows, positions.long() + 1]
         features = self.head.features(self.hidden[:count])
-        self.head.cache(Tokens(ids, positions, slot_mapping, self.kv_cache), features)
+        self.head.cache(Tokens(ids, positions, self._slot_mapping[:count], self.kv_cache), features)
         return features
 
     def keep(self, slots: torch.Tensor, features: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits, aligned
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.runs import TOLD
-from pagebus.actors.executor.batch.step_work import Extras, StepWork
+from pagebus.actors.executor.batch.step_work import Extras, StepWork, prefill_rows
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.device.ops import Ops
@@ -79,7 +79,6 @@ class Runner:
     ) -> None:
         self.model = model
         self.limits = limits
-        self.kv_cache, self.blocks = cache.model, cache.blocks
         self.graphs: Graphs | None = None
         self.state = DeviceBatch(ops, limits, device)
         self._ops = ops
@@ -126,17 +125,16 @@ class Runner:
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:
-            drafts, header = None, self.uploader.header
-            if head is not None:
-                assert cache.head is not None
-                drafts = HeadDrafts(head, as_decoder(model), ops, self.state, header, limits, cache.head, most_tokens)
-            self.drafting = Drafting(ops, self.state, header, limits, lookup, drafts)
+            drafts = None if head is None else HeadDrafts(
+                head, as_decoder(model), ops, self.state, limits, self._positions, self._slot_mappings[0]
+            )  # fmt: skip
+            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup, drafts)
+        self.use(cache)
 
     def use(self, cache: Cache) -> None:
-        """Go on with another cache."""
+        """Go on with this cache."""
         self.kv_cache, self.blocks = cache.model, cache.blocks
         if self.drafting is not None and self.drafting.head is not None:
-            assert cache.head is not None
             self.drafting.head.kv_cache = cache.head
 
     @property
@@ -168,7 +166,8 @@ class Runner:
             if work.logprob_rows is not None:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):
-                self._follow(work)
+                if self.drafting is not None:
+                    self.drafting.follow(work)
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
@@ -180,15 +179,8 @@ class Runner:
             assert self.scores is not None
             self.scores.sampled, self.scores.picked = self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled)
         if self.drafting is not None:
-            return self.drafting.end(work, deltas, self._input_ids, sampled, self._follow(work))
+            return self.drafting.end(work, deltas, self._input_ids, sampled)
         return sampled
-
-    def _follow(self, work: StepWork) -> torch.Tensor | None:
-        """Have a draft head follow the step; its features [T, H]."""
-        if self.drafting is None or self.drafting.head is None:
-            return None
-        count = work.num_tokens
-        return self.drafting.head.follow(work, self._positions[:count], self._slot_mappings[0, :count])
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
         """Choose how a step padded to ``bucket`` runs."""
@@ -403,13 +395,3 @@ def _all_wanted(work: StepWork) -> bool:
 
 def _no_masks(work: StepWork) -> torch.Tensor:
     raise EngineError("this engine follows no grammars")
-
-
-def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
-    """The rows after the decodes, from the host's numbers."""
-    rows = range(work.num_decodes, len(work.slots))
-    counts = np.diff(work.query_start)
-    found = (
-        LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
-    )
-    return tuple(found)

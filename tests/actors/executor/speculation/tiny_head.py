@@ -14,20 +14,19 @@ from safetensors.torch import load_file, save_file
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WIDTH, BASE, EPS = 64, 4, 2, 64, 96, 10000.0, 1e-5
 """Of all heads here; head sizes are those that kernels take."""
-KNOWN = 200
-"""Tokens of the vocabulary that a head knows."""
 
 
 @dataclass(frozen=True)
 class TinyHead:
     """A head of a model with ``hidden`` numbers, ``vocab`` tokens and so many ``layers``; ``speculators``: in that
-    format, else in SafeAILab's, and ``flags`` are fields of its config.json."""
+    format, else in SafeAILab's, and ``flags`` are fields of its config.json. It knows the tokens ``known``."""
 
     hidden: int
     vocab: int
     taps: tuple[int, ...]
     speculators: bool = True
     own_embedding: bool = True
+    known: tuple[int, ...] = tuple(range(1, 201))
     flags: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -58,7 +57,7 @@ class TinyHead:
             "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
             "intermediate_size": WIDTH, "rms_norm_eps": EPS, "rope_theta": BASE, "max_position_embeddings": 512,
         }  # fmt: skip
-        more = {"draft_vocab_size": KNOWN, "target_hidden_size": self.hidden, **self.flags}
+        more = {"draft_vocab_size": len(self.known), "target_hidden_size": self.hidden, **self.flags}
         if self.speculators:
             taps = {"eagle_aux_hidden_state_layer_ids": list(self.taps)}
             told = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3"}
@@ -80,14 +79,14 @@ class TinyHead:
         def norm(size: int) -> torch.Tensor:
             return 1 + torch.randn(size, generator=generator) / 5
 
-        known = torch.randperm(self.vocab, generator=generator)[:KNOWN].sort().values
+        known = torch.tensor(self.known)
         mask = torch.zeros(self.vocab, dtype=torch.bool).index_fill(0, known, True)
         layer = "layers.0."
         found = {
             "fc.weight": weight(width, read),
             "norm.weight": norm(width),
-            "lm_head.weight": weight(KNOWN, width),
-            "d2t": known - torch.arange(KNOWN),
+            "lm_head.weight": weight(len(known), width),
+            "d2t": known - torch.arange(len(known)),
             "t2d": mask,
             f"{layer}self_attn.q_proj.weight": weight(HEADS * HEAD_DIM, 2 * width),
             f"{layer}self_attn.k_proj.weight": weight(KV_HEADS * HEAD_DIM, 2 * width),
@@ -109,10 +108,15 @@ class TinyHead:
 
 
 def plain_drafts(
-    head: TinyHead, weights: dict[str, torch.Tensor], hidden: torch.Tensor, ids: Sequence[int], count: int
+    head: TinyHead,
+    weights: dict[str, torch.Tensor],
+    hidden: torch.Tensor,
+    ids: Sequence[int],
+    count: int,
+    window: int = 0,
 ) -> list[int]:
     """``count`` drafts behind the tokens ``ids`` [L] from the model's hidden states [L - 1, taps * H] of all but the
-    last. All is computed anew for each: dense attention, no cache."""
+    last. All is computed anew for each: dense attention, no cache. ``window`` 0: all tokens are seen."""
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weights[f"{name}.weight"]
@@ -139,7 +143,9 @@ def plain_drafts(
         )
         q, k = turned(q), turned(k)
         k, v = (each.repeat_interleave(HEADS // KV_HEADS, dim=1) for each in (k, v))
-        attended = F.scaled_dot_product_attention(*(each.transpose(0, 1) for each in (q, k, v)), is_causal=True)
+        seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        seen = seen.triu(1 - window) if window else seen
+        attended = F.scaled_dot_product_attention(*(each.transpose(0, 1) for each in (q, k, v)), attn_mask=seen)
         out = attended.transpose(0, 1).flatten(1)
         stream = stream + out @ weights["layers.0.self_attn.o_proj.weight"].T
         x = norm("layers.0.post_attention_layernorm", stream)

@@ -84,7 +84,9 @@ def _layer(inner: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
     if fields.get("model_type", "llama") != "llama":
         raise ModelError(f"a layer of model_type {fields.get('model_type')!r} is not supported (only llama)")
     if fields.integer("num_hidden_layers", 1) != 1:
-        raise ModelError(f"num_hidden_layers is {fields.get('num_hidden_layers')}; only heads of one layer are supported")
+        raise ModelError(
+            f"num_hidden_layers is {fields.get('num_hidden_layers')}; only heads of one layer are supported"
+        )
     if fields.get("quantization_config"):
         raise ModelError("quantized heads are not supported")
     llama = {"architectures": [LLAMA], "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}

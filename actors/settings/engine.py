@@ -56,7 +56,9 @@ class EngineSettings:
         "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model",
         choices=("none", "ngram", "eagle3"),
     )
-    spec_model: str | None = setting(None, help="folder or hub id of the head that guesses, for --spec-method eagle3")
+    spec_model: str | None = setting(
+        None, help="folder or hub id of the head that eagle3 asks (default: the folder eagle3 within the model's)"
+    )
     spec_tokens: int | None = setting(None, help="most tokens guessed for a sequence and step", low=1, high=16)
     prompt_lookup_max: int | None = setting(
         None, help="most last tokens that ngram looks for (default: --prompt-lookup-min, or 5)", low=1, high=64

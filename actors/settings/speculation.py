@@ -28,8 +28,6 @@ def check_speculation(settings: EngineSettings) -> None:
     if settings.spec_tokens is None:
         raise SettingsError(f"--spec-method {settings.spec_method}: num_speculative_tokens (--spec-tokens) is missing")
     if settings.spec_method == "eagle3":
-        if settings.spec_model is None:
-            raise SettingsError("--spec-method eagle3: model (--spec-model) is missing")
         if settings.prompt_lookup_max is not None or settings.prompt_lookup_min is not None:
             raise SettingsError("--spec-method eagle3: prompt_lookup_max and prompt_lookup_min are of ngram only")
     elif settings.spec_model is not None:

@@ -56,8 +56,8 @@ class Head(nn.Module):
         self.lm_head = nn.Linear(hidden, len(known), bias=False)
 
     def unrolled(self, hidden: torch.Tensor, ids: torch.Tensor, depth: int) -> list[torch.Tensor]:
-        """hidden [B, T, taps * H] and ids [B, T] -> features [B, T - depth - 1, H] of each guess: of the j-th at place t,
-        from 0 on, that of token t + j + 2, made from the model's hidden states up to t."""
+        """hidden [B, T, taps * H] and ids [B, T] -> features [B, T - depth - 1, H] of each guess: of the j-th, from 0
+        on, at place t that of token t + j + 2, made from the model's hidden states up to t."""
         length = ids.shape[1] - depth - 1
         features, keys, values, found = self.fc(hidden[:, :length]), [], [], []
         layer: Any = self.layers[0]

@@ -21,10 +21,12 @@ from pagebus.actors.executor.models import Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.models.eagle3 import Eagle3
 from pagebus.actors.executor.models.eagle3_config import Eagle3Config, load_eagle3
-from pagebus.actors.model.config import ModelConfig, ModelError, resolve_folder
+from pagebus.actors.model.config import ModelConfig, ModelError, resolve_folder, resolve_model
 from pagebus.actors.settings import Settings
 
 EMBEDDING, OFFSETS, KNOWN = "embed_tokens.weight", "d2t", "t2d"
+FOLDER = "eagle3"
+"""Where the head of a model is, if not said otherwise: in this folder within its own."""
 PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
 """How SafeAILab's format begins names, and ours."""
 INTEGERS = {"I64": np.int64, "I32": np.int32}
@@ -77,12 +79,17 @@ class HeadFiles:
         return head
 
 
-def head_files(settings: Settings, config: ModelConfig) -> HeadFiles | None:
-    """The head that the settings name for the model, if they name one. Raises ModelError."""
+def head_files(settings: Settings, config: ModelConfig, model: Path | None = None) -> HeadFiles | None:
+    """The head that the settings ask for, if they do: the one they name, else the one in the folder of the ``model``
+    (default: that of the settings). Raises ModelError."""
     if settings.spec_method != "eagle3" or config.pooler is not None:
         return None
-    assert settings.spec_model is not None
-    path = resolve_folder(settings.spec_model, None, weights=True)
+    if settings.spec_model is not None:
+        path = resolve_folder(settings.spec_model, None, weights=True)
+    else:
+        path = (model or resolve_model(settings)) / FOLDER
+        if not path.is_dir():
+            raise ModelError(f"--spec-method eagle3: model (--spec-model) is missing, and there is no folder {path}")
     return HeadFiles(path, load_eagle3(path, config))
 
 

@@ -22,7 +22,13 @@ from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes
 from pagebus.actors.executor.loading.head_weights import HeadFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
-from pagebus.actors.executor.loading.warmup import measure_prefill_rate, run_full_steps, run_long_steps, run_small_steps
+from pagebus.actors.executor.loading.warmup import (
+    measure_prefill_rate,
+    run_full_steps,
+    run_head,
+    run_long_steps,
+    run_small_steps,
+)
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
@@ -121,7 +127,7 @@ def load(
         SettingsError: the device cannot do what is asked of it.
         EngineError: too little memory.
     """
-    head = head_files(settings, config)
+    head = head_files(settings, config, path)
     cached = cache_format(settings, config, dtype, head)
     block_bytes = cached.block_bytes
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
@@ -312,6 +318,7 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
     progress(0.0)
     with runner.model.few_layers():
         run_small_steps(batch, runner, thorough=runner.kv_cache.is_cuda)
+        run_head(batch, runner)
         if runner.kv_cache.is_cuda:
             run_long_steps(batch, runner)
     if use_graphs:

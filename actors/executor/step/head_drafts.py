@@ -24,8 +24,8 @@ from pagebus.actors.executor.models.eagle3 import Eagle3
 
 class HeadDrafts:
     """``hidden`` [tokens of a step, taps * H]: what is read of the model in each pass. ``features`` [S, H]: that of the
-    last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks. Each pass of the
-    model leaves its ``positions`` and its ``slot_mapping`` in the first T places of these."""
+    last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks. Each pass of
+    the model leaves its ``positions`` and its ``slot_mapping`` in the first T places of these."""
 
     def __init__(
         self, head: Eagle3, model: Decoder, ops: Ops, state: DeviceBatch, limits: BatchLimits,

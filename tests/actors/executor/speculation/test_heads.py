@@ -6,6 +6,7 @@ just these: then runs of all lengths are accepted by chance.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import (
     LLAMA,
     MISTRAL,
+    NUM_TOKENS,
     PROMPTS,
     QWEN,
     SAMPLINGS,
@@ -33,6 +35,7 @@ from tests.actors.executor.speculation.checks import (
     tokens_of,
 )
 from tests.actors.executor.speculation.tiny_head import TinyHead, plain_drafts, weights_of
+from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden, make_reference
 
@@ -46,7 +49,7 @@ GEMMA: dict[str, Any] = {
 Engines = tuple[Driver, Driver, TinyHead, Path]
 
 
-def engines(folder: Path, family: str, **flags: Any) -> Iterator[Engines]:
+def engines(folder: Path, family: str, settings: dict[str, Any] = SETTINGS, **flags: Any) -> Iterator[Engines]:
     """An engine without a head, one with, what the head is and where; the model is in ``folder / "model"``."""
     config = {"llama": LLAMA, "mistral": MISTRAL, "qwen3": QWEN}.get(family)
     path = make_reference(folder / "model", config) if config else make_golden(folder / "model", "gemma3_text", GEMMA)
@@ -54,10 +57,8 @@ def engines(folder: Path, family: str, **flags: Any) -> Iterator[Engines]:
     made = {"own_embedding": flags.pop("own_embedding", True), "speculators": flags.pop("speculators", True)}
     head = TinyHead(hidden, 307, (1, 0, 1), known=ALLOWED, flags=flags, **made)
     its = head.save(folder / "head")
-    both = (
-        Driver(path, **SETTINGS),
-        Driver(path, **SETTINGS, spec_method="eagle3", spec_model=str(its), spec_tokens=4),
-    )
+    told = {"spec_method": "eagle3", "spec_model": str(its), "spec_tokens": 4}
+    both = Driver(path, **settings), Driver(path, **settings, **told)
     yield *both, head, its
     for driver in both:
         driver.close()
@@ -196,15 +197,36 @@ def test_padded_steps(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     check_drafts(watched[:12], folder.parent / "model", head, folder)
 
 
-def test_an_executor_dies(tmp_path: Path) -> None:
-    """Its successor knows no more than the tokens so far, and goes on with the same."""
-    for plain, drafting, _, folder in engines(tmp_path, "llama"):
-        expected = tokens_of(asked(plain, **SAMPLED))
-        again = Driver(tmp_path / "model", **SETTINGS, spec_method="eagle3", spec_model=str(folder), spec_tokens=4)
-        cut = asked(drafting, **SAMPLED)
-        core = asked(again, **SAMPLED)
-        assert tokens_of(cut) == tokens_of(core) == expected
-        again.close()
+def test_a_head_within_the_folder_of_its_model(llama: Engines, tmp_path: Path) -> None:
+    """It needs no name; and where there is none, the error says what to give."""
+    _, _, head, folder = llama
+    model = tmp_path / "model"
+    shutil.copytree(folder.parent / "model", model)
+    settings = {**SETTINGS, "spec_method": "eagle3", "spec_tokens": 4}
+    with pytest.raises(ModelError, match="model \\(--spec-model\\) is missing, and there is no folder"):
+        Driver(model, **settings)
+    head.save(model / "eagle3")
+    driver = Driver(model, **settings)
+    assert heads(driver).head.config.taps == head.taps
+    driver.close()
+
+
+def test_an_executor_dies(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another goes on from the tokens alone: what comes is the same, and the head reads them anew."""
+    plain, drafting, head, folder = llama
+    expected = tokens_of(asked(plain, **SAMPLED))
+    core = CoreDriver(drafting)
+    for number, prompt in enumerate(PROMPTS):
+        core.send(str(number), prompt, NUM_TOKENS, SAMPLED)
+    core.run(until=lambda: sum(len(answer.tokens) for answer in core.answers.values()) > 40)
+    told = {"spec_method": "eagle3", "spec_model": str(folder), "spec_tokens": 4}
+    successor = Driver(folder.parent / "model", **SETTINGS, **told)
+    watched = drafted(successor, monkeypatch)
+    core.lose(successor)
+    core.run()
+    assert [answer.tokens for answer in core.answers.values()] == expected
+    check_drafts(watched[:12], folder.parent / "model", head, folder)
+    successor.close()
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [

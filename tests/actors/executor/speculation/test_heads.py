@@ -223,7 +223,9 @@ def test_an_executor_dies(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> No
     successor = Driver(folder.parent / "model", **SETTINGS, **told)
     watched = drafted(successor, monkeypatch)
     core.lose(successor)
-    core.run()
+    for _ in range(100):  # the scheduler plans on every event, as here
+        core.run()
+        core.take()
     assert [answer.tokens for answer in core.answers.values()] == expected
     check_drafts(watched[:12], folder.parent / "model", head, folder)
     successor.close()

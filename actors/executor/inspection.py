@@ -11,10 +11,10 @@ from typing import Any
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.explain import CPU, AbsentEngine
-from pagebus.actors.executor.loading.loading import demand_of
+from pagebus.actors.executor.loading.head_weights import head_files
+from pagebus.actors.executor.loading.loading import cache_format, demand_of
 from pagebus.actors.executor.loading.weights import check_files, unmatched_entries
 from pagebus.actors.executor.memory.budget import GIB, fixed_kv_bytes
-from pagebus.actors.executor.memory.kv_cache import kv_block_bytes
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.common.target import Target
@@ -57,7 +57,8 @@ class Inspection:
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
         quantization, settings, limits = self._config.quantization, self._settings, self._engine.runner.limits
-        block_bytes = kv_block_bytes(self._config, settings.block_size, self._engine.kv_dtype)
+        head = head_files(settings, self._config)
+        block_bytes = cache_format(settings, self._config, self._engine.dtype, head).block_bytes
         return {
             "architecture": self._config.architecture,
             "quantization": None if quantization is None else quantization.method,

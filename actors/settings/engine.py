@@ -53,8 +53,11 @@ class EngineSettings:
     spec_method: str = setting(
         "none",
         help="how the next tokens of a sequence are guessed, to be verified several in a step (docs/speculation.md): "
-        "ngram looks for the sequence's last tokens in what is before them",
-        choices=("none", "ngram"),
+        "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model",
+        choices=("none", "ngram", "eagle3"),
+    )
+    spec_model: str | None = setting(
+        None, help="folder or hub id of the head that eagle3 asks (default: the folder eagle3 within the model's)"
     )
     spec_tokens: int | None = setting(None, help="most tokens guessed for a sequence and step", low=1, high=16)
     prompt_lookup_max: int | None = setting(

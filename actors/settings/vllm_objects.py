@@ -92,6 +92,7 @@ OBJECTS: Mapping[str, Mapping[str, Part]] = {
     "--ec-transfer-config": {},
     "--speculative-config": {
         "method": Part("spec_method", _lower),
+        "model": Part("spec_model"),
         "num_speculative_tokens": Part("spec_tokens", _whole),
         "prompt_lookup_max": Part("prompt_lookup_max", _whole),
         "prompt_lookup_min": Part("prompt_lookup_min", _whole),

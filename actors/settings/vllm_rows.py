@@ -39,6 +39,7 @@ ALIASES = {
     "--shutdown-timeout": "drain_timeout_s",
     "--device-memory-utilization": "gpu_memory_utilization",
     "--num-speculative-tokens": "spec_tokens",
+    "--speculative-model": "spec_model",
 }
 """vLLM's names of settings that have another name here."""
 SHARDS = "a model has to fit one GPU (tensor parallelism on CPUs only, no pipeline or expert parallelism)"
@@ -49,7 +50,10 @@ GRAPHS = "see --enforce-eager, --max-cudagraph-capture-size and `pagebus compile
 PROXY = "put a proxy in front"
 NO_MEDIA = "models here read text only"
 MACHINES = "start `pagebus actor KIND --bus redis://...` on each machine"
-SPECULATION = "drafts come from lookup only: method ngram, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min"
+SPECULATION = (
+    "drafts come from lookup or an EAGLE-3 head: method ngram or eagle3, model, num_speculative_tokens, "
+    "prompt_lookup_max, prompt_lookup_min"
+)
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"
 NO_GROUPS = "ranks exchange tensors over gloo, executors exchange none"
@@ -152,7 +156,6 @@ REFUSED = (
     Flag("--fully-sharded-loras --enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
     Flag("--enable-mixed-moe-lora-format --enable-moe-shared-loras", ADAPTERS, switch=True),
     Flag("--speculative-config -sc", SPECULATION),
-    Flag("--speculative-model --spec-model", SPECULATION),
     Flag("--per-request-spec-decode-metrics", "vllm:spec_decode_* at /metrics are by executor", switch=True),
     Flag("--hf-overrides", CONFIG),
     Flag("--rope-scaling --rope-theta --hf-config-path", CONFIG),

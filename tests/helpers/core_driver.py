@@ -18,6 +18,7 @@ from pagebus.actors.scheduler.events import (
     Note,
     Preempted,
     ReplicaJoined,
+    ReplicaLost,
     ReplicaResult,
     RequestOver,
     ToDetokenizer,
@@ -91,7 +92,8 @@ class CoreDriver:
             windowed_tokens=info.windowed_tokens,
             num_drafts=info.num_drafts,
         )
-        self.take(DetokenizersLive(("text",)), replace(joined, **(limits or {})))
+        self._joined = replace(joined, **(limits or {}))
+        self.take(DetokenizersLive(("text",)), self._joined)
 
     @property
     def replica(self) -> Replica:
@@ -140,6 +142,14 @@ class CoreDriver:
                     pass
                 case _:
                     raise AssertionError(f"unexpected {output}")
+
+    def lose(self, successor: Driver) -> None:
+        """The engine dies with all steps in flight, and another takes its place."""
+        for _ in range(self._in_flight):
+            self.driver.result()
+        self._in_flight, self.driver = 0, successor
+        successor.epoch += 1
+        self.take(ReplicaLost(REPLICA, "killed"), replace(self._joined, epoch=1))
 
     def step(self) -> StepResult:
         """Wait for the next result, and hand it on."""

@@ -1,12 +1,13 @@
 """What speculation gains with the shipped model on this machine's CPU, by kind of prompt.
 
     python -m tests.shipped_model.bench_speculation [--drafts 4] [--shortest 2] [--longest 5] [--batches 1 8]
-        [--rounds 5] [--threads 1]
+        [--rounds 5] [--threads 1] [--method ngram]
 
 Greedy, float32, scheduler and engine in one process, no bus. ``dictionary``: questions that the model was trained on.
 ``code``: functions to go on with. ``copy``: conversations in which a question is asked again, so that the answer stands
 in the prompt. ``prediction``: questions alone, with the answer as the prediction (OpenAI's field). Each kind of prompt
-is computed without speculation and with it, in turn, and the outputs are compared. ``accepted`` is the share of the
+is computed without speculation and with it, in turn, and the outputs are compared. ``--method eagle3``: by the shipped
+head, in place of the lookup. ``accepted`` is the share of the
 drafts, ``fewer steps`` says how many steps without speculation there were for one with it; the last three columns are
 medians.
 """
@@ -115,17 +116,17 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=5)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--method", choices=("ngram", "eagle3"), default="ngram")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     settings: dict[str, Any] = {
         "device": "cpu", "dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "threads": arguments.threads,
         "num_gpu_blocks_override": 400,
     }  # fmt: skip
-    lookup = {
-        "spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": arguments.shortest,
-        "prompt_lookup_max": arguments.longest,
-    }  # fmt: skip
-    plain, drafting = Driver(FOLDER, **settings), Driver(FOLDER, **settings, **lookup)
+    drafts: dict[str, Any] = {"spec_method": arguments.method, "spec_tokens": arguments.drafts}
+    if arguments.method == "ngram":
+        drafts |= {"prompt_lookup_min": arguments.shortest, "prompt_lookup_max": arguments.longest}
+    plain, drafting = Driver(FOLDER, **settings), Driver(FOLDER, **settings, **drafts)
     print("| batch | prompts | tokens | drafts | accepted | fewer steps | off, tokens/s | on, tokens/s | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for batch in arguments.batches:

@@ -11,6 +11,7 @@ from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.runs import Runs
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.field_types import no_ints
+from pagebus.kernels.attention.cudnn_prefill import LongRow
 
 BoolArray = NDArray[np.bool_]
 
@@ -92,3 +93,13 @@ class StepWork:
             self.extra_ruled, self.extra_masked, len(self.constrained) > 0, self.extra_worded, self.extra_penalized,
             self.extra_truncated,
         )  # fmt: skip
+
+
+def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
+    """The rows after the decodes, from the host's numbers."""
+    rows = range(work.num_decodes, len(work.slots))
+    counts = np.diff(work.query_start)
+    found = (
+        LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
+    )
+    return tuple(found)

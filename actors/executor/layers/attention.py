@@ -37,13 +37,15 @@ def attention_shape(
 class Attention:
     """Grouped-query self-attention of one layer; ``out`` is the product that goes into the residual stream.
 
-    ``rotary`` is the layer's table of angles, which says how many positions there are.
+    ``rotary`` is the layer's table of angles, which says how many positions there are. It reads ``num_inputs`` numbers
+    of each token, by default as many as a hidden state has.
     ``kv_scales`` [2, Hkv] float32: by what a float8 cache's keys and values are divided; unused for other formats.
     """
 
     def __init__(
-        self, config: ModelConfig, layer: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor
-    ) -> None:
+        self, config: ModelConfig, layer: int, parameters: Parameters, prefix: str, ops: Ops, rotary: torch.Tensor,
+        num_inputs: int | None = None,
+    ) -> None:  # fmt: skip
         self._ops, self._config, self._layer = ops, config, layer
         page, self._place = config.cache_groups.layers[layer]
         spec, hidden, fused = config.spec.layers[layer].mixer, config.hidden_size, config.names.qkv
@@ -52,7 +54,7 @@ class Attention:
         sizes = {"q_proj": query, "k_proj": key, "v_proj": key} if fused is None else {fused: query + 2 * key}
         order = None if spec.rope is None else head_order(config.spec.rope[spec.rope], spec.head_dim)
         by_rows = order is not None or config.names.qkv_by_head
-        self.qkv = Linear(parameters, prefix, sizes, hidden, ops, bias=spec.bias, by_rows=by_rows)
+        self.qkv = Linear(parameters, prefix, sizes, num_inputs or hidden, ops, bias=spec.bias, by_rows=by_rows)
         self.out = ResidualLinear(parameters, prefix, {"o_proj": hidden}, query, ops, bias=spec.out_bias)
         if config.names.qkv_by_head:
             parameters.after_load(self._sort_by_part)

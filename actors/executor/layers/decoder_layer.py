@@ -48,6 +48,8 @@ class DecoderLayer:
         self.attention = made(config, index, parameters, f"{prefix}.self_attn", ops, rotary)
         self.mlp_norm, self._mlp_after = norm(before_feed), norm(behind_feed)
         self.mlp = _feed_forward(spec.feed, config, parameters, f"{prefix}.mlp", ops)
+        self.taps: list[torch.Tensor] = []
+        """Where the residual stream of each pass is copied to, as it is before the layer: [>= T, H] each."""
 
     @property
     def kinds(self) -> dict[str, Kind | None]:
@@ -63,6 +65,8 @@ class DecoderLayer:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both
         parts read one norm, the feed-forward part is added here: what attention adds does not reach it."""
         x = stream.normed(self.attention_norm)
+        for tap in self.taps:
+            tap[: len(stream.values)].copy_(stream.values)
         qkv = self.attention.project(x, tokens)
         if self.spec.norms == "shared":
             self.mlp.into(stream, x, None, None, self.spec.residual_scale, tokens.padding)

@@ -11,11 +11,19 @@ import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.loading.head_weights import head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import calculate_scales
-from pagebus.actors.executor.loading.loading import batch_limits, cache_dtype, choose_ops, graph_tokens, pieces_tokens
+from pagebus.actors.executor.loading.loading import (
+    batch_limits,
+    cache_dtype,
+    cache_format,
+    choose_ops,
+    graph_tokens,
+    pieces_tokens,
+)
 from pagebus.actors.executor.loading.warmup import run_all_steps
-from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, is_float8
+from pagebus.actors.executor.memory.kv_cache import is_float8
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
@@ -39,13 +47,15 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         config, META, dtype, ops, effective_max_model_len(settings, config), kv_dtype,
         backend=settings.attention_backend, deterministic=settings.deterministic,
     )  # fmt: skip
-    cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, META)
+    head = head_files(settings, config)
+    cache = cache_format(settings, config, dtype, head).allocate(limits.num_blocks, META)
     most_tokens = graph_tokens(settings, config, META)
     apart = not settings.deterministic
     runner = Runner(
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
         lookup=Lookup(*lookup_sizes(settings)),
+        head=None if head is None else head.build(model, settings, with_weights=False),
     )  # fmt: skip
     runner.select_long_rows = PrefillBackend(runner).parts
     return PersistentBatch(limits, decodes_apart=apart), runner

@@ -19,13 +19,20 @@ from pagebus.actors.executor.device.device import (
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes
+from pagebus.actors.executor.loading.head_weights import HeadFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
-from pagebus.actors.executor.loading.warmup import measure_prefill_rate, run_full_steps, run_long_steps, run_small_steps
+from pagebus.actors.executor.loading.warmup import (
+    measure_prefill_rate,
+    run_full_steps,
+    run_head,
+    run_long_steps,
+    run_small_steps,
+)
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
 from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
-from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache, blocks_needed, is_float8, kv_block_bytes
+from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
@@ -120,11 +127,13 @@ def load(
         SettingsError: the device cannot do what is asked of it.
         EngineError: too little memory.
     """
-    block_bytes = kv_block_bytes(config, settings.block_size, cache_dtype(settings, config, dtype))
+    head = head_files(settings, config, path)
+    cached = cache_format(settings, config, dtype, head)
+    block_bytes = cached.block_bytes
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
     memory = HostMemory(num_blocks, block_bytes, device)
     try:
-        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, agreement)
+        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, agreement, head, cached)
     except BaseException:
         memory.close()
         raise
@@ -140,6 +149,8 @@ def _load(
     kernels_ready: Callable[[], None],
     memory: HostMemory,
     agreement: Agreement,
+    head: HeadFiles | None,
+    cached: CacheFormat,
 ) -> Loaded:
     comm = agreement.comm
     check_attention(settings, device)
@@ -161,19 +172,20 @@ def _load(
         backend=settings.attention_backend, deterministic=settings.deterministic,
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
+    drafter = None if head is None else head.build(model, settings)
     comm.connect()
     progress("kernels", 0.0)
     kernels_ready()
     if is_float8(kv_dtype):
         set_kv_scales(model, path, settings)
     progress("kv cache", 0.0)
-    first_cache = allocate_kv_cache(config, 1, limits.block_size, kv_dtype, device)
+    first_cache = cached.allocate(1, device)
     batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
     most_tokens = graph_tokens(settings, config, device)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
-        lookup=Lookup(*lookup_sizes(settings)),
+        lookup=Lookup(*lookup_sizes(settings)), head=drafter,
     )  # fmt: skip
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
@@ -184,13 +196,13 @@ def _load(
     num_blocks = blocks_in(known_bytes, demand, settings, device, measured=measured)
     limits = replace(limits, num_blocks=int(comm.least(num_blocks)))
     batch.limits = runner.limits = limits
-    runner.kv_cache = allocate_kv_cache(config, limits.num_blocks, limits.block_size, kv_dtype, device)
+    runner.use(cached.allocate(limits.num_blocks, device))
     progress("kv cache", 1.0)
 
     _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
     prefill_backend.plan_s = PLAN_S
     memory.use(int(comm.least(memory.num_blocks)))
-    copy_rate = comm.least(measure_copy_rate(runner.kv_cache, memory))
+    copy_rate = comm.least(measure_copy_rate(runner.blocks, memory))
     prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate else 0.0)
     info = EngineInfo(
         **asdict(limits),
@@ -202,12 +214,18 @@ def _load(
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
     )
-    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), prefill_backend, info)
+    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info)
 
 
 def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     """The cache's number format; of a model that caches nothing its own."""
     return dtype if config.in_one_step else resolve_kv_dtype(settings, dtype)
+
+
+def cache_format(settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | None) -> CacheFormat:
+    """What lies in a block of the cache; of a draft head in the model's own format."""
+    kv_dtype = cache_dtype(settings, config, dtype)
+    return CacheFormat(config, settings.block_size, kv_dtype, None if head is None else head.config.layer, dtype)
 
 
 def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, num_blocks: int) -> BatchLimits:
@@ -300,6 +318,7 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
     progress(0.0)
     with runner.model.few_layers():
         run_small_steps(batch, runner, thorough=runner.kv_cache.is_cuda)
+        run_head(batch, runner)
         if runner.kv_cache.is_cuda:
             run_long_steps(batch, runner)
     if use_graphs:

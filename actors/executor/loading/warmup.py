@@ -235,6 +235,18 @@ def run_drafts(batch: PersistentBatch, runner: Runner) -> None:
     runner.run(batch.apply(plan))
 
 
+def run_head(batch: PersistentBatch, runner: Runner) -> None:
+    """Have a draft head guess, if there is one, for one sequence and for many."""
+    limits, length = batch.limits, min(8, batch.limits.max_model_len - 2)
+    if runner.drafting is None or runner.drafting.head is None or length < 1:
+        return
+    for count in {1, min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // length))}:
+        batch.reset()
+        runner.run(batch.apply(_entering([length] * count, limits, GREEDY)))
+        run_drafts(batch, runner)
+    batch.reset()
+
+
 def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
     """Run ends of long prompts, whose kernels no other step needs: to load one takes longer than such a step."""
     for plan in long_steps(batch.limits):

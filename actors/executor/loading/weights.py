@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
         model.parameters.find(stored)
         modules = _quantized_modules(model, stored)
         views = _copied(model, modules)
-        check_tensors(model, stored, views)
+        check_tensors(stored, views, _tied(model))
         _copy_all(model, stored, views, modules, progress)
     model.parameters.finish()
     progress(1.0)
@@ -82,7 +82,7 @@ def check_files(model: Model, path: Path) -> None:
     """Whether the files in ``path`` have what the model wants, by their headers. Raises ModelError."""
     stored = own_parts(stored_tensors(path, model.config.names), model)
     model.parameters.find(stored)
-    check_tensors(model, stored, _copied(model, _quantized_modules(model, stored)))
+    check_tensors(stored, _copied(model, _quantized_modules(model, stored)), _tied(model))
 
 
 def unmatched_entries(model: Model) -> list[str]:
@@ -152,7 +152,7 @@ def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]
 
 def fill_with_noise(model: Model, seed: int) -> None:
     """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
-    generator = _make_generator(model.parameters.device).manual_seed(seed)
+    generator = make_generator(model.parameters.device).manual_seed(seed)
     if model.config.shard is not None:
         _fill_parts_with_noise(model, model.config.shard, seed, generator)
         return
@@ -178,7 +178,7 @@ def _fill_parts_with_noise(model: Model, shard: Shard, seed: int, generator: tor
             fill_layout(part.weight, DUMMY_RANGE, generator)
 
 
-def _make_generator(device: torch.device) -> torch.Generator:
+def make_generator(device: torch.device) -> torch.Generator:
     """A copy of the device's own generator: to make one otherwise, parts of torch would be imported first."""
     default = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     return default.clone_state()
@@ -247,8 +247,14 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_tensors(model: Model, stored: dict[str, StoredTensor], views: Views) -> None:
-    """The files hold exactly these ``views`` of the model, with their shapes. Raises ModelError with the names."""
+def _tied(model: Model) -> set[str]:
+    """Tensors that files may have, and that are not read."""
+    return {"lm_head.weight", "model.lm_head.weight"} if model.config.tie_word_embeddings else set()
+
+
+def check_tensors(stored: dict[str, StoredTensor], views: Views, unused: Collection[str] = ()) -> None:
+    """The files hold exactly these ``views`` of a model, with their shapes, and perhaps what is ``unused``. Raises
+    ModelError with the names."""
     missing = [name for name in views if name not in stored]
     if missing:
         raise ModelError(f"the weights lack {_some(missing)}, which config.json asks for")
@@ -261,8 +267,7 @@ def check_tensors(model: Model, stored: dict[str, StoredTensor], views: Views) -
         if tensor.format not in FORMATS:
             known = ", ".join(FORMATS)
             raise ModelError(f"tensor {name} in {tensor.file.name} has format {tensor.format}; only {known} are read")
-    tied = {"lm_head.weight", "model.lm_head.weight"} if model.config.tie_word_embeddings else set()
-    extra = [name for name in stored if name not in views and name not in tied and not name.endswith(UNUSED_SUFFIXES)]
+    extra = [name for name in stored if name not in views and name not in unused and not name.endswith(UNUSED_SUFFIXES)]
     if extra:
         raise ModelError(f"the weights hold {_some(extra)}, which config.json does not ask for")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -54,19 +56,64 @@ def allocate_kv_cache(
     Zeros, because what is masked is still multiplied, and garbage may be NaN. On a CPU the pages are only taken from
     the system when they are first written.
     """
-    per_layer = kv_parts(config), block_size, config.num_kv_heads, config.head_dim
-    shape: tuple[int, ...] = (num_blocks, page_layers(config), *per_layer)
-    if config.in_one_step:
-        return torch.zeros(num_blocks, UNUSED_NUMBERS, dtype=dtype, device=device)
-    if dtype == torch.int8:
-        shape = (num_blocks, kv_block_bytes(config, block_size, dtype))
+    return _shaped(_zeros(num_blocks, kv_block_bytes(config, block_size, dtype), device), config, block_size, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """``blocks`` [num_blocks, ...] are contiguous, and copied as they are. In each of them lie keys and values of the
+    ``model``, and those of its draft ``head``, if it has one: views as of :func:`allocate_kv_cache`."""
+
+    blocks: torch.Tensor
+    model: torch.Tensor
+    head: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFormat:
+    """What a block has room for: keys and values of ``block_size`` tokens, of the model in ``dtype``, of its draft
+    ``head``, if it has one, in ``head_dtype``."""
+
+    config: ModelConfig
+    block_size: int
+    dtype: torch.dtype
+    head: ModelConfig | None
+    head_dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        """Of both."""
+        own = kv_block_bytes(self.config, self.block_size, self.dtype)
+        return own + (0 if self.head is None else kv_block_bytes(self.head, self.block_size, self.head_dtype))
+
+    def allocate(self, num_blocks: int, device: torch.device) -> Cache:
+        """Zeros, see :func:`allocate_kv_cache`."""
+        if self.head is None:
+            cache = allocate_kv_cache(self.config, num_blocks, self.block_size, self.dtype, device)
+            return Cache(cache, cache)
+        own = kv_block_bytes(self.config, self.block_size, self.dtype)
+        blocks = _zeros(num_blocks, self.block_bytes, device)
+        model = _shaped(blocks[:, :own], self.config, self.block_size, self.dtype)
+        return Cache(blocks, model, _shaped(blocks[:, own:], self.head, self.block_size, self.head_dtype))
+
+
+def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
-        zeros = torch.zeros(*shape[:-1], shape[-1] * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype)
-        if dtype == torch.int8:
-            int8.split_blocks(zeros, page_layers(config), config.num_kv_heads, config.head_dim)[1].fill_(1.0)
-        return zeros
-    num_bytes = num_blocks * kv_block_bytes(config, block_size, dtype)
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+        return torch.zeros(num_blocks, block_bytes, dtype=torch.uint8, device=device)
+    return torch.from_numpy(np.zeros(num_blocks * block_bytes, dtype=np.uint8)).view(num_blocks, block_bytes)
+
+
+def _shaped(blocks: torch.Tensor, config: ModelConfig, block_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros [num_blocks, bytes] as a cache."""
+    numbers = blocks.view(dtype)
+    if config.in_one_step:
+        return numbers
+    if dtype == torch.int8:
+        if blocks.device.type != "cpu":
+            int8.split_blocks(numbers, page_layers(config), config.num_kv_heads, config.head_dim)[1].fill_(1.0)
+        return numbers
+    shape = page_layers(config), kv_parts(config), block_size, config.num_kv_heads, config.head_dim
+    return numbers.view(len(numbers), *shape)
 
 
 def layer_pages(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
@@ -15,6 +16,7 @@ from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.step.head_drafts import HeadDrafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,11 @@ class Drafting:
     """``lengths`` [S]: tokens of each slot, the last of which is never computed. ``found`` [S]: drafts behind them in
     the token table. ``predicted`` [S]: tokens of the text predicted for each, at the end of that table."""
 
-    def __init__(self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup) -> None:
+    def __init__(
+        self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup, head: HeadDrafts | None
+    ) -> None:
+        self.head = head
+        """Who drafts in place of the lookup."""
         self._ops, self._state, self._header, self._lookup = ops, state, header, lookup
         self._num_drafts, self._vocab_size = limits.num_drafts, limits.vocab_size
         size, device = limits.layout.num_slots, state.tokens.device
@@ -48,6 +54,8 @@ class Drafting:
             self.lengths[slots] = deltas["entered_lengths"]
             self.found[slots] = 0
             self.predicted[slots] = deltas["entered_predicted"]
+        if self.head is not None:
+            self.head.draft(work, header, self.lengths)
         if work.runs is not None and work.runs.exact:
             return
         self._ops.resolve_starts(
@@ -68,6 +76,11 @@ class Drafting:
         before = torch.where(positions > 0, positions - 1, -1)
         self._ops.store_sampled(self._state.tokens, slots, before, input_ids.index_select(0, index))
 
+    def follow(self, work: StepWork) -> None:
+        """In place of :meth:`end` where no row samples."""
+        if self.head is not None:
+            self.head.follow(work, self._header)
+
     def end(
         self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
@@ -78,12 +91,30 @@ class Drafting:
             sampled, input_ids, header.hidden_index, header.indexes, deltas["run_starts"], slots, self.lengths,
             self.found, self._num_drafts, len(work.positions),
         )  # fmt: skip
-        self.look_up(
-            self._state.tokens, self.lengths, self.found, slots, self._num_drafts, self._lookup.shortest,
-            self._lookup.longest, self._vocab_size, told[len(told) - len(work.runs) :], self.predicted,
-            self._first_predicted,
-        )  # fmt: skip
+        ready = told[len(told) - len(work.runs) :]
+        if self.head is not None:
+            accepted = told[len(work.positions) :][: len(work.runs)] - 1
+            last = deltas["run_starts"][:-1]  # of decodes alone, samples are behind the tokens of the same number
+            if not work.decode_only:
+                last = header.hidden_index[last.long()] + accepted
+            self.head.keep(slots, self.head.follow(work, header)[last.long()])
+            self._promise(work, ready)
+            self.found[slots.long()] = ready
+        else:
+            self.look_up(
+                self._state.tokens, self.lengths, self.found, slots, self._num_drafts, self._lookup.shortest,
+                self._lookup.longest, self._vocab_size, ready, self.predicted, self._first_predicted,
+            )  # fmt: skip
         return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
+
+    def _promise(self, work: StepWork, ready: torch.Tensor) -> None:
+        """How many drafts the head will have for each run [M], once its row asks for them: none where the host needs them
+        before, to make masks of a grammar."""
+        assert work.runs is not None
+        ready.fill_(self._num_drafts)
+        if work.runs.told_drafts:
+            constrained = np.isin(work.runs.starts[:-1], work.constrained)
+            ready.masked_fill_(torch.from_numpy(constrained).to(ready.device, non_blocking=True), 0)
 
     def _drafts(self, slots: torch.Tensor) -> torch.Tensor:
         """What stands behind the sequences in slots [M], drafts first, [M * num_drafts]: the host, which makes masks of

@@ -13,7 +13,7 @@ from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits, aligned
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.runs import TOLD
-from pagebus.actors.executor.batch.step_work import Extras, StepWork
+from pagebus.actors.executor.batch.step_work import Extras, StepWork, prefill_rows
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.device.ops import Ops
@@ -22,11 +22,14 @@ from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs
 from pagebus.actors.executor.graphs.resampling import resampling_of
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
+from pagebus.actors.executor.memory.kv_cache import Cache
 from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder
+from pagebus.actors.executor.models.eagle3 import Eagle3
 from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
 from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.drafting import Drafting, Lookup
+from pagebus.actors.executor.step.head_drafts import HeadDrafts
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
@@ -52,7 +55,9 @@ class Runner:
     Args:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
         pieces_tokens: the most tokens of a step that may run from piecewise graphs.
+        cache: the blocks, and the model's part of them.
         lookup: what drafts are looked up by, if any are verified.
+        head: what drafts instead.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
             computes all tokens, not only the sampled ones, which would be decodes.
     """
@@ -63,17 +68,17 @@ class Runner:
         ops: Ops,
         limits: BatchLimits,
         device: torch.device,
-        kv_cache: torch.Tensor,
+        cache: Cache,
         depth: int,
         graph_tokens: int = 0,
         *,
         pieces_tokens: int = 0,
         decodes_apart: bool = True,
         lookup: Lookup | None = None,
+        head: Eagle3 | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
-        self.kv_cache = kv_cache
         self.graphs: Graphs | None = None
         self.state = DeviceBatch(ops, limits, device)
         self._ops = ops
@@ -94,7 +99,7 @@ class Runner:
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
         tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self._shape = attention_shape(model.config, model.parameters.dtype, kv_cache.dtype, kv_cache.device)
+        self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
         self._config = prompts_config(self._shape, invariant=not decodes_apart)
         block_queries = self._config.block_queries
         self.buckets = Buckets(
@@ -120,7 +125,17 @@ class Runner:
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:
-            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup)
+            drafts = None if head is None else HeadDrafts(
+                head, as_decoder(model), ops, self.state, limits, self._positions, self._slot_mappings[0]
+            )  # fmt: skip
+            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup, drafts)
+        self.use(cache)
+
+    def use(self, cache: Cache) -> None:
+        """Go on with this cache."""
+        self.kv_cache, self.blocks = cache.model, cache.blocks
+        if self.drafting is not None and self.drafting.head is not None:
+            self.drafting.head.kv_cache = cache.head
 
     @property
     def most_results(self) -> int:
@@ -139,7 +154,7 @@ class Runner:
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
-            self._ops.copy_blocks(self.kv_cache, deltas["copy_sources"], deltas["copy_targets"])
+            self._ops.copy_blocks(self.blocks, deltas["copy_sources"], deltas["copy_targets"])
         if not len(work.slots):
             return None
         if self.drafting is not None:
@@ -151,6 +166,8 @@ class Runner:
             if work.logprob_rows is not None:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):
+                if self.drafting is not None:
+                    self.drafting.follow(work)
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
@@ -378,13 +395,3 @@ def _all_wanted(work: StepWork) -> bool:
 
 def _no_masks(work: StepWork) -> torch.Tensor:
     raise EngineError("this engine follows no grammars")
-
-
-def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:
-    """The rows after the decodes, from the host's numbers."""
-    rows = range(work.num_decodes, len(work.slots))
-    counts = np.diff(work.query_start)
-    found = (
-        LongRow(row, int(work.query_start[row]), int(counts[row]), int(work.starts[row] + counts[row])) for row in rows
-    )
-    return tuple(found)

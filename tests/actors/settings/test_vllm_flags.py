@@ -208,6 +208,10 @@ def test_speculation_as_vllm_says_it() -> None:
     ):
         told = settings_of(line)
         assert (told.spec_method, told.spec_tokens, lookup_sizes(told)) == ("ngram", 4, (3, 3))
+    given = '{"method":"eagle3","model":"h","num_speculative_tokens":4}'
+    for line in (f"m -sc {given}", "m --spec-method eagle3 --spec-model h --spec-tokens 4"):
+        told = settings_of(line)
+        assert (told.spec_method, told.spec_model, told.spec_tokens) == ("eagle3", "h", 4)
     assert settings_of("m").spec_method == "none"
     assert settings_of('m -sc {"method":"none"}').spec_method == "none"
     assert lookup_sizes(settings_of("m --spec-method ngram --spec-tokens 2")) == (5, 5)
@@ -219,10 +223,13 @@ def test_speculation_as_vllm_says_it() -> None:
     [
         ('{"method":"ngram"}', "num_speculative_tokens (--spec-tokens) is missing"),
         ('{"num_speculative_tokens":4}', "needs a method"),
-        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram"),
+        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram, eagle3"),
         ('{"method":"ngram","num_speculative_tokens":0}', "must be at least 1"),
         ('{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":2,"prompt_lookup_min":3}',
          "prompt_lookup_min=3 cannot be larger than prompt_lookup_max=2"),
+        ('{"method":"ngram","num_speculative_tokens":4,"model":"x"}', "--spec-method ngram needs no model"),
+        ('{"model":"x"}', "a model that guesses (--spec-model) needs a method"),
+        ('{"method":"eagle3","num_speculative_tokens":4,"prompt_lookup_max":2}', "are of ngram only"),
     ],
 )  # fmt: skip
 def test_speculation_that_cannot_be(given: str, why: str) -> None:
@@ -230,7 +237,9 @@ def test_speculation_that_cannot_be(given: str, why: str) -> None:
         settings_of(f"m --speculative-config {given}")
 
 
-@pytest.mark.parametrize("field", ['"num_speculative_tokens":"4"', '"model":"x"', '"rejection_sample_method":"strict"'])
+@pytest.mark.parametrize(
+    "field", ['"num_speculative_tokens":"4"', '"draft_sample_method":"x"', '"rejection_sample_method":"strict"']
+)
 def test_fields_of_speculation_that_are_refused(field: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings_of(f'm --speculative-config {{"method":"ngram",{field}}}')

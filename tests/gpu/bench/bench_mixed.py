@@ -34,7 +34,7 @@ from pagebus.actors.executor.graphs.graphs import Graphs, _run_empty
 from pagebus.actors.executor.graphs.piecewise_graphs import run_piece
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.loading.weights import load_weights
-from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
+from pagebus.actors.executor.memory.kv_cache import Cache, allocate_kv_cache
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig
@@ -65,7 +65,7 @@ class MixedSteps:
         for blocks in cache.split(1024):
             blocks.normal_()
         self.runners = {
-            way: Runner(self.model, ops, limits, CUDA, cache, 2, whole, pieces_tokens=pieces)
+            way: Runner(self.model, ops, limits, CUDA, Cache(cache, cache), 2, whole, pieces_tokens=pieces)
             for way, (whole, pieces) in WAYS.items()
         }
         order = np.random.default_rng(0).permutation(NUM_BLOCKS).astype(np.int32)

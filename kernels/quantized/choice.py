@@ -5,7 +5,7 @@ The rules for 8 bits are in `pagebus.kernels.quantized.byte_choice`, those for w
 
 - products into the residual of up to 16 tokens do half of the next norm, as they do in 16 bits;
 - above 256 tokens, the library multiplies 8 bits by 8 bits where activations may be rounded. Other weights are
-  dequantized into a scratch for its product of 16 bits.
+  dequantized into a scratch for its product of 16 bits; words of 4 bits from where that is faster than to widen them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
-from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
@@ -86,7 +86,7 @@ def _choose(
     if target is None:
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     library, why = _library(product, kind, dtype, target)
-    if kind is None or dtype.itemsize > 2 or not 0 < tokens <= BUCKETS[-1]:
+    if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
         return LinearChoice(library, form, None, why, product=product)
     found = measured(product, tokens, target)
     if found is not None:
@@ -95,9 +95,10 @@ def _choose(
     else:
         rounded = library is not LinearKernel.DEQUANTIZED
         config, source = _rule(product, tokens, kind, target, rounded=rounded), Source.RULE
-        why = why if config is None and rounded else _why(config)
+        why = why if config is None and (rounded or tokens > BUCKETS[-1]) else _why(config)
     if half_normed and (config is None or isinstance(config, WideningConfig)):
-        config, source, why = _ours(product, tokens, kind, target), Source.RULE, "completes a norm"
+        ours = _ours(product, tokens, kind, target) if tokens <= BUCKETS[-1] else None
+        config, source, why = ours, Source.RULE, "completes a norm"
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
 
 
@@ -127,10 +128,11 @@ def _why(config: Config | None) -> str:
 
 
 def _rule(product: Product, tokens: int, kind: Kind, target: Target, *, rounded: bool) -> Config | None:
+    wide = tokens > BUCKETS[-1]
     if not kind.code.in_words:
-        return choose_of_bytes(product, tokens, kind, target, rounded=rounded)
+        return None if wide else choose_of_bytes(product, tokens, kind, target, rounded=rounded)
     widening = widening_config(product, tokens, kind, target)
-    if widening is not None or library_is_faster(product, tokens, kind, target):
+    if wide or widening is not None or library_is_faster(product, tokens, kind, target):
         return widening
     return _ours(product, tokens, kind, target)
 

@@ -4,6 +4,8 @@ The rules for 8 bits are in `pagebus.kernels.quantized.byte_choice`, those for w
 `pagebus.kernels.quantized.word_choice`. Of both:
 
 - products into the residual of up to 16 tokens do half of the next norm, as they do in 16 bits;
+- activations are rounded where the checkpoint was made for that, a GPU multiplies the format, and there are several
+  tokens; blocks of 128 columns round groups of as many, up to 256 tokens;
 - above 256 tokens, the library multiplies 8 bits by 8 bits where activations may be rounded. Other weights are
   dequantized into a scratch for its product of 16 bits; words of 4 bits from where that is faster than to widen them.
 """
@@ -93,9 +95,10 @@ def _choose(
         config, source = found
         why = f"{source}: {'the library was' if config is None else 'this was'} fastest"
     else:
-        rounded = library is not LinearKernel.DEQUANTIZED
+        rounded = _rounds(product, kind, dtype, target)
         config, source = _rule(product, tokens, kind, target, rounded=rounded), Source.RULE
-        why = why if config is None and (rounded or tokens > BUCKETS[-1]) else _why(config)
+        librarys = config is None and (library is not LinearKernel.DEQUANTIZED or tokens > BUCKETS[-1])
+        why = why if librarys else _why(config)
     if half_normed and (config is None or isinstance(config, WideningConfig)):
         ours = _ours(product, tokens, kind, target) if tokens <= BUCKETS[-1] else None
         config, source, why = ours, Source.RULE, "completes a norm"
@@ -110,14 +113,30 @@ def _library(product: Product, kind: Kind | None, dtype: torch.dtype, target: Ta
         return LinearKernel.DEQUANTIZED, "not in 16 bits"
     if product.form == "wide":
         return LinearKernel.DEQUANTIZED, "the result is wanted in float32"
-    aligned = product.rows % 16 == 0 and product.inputs % 16 == 0
-    if not kind.rounded or not aligned:
-        return LinearKernel.DEQUANTIZED, "activations stay as they are" if aligned else "odd sizes"
+    if not _is_aligned(product):
+        return LinearKernel.DEQUANTIZED, "odd sizes"
+    if not kind.rounded or kind.width:
+        return LinearKernel.DEQUANTIZED, "activations stay as they are"
+    if not _rounds(product, kind, dtype, target):
+        return LinearKernel.DEQUANTIZED, "the library's float8 needs bfloat16 and a newer GPU"
     if kind.code == Code.INT8:
         return LinearKernel.INT_MM, "activations are rounded to int8"
-    if target.capability < LEAST_OF_E4M3 or dtype != torch.bfloat16:
-        return LinearKernel.DEQUANTIZED, "the library's float8 needs bfloat16 and a newer GPU"
     return LinearKernel.SCALED_MM, "activations are rounded to float8"
+
+
+def _is_aligned(product: Product) -> bool:
+    return product.rows % 16 == 0 and product.inputs % 16 == 0
+
+
+def _rounds(product: Product, kind: Kind, dtype: torch.dtype, target: Target) -> bool:
+    """Whether activations of several tokens are rounded to the format of the weight."""
+    return rounds_to(kind, dtype, target) and product.form != "wide" and _is_aligned(product)
+
+
+def rounds_to(kind: Kind, dtype: torch.dtype, target: Target) -> bool:
+    """Whether activations of ``dtype`` may be rounded to the numbers of a weight, and a GPU multiplies these."""
+    float8 = target.capability >= LEAST_OF_E4M3 and dtype == torch.bfloat16
+    return kind.rounded and (kind.code == Code.INT8 or float8)
 
 
 def _why(config: Config | None) -> str:

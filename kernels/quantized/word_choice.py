@@ -9,9 +9,9 @@
 - More take Hopper's kernel in which some warps widen words for others that multiply, if there are programs for a
   quarter of the multiprocessors; and up to 64, if there are for three quarters. A step of 128 columns took 1.12
   microseconds with tiles of 128 tokens, and 1.6 with those of 256.
-- 257 to 1,024 tokens take it if waves of such steps should end before the library would: that one takes 1.2 microseconds
-  for a million numbers that are dequantized first, and multiplies at 800 TFLOP/s. Both estimates were within 7% of what
-  was measured, and every pick was the fastest.
+- 257 to 1,024 tokens take it if waves of such steps should end before the library would: that one takes 1.2
+  microseconds for a million numbers that are dequantized first, and multiplies at 800 TFLOP/s. Both estimates were
+  within 7% of what was measured, and every pick was the fastest.
 - Otherwise, more take tiles of 128 by 128, if they are enough, or else of 128 by 64. Above 128 tokens those would wait
   for the matrix instructions, and leave multiprocessors idle: there the library multiplies by dequantized rows.
 - Registers do not suffice for that where a tile has several scales, nor on other GPUs: tiles have 64 by 64 there.

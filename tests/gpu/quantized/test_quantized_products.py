@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,6 +128,33 @@ def test_rounded_activations(dtype: torch.dtype, tokens: int) -> None:
     gate, up = expected.chunk(2, dim=1)
     assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
     assert worst_row(whole(partial_linear(x, layout)), expected) < 8e-3
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 32, 64, 128, 256, 300])
+def test_rounded_groups(tokens: int) -> None:
+    """Products of blocks of 128 by 128, up to 256 tokens: those of activations whose groups of 128 are rounded."""
+    layout = replace(w8_blocks(6144, 4096, E4M3, (128, 128), CUDA), rounded=True)
+    x, bias = torch.randn(tokens, 4096, device=CUDA).bfloat16(), torch.randn(6144, device=CUDA).bfloat16()
+    rounded, scale = round_tokens_reference(x, E4M3, grouped=True)
+    spread = scale.double().repeat_interleave(128, 1)
+    expected = F.linear(rounded.double() * spread, layout.dense().double())
+    if tokens > 256:  # dequantized
+        expected = F.linear(x.double(), layout.dense().double())
+    assert worst_row(linear(x, layout, bias), expected + bias.double()) < 1e-2
+    gate, up = expected.chunk(2, dim=1)
+    assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
+    assert worst_row(whole(partial_linear(x, layout)), expected) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [257, 384, 512, 700, 1024, 1025])
+def test_words_of_many_tokens(tokens: int) -> None:
+    """Widened by warps for others, or dequantized for the library: both multiply the weight rounded to 16 bits."""
+    layout, x = w4_words(4096, 4096, 128, CUDA, zeros=True), torch.randn(tokens, 4096, device=CUDA).bfloat16()
+    expected = F.linear(x.float(), layout.dense())
+    assert worst_row(linear(x, layout), expected) < 1e-2
+    assert worst_row(whole(partial_linear(x, layout)), expected) < 1e-2
+    gate, up = expected.chunk(2, dim=1)
+    assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])

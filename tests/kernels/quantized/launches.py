@@ -33,6 +33,10 @@ def _blocks(dtype: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, 
     return W8Blocks(_meta(rows, columns, dtype=dtype), _meta(*shape), block, _meta(*shape) if zeros else None)
 
 
+def _rounded_blocks(rows: int, columns: int) -> W8Blocks:
+    return replace(_blocks(E4M3, (128, 128), False, rows, columns), rounded=True)
+
+
 def _words(group: int, zeros: bool, rows: int, columns: int) -> W4Words:
     shape = -(-columns // (group or columns)), rows
     zero = _meta(*shape, dtype=torch.uint8) if zeros else None
@@ -65,6 +69,7 @@ QWEN3, GPT_OSS = (128, 8, 2048, 768), (32, 4, 2880, 2880)
 EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = {
     "fp8 128x128": (KINDS["fp8 128x128"], QWEN3, 4096),
     "mxfp4": (partial(_floats, 32, torch.uint8), GPT_OSS, 512),
+    "rounded fp8 128x128": (_rounded_blocks, QWEN3, 4096),
     "int4 128 zeros": (KINDS["int4 128 zeros"], QWEN3, 1),
     "nvfp4": (partial(_floats, 16, E4M3), QWEN3, 16),
     "nf4": (partial(_floats, 64, torch.float32), QWEN3, 1),
@@ -72,7 +77,7 @@ EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = 
     "int8 16 lows": (lambda rows, columns: _with_lows(_blocks(INT8, (1, 16), False, rows, columns)), QWEN3, 1),
 }
 """Layouts, experts, and numbers of tokens."""
-FEW_EXPERTS = ("fp8 128x128", "mxfp4")
+FEW_EXPERTS = ("fp8 128x128", "mxfp4", "rounded fp8 128x128")
 FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
 ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
@@ -96,6 +101,9 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         for number, tokens in enumerate(ROUNDED_TOKENS[dtype] if arch == 90 else (8, 64)):
             product = (gated_linear, partial_linear)[number % 2]
             yield f"quantized {dtype}, {tokens} rounded tokens", partial(_launch, product, make, tokens)
+    for number, tokens in enumerate((8, 64, 32, 256) if arch == 90 else (64,) if arch >= LEAST_OF_E4M3 else ()):
+        product = (gated_linear, partial_linear)[number % 2]
+        yield f"fp8 blocks, {tokens} rounded tokens", partial(_launch, product, _rounded_blocks, tokens)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)
     yield "whole sums", partial(scale_sums, sums, _meta(300, 1), scale, None, out)
 

@@ -15,6 +15,7 @@ from pagebus.kernels.coded.word_tiles import FEW_TOKENS
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.activation import activation_mul_reference
 from pagebus.kernels.linear.dispatch import Source, read_user_tables
+from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, WIDE_BUCKETS, LinearKernel, Product, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import merge_table
@@ -33,6 +34,7 @@ from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 BF16 = torch.bfloat16
 H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
 FP8, INT8 = Kind(Code.E4M3, rounded=True), Kind(Code.INT8, rounded=True)
+BLOCKS = Kind(Code.E4M3, 128, 128, rounded=True)
 KINDS = (
     FP8, Kind(Code.E4M3, 128, 128), Kind(Code.INT8, 1, 128, zeros=True), Kind(Code.E4M3, 1, 32), Kind(Code.WORDS),
     Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.INT8, 1, 16, lows=True), Kind(Code.E2M1, 1, 32),
@@ -203,8 +205,25 @@ def test_few_tokens_are_rounded_where_many_are() -> None:
     assert not _rounds(8, KINDS[5])
 
 
+def test_blocks_round_several_tokens() -> None:
+    """Up to 256 on Hopper, in steps of a block; other GPUs up to 64, and those without float8 none."""
+    for form in ("plain", "gated", "partial", "residual"):
+        assert not _rounds(1, BLOCKS, form=form)
+        for tokens in (2, 16, 32, 64):
+            assert _rounds(tokens, BLOCKS, form=form)
+            assert _rounds(tokens, BLOCKS, L4, form=form)
+            assert not _rounds(tokens, BLOCKS, A100, form=form)
+            assert not _rounds(tokens, BLOCKS._replace(rounded=False), form=form)
+        assert _rounds(256, BLOCKS, form=form)
+        assert not _rounds(65, BLOCKS, L4, form=form)
+    assert not _rounds(8, BLOCKS, form="wide")
+    assert not _rounds(8, BLOCKS, dtype=torch.float16)
+    found = choose_quantized("plain", MANY, 6144, 4096, BLOCKS, BF16, H200)
+    assert (found.kernel, found.why) == (LinearKernel.DEQUANTIZED, "activations stay as they are")
+
+
 @pytest.mark.parametrize("target", [H200, L4, A100], ids=str)
-@pytest.mark.parametrize("kind", [FP8, INT8], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [FP8, INT8, BLOCKS], ids=lambda kind: kind.name)
 def test_rounded_tiles_can_be_launched(kind: Kind, target: Target) -> None:
     """K is cut where sums are added up, and for as many programs as the GPU holds at once."""
     for form in FORMS:
@@ -214,6 +233,7 @@ def test_rounded_tiles_can_be_launched(kind: Kind, target: Target) -> None:
                 if config is None:
                     continue
                 assert is_legal(Product(form, rows, inputs, kind.name), tokens, config)
+                assert isinstance(config, VectorConfig) or not kind.width or config.depth == kind.width
                 if isinstance(config, TileConfig) and config.rounded and config.splits > 1:
                     assert config.tiles(rows) * config.splits <= 2 * target.num_multiprocessors
                     assert inputs // config.splits >= 1024

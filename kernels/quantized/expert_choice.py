@@ -47,8 +47,8 @@ def choose_quantized_experts(
         config = coded_invariant(num_tokens, shape, gate_up, down)
         why = "--deterministic: one order of sums for any number of tokens"
     else:
-        given = (kind._replace(rounded=rounds_to(kind, dtype, target)) for kind in (gate_up, down))
-        config = choose_coded(num_tokens, shape, *given, target)
+        gate_up, down = (kind._replace(rounded=rounds_to(kind, dtype, target)) for kind in (gate_up, down))
+        config = choose_coded(num_tokens, shape, gate_up, down, target)
         why = "a rule: quantized experts were not measured yet"
     return ExpertsChoice(ExpertsKernel.CODED, "experts", config, why)
 

@@ -9,6 +9,8 @@ from functools import partial
 import torch
 
 from pagebus.kernels.coded.rounding import round_tokens, scale_sums
+from pagebus.kernels.layers.norm import add_rms_norm
+from pagebus.kernels.linear.activation import rounded_activation_mul
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.quantized.choice import LEAST_OF_E4M3
 from pagebus.kernels.quantized.dequantize import dequantize
@@ -104,6 +106,10 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
     for number, tokens in enumerate((8, 64, 32, 256) if arch == 90 else (64,) if arch >= LEAST_OF_E4M3 else ()):
         product = (gated_linear, partial_linear)[number % 2]
         yield f"fp8 blocks, {tokens} rounded tokens", partial(_launch, product, _rounded_blocks, tokens)
+    for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
+        yield f"a norm rounded to {dtype}", partial(_norm, dtype)
+        gates = _meta(300, 2 * 14336, dtype=torch.bfloat16)
+        yield f"an activation rounded to {dtype}", partial(rounded_activation_mul, gates, "silu", dtype)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)
     yield "whole sums", partial(scale_sums, sums, _meta(300, 1), scale, None, out)
 
@@ -137,6 +143,11 @@ def _of_experts(layout: Layout, count: int) -> Layout:
 
 def _launch(product: Callable[..., object], make: Callable[[int, int], Layout], tokens: int) -> None:
     product(_meta(tokens, 4096, dtype=torch.bfloat16), make(8192, 4096))
+
+
+def _norm(dtype: torch.dtype) -> None:
+    x, weight = _meta(300, 4096, dtype=torch.bfloat16), _meta(4096, dtype=torch.bfloat16)
+    add_rms_norm(x, x, weight, 1e-5, rounded=dtype)
 
 
 def _dequantize(make: Callable[[int, int], Layout]) -> None:

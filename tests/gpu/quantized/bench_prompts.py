@@ -1,7 +1,8 @@
 """Times the pieces of a layer of Llama-8B in FP8 with many tokens: `python -m tests.gpu.quantized.bench_prompts`.
 
 Norms, roundings, activation and products, each alone in a CUDA graph, and what they are together: in kernels of their
-own, and with norms and activation that round themselves. Attention, rotation and the cache are left out. The floor is bytes at 4.30 TB/s, or operations at 1,580 TFLOP/s.
+own, and with norms and activation that round themselves. Attention, rotation and the cache are left out. The floor is
+bytes at 4.30 TB/s, or operations at 1,580 TFLOP/s.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from pagebus.kernels.common.int8 import round_to_int
@@ -13,6 +15,31 @@ GROUP = 128
 """Columns of a token that have a scale of their own, where blocks of the weight have."""
 LEAST = 1e-12
 """The least number that counts as the largest of a token, so that no scale is 0."""
+
+
+class RoundedTokens(NamedTuple):
+    """Tokens that were rounded by what made them: ``values`` [T, K] of 8 bits times ``scale`` [T, 1] float32. Their
+    products are of ``dtype``."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def exact(self) -> torch.Tensor:
+        """[T, K] of ``dtype``."""
+        return (self.values.float() * self.scale).to(self.dtype)
+
+
+def rounded_reference(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor | RoundedTokens:
+    """x [T, K] itself, or rounded to ``dtype``."""
+    return x if dtype is None else RoundedTokens(*round_tokens_reference(x, dtype), x.dtype)
+
+
+def rounded_like(x: torch.Tensor, dtype: torch.dtype) -> RoundedTokens:
+    """Room for tokens as of x [T, K], contiguous, rounded to ``dtype``."""
+    scale = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+    return RoundedTokens(torch.empty(x.shape, dtype=dtype, device=x.device), scale, x.dtype)
 
 
 def round_tokens_reference(
@@ -29,6 +56,16 @@ def round_tokens_reference(
     scaled = wide * (divisor / most)
     rounded = scaled.round().clamp(-largest, largest) if dtype == torch.int8 else scaled.clamp(-largest, largest)
     return rounded.to(dtype), most / divisor
+
+
+@triton.jit
+def round_rows(x, LARGEST: tl.constexpr, LEAST: tl.constexpr, WHOLE: tl.constexpr):
+    """x [R, W] float32 as numbers up to LARGEST, if WHOLE whole ones; and the scale of each row [R]."""
+    most = tl.maximum(tl.max(tl.abs(x), axis=1), LEAST)
+    scaled = tl.clamp(x * tl.div_rn(LARGEST, most)[:, None], -LARGEST, LARGEST)
+    if WHOLE:
+        scaled = round_to_int(scaled)
+    return scaled, tl.div_rn(most, LARGEST)
 
 
 @triton.jit
@@ -52,15 +89,11 @@ def _round_tokens_kernel(
         gdc_launch_dependents()
         gdc_wait()
     x = tl.load(x_ptr + token * stride_x + column, mask=mask, other=0.0).to(tl.float32)
-    x = x.reshape(BLOCK // WIDTH, WIDTH)
-    most = tl.maximum(tl.max(tl.abs(x), axis=1), LEAST)
-    scaled = tl.clamp(x * tl.div_rn(LARGEST, most)[:, None], -LARGEST, LARGEST)
-    if WHOLE:
-        scaled = round_to_int(scaled)
+    scaled, scale = round_rows(x.reshape(BLOCK // WIDTH, WIDTH), LARGEST, LEAST, WHOLE)
     scaled = scaled.reshape(BLOCK)
     tl.store(out_ptr + token * size + column, scaled.to(out_ptr.dtype.element_ty), mask=mask)
     group = tl.arange(0, BLOCK // WIDTH)
-    tl.store(scale_ptr + token * GROUPS + group, tl.div_rn(most, LARGEST), mask=group < GROUPS)
+    tl.store(scale_ptr + token * GROUPS + group, scale, mask=group < GROUPS)
 
 
 def round_tokens(x: torch.Tensor, dtype: torch.dtype, *, grouped: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

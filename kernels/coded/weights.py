@@ -68,6 +68,12 @@ class Coded(NamedTuple):
         return self.numbers.shape[-2]
 
     @property
+    def rounds(self) -> bool:
+        """Whether kernels multiply it by tokens of the same 8 bits."""
+        exact = self.zero is None and self.low is None
+        return self.code in (Code.INT8, Code.E4M3) and self.width in (0, GROUP) and exact
+
+    @property
     def plain(self) -> bool:
         """Whether kernels without tensor cores read it."""
         parts = self.code == Code.WORDS and self.width and WORD_TILE % self.width == 0
@@ -106,10 +112,7 @@ def tile_arguments(weight: Coded | torch.Tensor) -> dict[str, Any]:
 def rounded_numbers(weight: Coded) -> tuple[torch.Tensor, dict[str, Any]]:
     """Numbers of 8 bits as what tensor cores multiply by tokens of the same format: [N, K] int8 or float8_e4m3fn, and
     the arguments of kernels of tiles."""
-    assert weight.code in (Code.INT8, Code.E4M3)
-    assert weight.width in (0, GROUP)
-    assert weight.zero is None
-    assert weight.low is None
+    assert weight.rounds
     numbers = weight.numbers if weight.code == Code.INT8 else weight.numbers.view(torch.float8_e4m3fn)
     return numbers, tile_arguments(weight) | {"CODE": int(Code.DENSE), "NATIVE": PORTABLE}
 

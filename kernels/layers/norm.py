@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from pagebus.kernels.coded.rounding import LARGEST, LEAST, RoundedTokens, round_rows, rounded_like, rounded_reference
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
@@ -65,16 +66,16 @@ def rms_norm_reference(
 
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0, *,
-    centred: bool = False, bias: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    centred: bool = False, bias: torch.Tensor | None = None, rounded: torch.dtype | None = None,
+) -> torch.Tensor | RoundedTokens:  # fmt: skip
     """residual += x * scale (in place), then rms_norm(residual). residual [T, D], weight [D] -> [T, D].
 
     x is [T, D], or float32 [S, T, D], whose sum over S is rounded to the residual's dtype first; so is the product with
-    the scale.
+    the scale. ``rounded``: the norm is rounded further to this format of 8 bits.
     """
     whole = x if x.dim() == 2 else x.sum(0).to(residual.dtype)
     residual += whole if scale == 1.0 else whole * scale
-    return rms_norm_reference(residual, weight, eps, centred=centred, bias=bias)
+    return rounded_reference(rms_norm_reference(residual, weight, eps, centred=centred, bias=bias), rounded)
 
 
 @triton.jit
@@ -95,6 +96,7 @@ def _rms_norm_kernel(
     weight_ptr,  # [D]
     bias_ptr,  # [D] or None
     out_ptr,  # [outer, INNER, D]
+    scale_ptr,  # None, or [outer] if out is rounded to 8 bits; there is a residual then
     stride_x_part,
     stride_x_outer,
     stride_x_inner,
@@ -111,8 +113,12 @@ def _rms_norm_kernel(
     PARTS: tl.constexpr,
     SCALED: tl.constexpr,
     CENTRED: tl.constexpr,
+    LARGEST: tl.constexpr,  # of the format of 8 bits
+    LEAST: tl.constexpr,
+    WHOLE: tl.constexpr,  # that has whole numbers
     PDL: tl.constexpr,
 ):
+    TYPE: tl.constexpr = (out_ptr if scale_ptr is None else residual_ptr).dtype.element_ty
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     outer, inner = (row // INNER).to(tl.int64)[:, None], (row % INNER)[:, None]
     column = tl.arange(0, BLOCK)
@@ -125,7 +131,7 @@ def _rms_norm_kernel(
     x = tl.load(place, mask=mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         x += tl.load(place + part * stride_x_part, mask=mask, other=0.0)
-    x = x.to(out_ptr.dtype.element_ty)
+    x = x.to(TYPE)
     if SCALED:
         x = (x.to(tl.float32) * factor).to(x.dtype)
     if residual_ptr is not None:
@@ -140,6 +146,9 @@ def _rms_norm_kernel(
         normed = norm_rows(x, weight, eps, SIZE)
     if bias_ptr is not None:
         normed += tl.load(bias_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)[None, :]
+    if scale_ptr is not None:
+        normed, scale = round_rows(normed.to(TYPE).to(tl.float32), LARGEST, LEAST, WHOLE)
+        tl.store(scale_ptr + row, scale, mask=row < num_rows)
     out = out_ptr + outer * stride_out_outer + inner * stride_out_inner + column[None, :]
     tl.store(out, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -154,16 +163,19 @@ def _launch(
     *,
     centred: bool = False,
     bias: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
 ) -> None:
-    """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D]."""
+    """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D].
+    ``scales`` [outer]: out is of 8 bits."""
     parts, outer, inner, size = x.shape
     assert x.stride(3) == 1
     assert out.stride(2) == 1
     assert out.shape == x.shape[1:]
     assert weight.shape == (size,)
     assert weight.is_contiguous()
-    assert weight.dtype in (out.dtype, torch.float32)
-    assert x.dtype == (out.dtype if parts == 1 else torch.float32)
+    dtype = out.dtype if scales is None or residual is None else residual.dtype
+    assert weight.dtype in (dtype, torch.float32)
+    assert x.dtype == (dtype if parts == 1 else torch.float32)
     num_rows = outer * inner
     if num_rows == 0:
         return
@@ -175,6 +187,7 @@ def _launch(
         weight,
         bias,
         out,
+        scales,
         x.stride(0),
         x.stride(1),
         x.stride(2),
@@ -191,6 +204,9 @@ def _launch(
         PARTS=parts,
         SCALED=factor != 1.0,
         CENTRED=centred,
+        LARGEST=LARGEST.get(out.dtype, 0.0),
+        LEAST=LEAST,
+        WHOLE=out.dtype == torch.int8,
         num_warps=min(16, max(4, block // 512)),
         **pdl(out.device),
     )
@@ -216,13 +232,18 @@ def rms_norm(
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0, *,
-    centred: bool = False, bias: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    centred: bool = False, bias: torch.Tensor | None = None, rounded: torch.dtype | None = None,
+) -> torch.Tensor | RoundedTokens:  # fmt: skip
     """residual += x * scale (in place), then rms_norm(residual), as `add_rms_norm_reference`."""
     assert x.dim() in (2, 3)
     assert residual.shape == x.shape[-2:]
     assert residual.stride(1) == 1
+    parts = (x.unsqueeze(0) if x.dim() == 2 else x).unsqueeze(2)
+    if rounded is not None:
+        tokens = rounded_like(residual, rounded)
+        out, scales = tokens.values.unsqueeze(1), tokens.scale
+        _launch(parts, residual, weight, eps, out, scale, centred=centred, bias=bias, scales=scales)
+        return tokens
     out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
-    parts = x.unsqueeze(0) if x.dim() == 2 else x
-    _launch(parts.unsqueeze(2), residual, weight, eps, out.unsqueeze(1), scale, centred=centred, bias=bias)
+    _launch(parts, residual, weight, eps, out.unsqueeze(1), scale, centred=centred, bias=bias)
     return out

@@ -5,11 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.coded.rounding import LARGEST, LEAST, RoundedTokens, round_rows, round_tokens, rounded_like
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 GATES = {"silu": 1, "gelu_tanh": 2}
 """Activations of gates, by the numbers that kernels know them by; 0 is no gate."""
+
+
+MOST_OF_A_PROGRAM = 32768
+"""Numbers of a token that one program rounds."""
 
 
 def activation_mul_reference(x: torch.Tensor, act: str = "silu") -> torch.Tensor:
@@ -74,4 +79,49 @@ def activation_mul(x: torch.Tensor, act: str = "silu") -> torch.Tensor:
     _activation_mul_kernel[grid](
         x, out, x.stride(0), num_tokens, SIZE=size, BLOCK=block, GATED=GATES[act], num_warps=4, **pdl(x.device)
     )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rounded_activation_kernel(
+    x_ptr,  # [T, 2I]
+    out_ptr,  # [T, I] of 8 bits
+    scale_ptr,  # [T]
+    stride_x,
+    SIZE: tl.constexpr,  # I
+    BLOCK: tl.constexpr,  # I rounded up
+    GATED: tl.constexpr,  # one of GATES
+    LARGEST: tl.constexpr,
+    LEAST: tl.constexpr,
+    WHOLE: tl.constexpr,  # to whole numbers
+    PDL: tl.constexpr,
+):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    gate = tl.load(x_ptr + token * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + token * stride_x + SIZE + columns, mask=mask, other=0.0)
+    activated = activate(gate, GATED).to(up.dtype).to(tl.float32)
+    product = (activated * up.to(tl.float32)).to(up.dtype).to(tl.float32)
+    scaled, scale = round_rows(product.reshape(1, BLOCK), LARGEST, LEAST, WHOLE)
+    tl.store(out_ptr + token * SIZE + columns, scaled.reshape(BLOCK).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(scale_ptr + token + tl.arange(0, 1), scale)
+
+
+def rounded_activation_mul(x: torch.Tensor, act: str, dtype: torch.dtype) -> RoundedTokens:
+    """`activation_mul` of x [T, 2I], rounded to ``dtype`` of 8 bits, in one kernel."""
+    size = x.shape[1] // 2
+    block = max(16, next_power_of_2(size))
+    if block > MOST_OF_A_PROGRAM:
+        product = activation_mul(x, act)
+        return RoundedTokens(*round_tokens(product, dtype), x.dtype)
+    assert x.stride(1) == 1
+    out = rounded_like(x[:, :size], dtype)
+    if len(x):
+        _rounded_activation_kernel[(len(x),)](
+            x, out.values, out.scale, x.stride(0), SIZE=size, BLOCK=block, GATED=GATES[act], LARGEST=LARGEST[dtype],
+            LEAST=LEAST, WHOLE=dtype == torch.int8, num_warps=min(16, max(4, block // 512)), **pdl(x.device),
+        )  # fmt: skip
     return out

@@ -21,7 +21,7 @@ from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
@@ -146,7 +146,7 @@ def _product(
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     config, source, why = _decide(product, tokens, dtype, target)
     estimate = None
-    if 0 < tokens < MANY and dtype.itemsize == 2:
+    if 0 < tokens <= BUCKETS[-1] and dtype.itemsize == 2:
         estimate = model_of(target).best(form, num_rows, num_inputs, tokens)
     if half_normed and (config is None or isinstance(config, SpecializedConfig)):
         config = _completing(estimate, tokens, num_inputs, dtype)
@@ -172,7 +172,7 @@ def _residual_product(
         if begun.config is not None:
             return begun
     chosen = _product("partial", num_rows, num_inputs, tokens, dtype, target, False)
-    if chosen.config is None and not biased and adds and target and tokens == MANY and dtype.itemsize == 2:
+    if chosen.config is None and not biased and adds and target and tokens > BUCKETS[-1] and dtype.itemsize == 2:
         return chosen._replace(form="added")
     if chosen.config is None or isinstance(chosen.config, VectorConfig) or chosen.config.splits == 1:
         return chosen._replace(form="plain")

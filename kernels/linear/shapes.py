@@ -18,8 +18,10 @@ Config = DenseConfig | WideningConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
-the library always wins."""
-MANY = BUCKETS[-1] + 1
+the library multiplies weights of 16 and of 8 bits."""
+WIDE_BUCKETS = (384, 512, 768, 1024)
+"""Buckets above those, for words of 4 bits. Above the last one the library always wins."""
+MANY = WIDE_BUCKETS[-1] + 1
 """Stands for all token counts above the buckets."""
 FORMS = ("plain", "wide", "gated", "partial", "residual")
 """What becomes of a product: see `pagebus.kernels.linear.linear`."""
@@ -115,12 +117,13 @@ def _is_legal_of_codes(layout: str, config: Config) -> bool:
 
 def bucket_of(num_tokens: int) -> int:
     """The smallest bucket that holds ``num_tokens``."""
-    return BUCKETS[bisect_left(BUCKETS, num_tokens)]
+    buckets = BUCKETS if num_tokens <= BUCKETS[-1] else WIDE_BUCKETS
+    return buckets[bisect_left(buckets, num_tokens)]
 
 
 def tokens_class(num_tokens: int) -> int:
     """A token count that stands for all counts with the same choices."""
-    return bucket_of(num_tokens) if 0 < num_tokens <= BUCKETS[-1] else min(num_tokens, MANY)
+    return bucket_of(num_tokens) if 0 < num_tokens < MANY else min(num_tokens, MANY)
 
 
 def pack(config: Config | None) -> dict[str, Any]:

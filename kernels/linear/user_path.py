@@ -18,7 +18,7 @@ SOURCES = (
     "linear/gemv.py", "linear/skinny_gemm.py", "linear/epilogue.py", "linear/activation.py",
     "specialized/hopper_gemm.py", "specialized/hopper_widening.py",
     "layers/norm.py", "common/pdl.py", "coded/tiles.py", "coded/word_tiles.py", "coded/vectors.py", "coded/unpack.py",
-    "coded/scales.py",
+    "coded/scales.py", "coded/rounding.py",
 )  # fmt: skip
 """The sources that decide how long a product takes, with the norm beside it."""
 

@@ -4,8 +4,10 @@ The rules for 8 bits are in `pagebus.kernels.quantized.byte_choice`, those for w
 `pagebus.kernels.quantized.word_choice`. Of both:
 
 - products into the residual of up to 16 tokens do half of the next norm, as they do in 16 bits;
+- activations are rounded where the checkpoint was made for that, a GPU multiplies the format, and there are several
+  tokens; blocks of 128 columns round groups of as many, up to 256 tokens;
 - above 256 tokens, the library multiplies 8 bits by 8 bits where activations may be rounded. Other weights are
-  dequantized into a scratch for its product of 16 bits.
+  dequantized into a scratch for its product of 16 bits; words of 4 bits from where that is faster than to widen them.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
-from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
@@ -86,18 +88,20 @@ def _choose(
     if target is None:
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     library, why = _library(product, kind, dtype, target)
-    if kind is None or dtype.itemsize > 2 or not 0 < tokens <= BUCKETS[-1]:
+    if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
         return LinearChoice(library, form, None, why, product=product)
     found = measured(product, tokens, target)
     if found is not None:
         config, source = found
         why = f"{source}: {'the library was' if config is None else 'this was'} fastest"
     else:
-        rounded = library is not LinearKernel.DEQUANTIZED
+        rounded = _rounds(product, kind, dtype, target)
         config, source = _rule(product, tokens, kind, target, rounded=rounded), Source.RULE
-        why = why if config is None and rounded else _why(config)
+        librarys = config is None and (library is not LinearKernel.DEQUANTIZED or tokens > BUCKETS[-1])
+        why = why if librarys else _why(config)
     if half_normed and (config is None or isinstance(config, WideningConfig)):
-        config, source, why = _ours(product, tokens, kind, target), Source.RULE, "completes a norm"
+        ours = _ours(product, tokens, kind, target) if tokens <= BUCKETS[-1] else None
+        config, source, why = ours, Source.RULE, "completes a norm"
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
 
 
@@ -109,14 +113,30 @@ def _library(product: Product, kind: Kind | None, dtype: torch.dtype, target: Ta
         return LinearKernel.DEQUANTIZED, "not in 16 bits"
     if product.form == "wide":
         return LinearKernel.DEQUANTIZED, "the result is wanted in float32"
-    aligned = product.rows % 16 == 0 and product.inputs % 16 == 0
-    if not kind.rounded or not aligned:
-        return LinearKernel.DEQUANTIZED, "activations stay as they are" if aligned else "odd sizes"
+    if not _is_aligned(product):
+        return LinearKernel.DEQUANTIZED, "odd sizes"
+    if not kind.rounded or kind.width:
+        return LinearKernel.DEQUANTIZED, "activations stay as they are"
+    if not _rounds(product, kind, dtype, target):
+        return LinearKernel.DEQUANTIZED, "the library's float8 needs bfloat16 and a newer GPU"
     if kind.code == Code.INT8:
         return LinearKernel.INT_MM, "activations are rounded to int8"
-    if target.capability < LEAST_OF_E4M3 or dtype != torch.bfloat16:
-        return LinearKernel.DEQUANTIZED, "the library's float8 needs bfloat16 and a newer GPU"
     return LinearKernel.SCALED_MM, "activations are rounded to float8"
+
+
+def _is_aligned(product: Product) -> bool:
+    return product.rows % 16 == 0 and product.inputs % 16 == 0
+
+
+def _rounds(product: Product, kind: Kind, dtype: torch.dtype, target: Target) -> bool:
+    """Whether activations of several tokens are rounded to the format of the weight."""
+    return rounds_to(kind, dtype, target) and product.form != "wide" and _is_aligned(product)
+
+
+def rounds_to(kind: Kind, dtype: torch.dtype, target: Target) -> bool:
+    """Whether activations of ``dtype`` may be rounded to the numbers of a weight, and a GPU multiplies these."""
+    float8 = target.capability >= LEAST_OF_E4M3 and dtype == torch.bfloat16
+    return kind.rounded and (kind.code == Code.INT8 or float8)
 
 
 def _why(config: Config | None) -> str:
@@ -127,10 +147,11 @@ def _why(config: Config | None) -> str:
 
 
 def _rule(product: Product, tokens: int, kind: Kind, target: Target, *, rounded: bool) -> Config | None:
+    wide = tokens > BUCKETS[-1]
     if not kind.code.in_words:
-        return choose_of_bytes(product, tokens, kind, target, rounded=rounded)
+        return None if wide else choose_of_bytes(product, tokens, kind, target, rounded=rounded)
     widening = widening_config(product, tokens, kind, target)
-    if widening is not None or library_is_faster(product, tokens, kind, target):
+    if wide or widening is not None or library_is_faster(product, tokens, kind, target):
         return widening
     return _ours(product, tokens, kind, target)
 

@@ -62,7 +62,7 @@ def kind_of(layout: Layout) -> Kind | None:
     coded = coded_of(layout)
     if coded is None:
         return None
-    rounded = isinstance(layout, W8Rows) and layout.rounded
+    rounded = not isinstance(layout, W4Words) and layout.rounded and coded.rounds
     return Kind(coded.code, coded.height, coded.width, coded.zero is not None, rounded, coded.low is not None)
 
 

@@ -6,7 +6,8 @@ as many tokens, `pagebus.kernels.quantized.choice`, which are known not to spill
 of 32 rows, so that there are enough programs, and registers. Single pairs of words are 8 wide, and codes of 4 bits have
 deep steps then, as in dense products. The two products of a layer may have different layouts.
 
-Activations always stay in 16 bits, whatever the checkpoint was made for.
+Sorted pairs are rounded to 8 bits where the checkpoint was made for that and the GPU multiplies them: tiles have 64
+rows then, and both operands come from shared memory. Pairs as they come stay in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.choice import ExpertsChoice, ExpertsKernel, Shape, choose_experts, item_size, leaves_unsorted
 from pagebus.kernels.moe.coded import CodedConfig
-from pagebus.kernels.quantized.choice import invariant_config
+from pagebus.kernels.quantized.choice import invariant_config, rounds_to
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.word_choice import DEEP, deep_of, few_tile
 
@@ -46,6 +47,7 @@ def choose_quantized_experts(
         config = coded_invariant(num_tokens, shape, gate_up, down)
         why = "--deterministic: one order of sums for any number of tokens"
     else:
+        gate_up, down = (kind._replace(rounded=rounds_to(kind, dtype, target)) for kind in (gate_up, down))
         config = choose_coded(num_tokens, shape, gate_up, down, target)
         why = "a rule: quantized experts were not measured yet"
     return ExpertsChoice(ExpertsKernel.CODED, "experts", config, why)
@@ -82,7 +84,9 @@ def _ordered(tokens: int, gate_up: Kind, down: Kind, target: Target) -> CodedCon
 
 
 def _tile_of(tokens: int, kind: Kind, target: Target) -> TileConfig:
-    """For items of so many pairs."""
+    """For items of so many pairs; of a kind that is ``rounded``, they are."""
+    if kind.rounded:
+        return TileConfig(64, tokens, kind.depth, 3 if target.small_memory else 4, 4, rounded=True)
     if tokens > MOST_OF_AN_ITEM:
         return TileConfig(128, tokens, kind.depth, 3, 8)
     if tokens == MOST_OF_AN_ITEM:

@@ -53,7 +53,8 @@ class W8Blocks:
     """w = (``values`` - ``zero``) * ``scale`` - ``low``, with int8 or float8_e4m3fn values [..., N, K].
 
     The others are float32 [..., ceil(N / rows), ceil(K / columns)], where ``block`` is (rows, columns); ``zero`` and
-    ``low`` may be absent. Column j of the values is column ``order`` [K] int32 [j] of the weight.
+    ``low`` may be absent. Column j of the values is column ``order`` [K] int32 [j] of the weight. ``rounded``: as of
+    `W8Rows`, with a scale for each token and group of as many columns.
     """
 
     values: Tensor
@@ -62,6 +63,7 @@ class W8Blocks:
     zero: Tensor | None = None
     low: Tensor | None = None
     order: Tensor | None = None
+    rounded: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pagebus.kernels.coded.rounding import round_tokens, scale_sums
+from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens, scale_sums
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.linear.linear import linear_invariant
 from pagebus.kernels.linear.shapes import LinearKernel
@@ -20,18 +20,21 @@ ALIGNED = 16
 
 
 def library_product(
-    kernel: LinearKernel, x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype | None, *,
-    invariant: bool = False,
+    kernel: LinearKernel, x: torch.Tensor | RoundedTokens, weight: Layout, bias: torch.Tensor | None,
+    dtype: torch.dtype | None, *, invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """x [T, K] times ``weight`` [N, K], whose columns are in their stored order, plus bias [N] -> [T, N] of ``dtype``,
-    by default that of x. ``invariant``: a token's result does not depend on others."""
+    by default that of x. ``invariant``: a token's result does not depend on others. Tokens that are rounded already are
+    for products of 8 bits."""
     dtype = dtype or x.dtype
+    if isinstance(x, RoundedTokens):
+        return (_scaled if kernel is LinearKernel.SCALED_MM else _whole)(x, weight, bias, dtype)
     if len(x) == 0:
         return torch.empty((0, weight.shape[-2]), dtype=dtype, device=x.device)
     if kernel is LinearKernel.SCALED_MM:
-        return _scaled(x, weight, bias, dtype)
+        return _scaled(RoundedTokens(*round_tokens(x, torch.float8_e4m3fn), x.dtype), weight, bias, dtype)
     if kernel is LinearKernel.INT_MM:
-        return _whole(x, weight, bias, dtype)
+        return _whole(RoundedTokens(*round_tokens(x, torch.int8), x.dtype), weight, bias, dtype)
     return _dequantized(x, weight, bias, dtype, invariant=invariant)
 
 
@@ -70,23 +73,22 @@ def _multiply(
         torch.addmm(bias, x, dense.t(), out=out)
 
 
-def _scaled(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def _scaled(x: RoundedTokens, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """x, rounded to float8_e4m3fn, times weights of the same format."""
     assert isinstance(weight, W8Rows)
-    rounded, scale = round_tokens(x, torch.float8_e4m3fn)
     product: torch.Tensor = torch._scaled_mm(
-        rounded, weight.values.t(), scale_a=scale, scale_b=weight.scale.unsqueeze(0), bias=bias, out_dtype=dtype,
+        x.values, weight.values.t(), scale_a=x.scale, scale_b=weight.scale.unsqueeze(0), bias=bias, out_dtype=dtype,
         use_fast_accum=True,
     )  # fmt: skip
     return product
 
 
-def _whole(x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def _whole(x: RoundedTokens, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """x, rounded to int8, times weights of int8. The library's sums are int32, and are scaled afterwards."""
     assert isinstance(weight, W8Rows)
-    rounded, scale = round_tokens(x, torch.int8)
-    out = torch.empty((len(x), len(weight.values)), dtype=dtype, device=x.device)
-    for start, stop in pieces(len(weight.values), 4 * len(x)):
+    rounded, scale, _ = x
+    out = torch.empty((len(rounded), len(weight.values)), dtype=dtype, device=rounded.device)
+    for start, stop in pieces(len(weight.values), 4 * len(rounded)):
         sums = torch._int_mm(rounded, weight.values[start:stop].t())
         piece = None if bias is None else bias[start:stop]
         scale_sums(sums, scale, weight.scale[start:stop], piece, out[:, start:stop])

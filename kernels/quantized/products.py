@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 
+from pagebus.kernels.coded.rounding import RoundedTokens, rounded_reference
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear import linear as dense_products
-from pagebus.kernels.linear.activation import activation_mul
+from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
 from pagebus.kernels.linear.dispatch import LinearChoice
 from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.quantized.choice import (
@@ -23,7 +24,9 @@ from pagebus.kernels.quantized.coding import coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Rows, Weight
 from pagebus.kernels.quantized.library import library_product
 
-Inputs = torch.Tensor | HalfNorm
+Inputs = torch.Tensor | HalfNorm | RoundedTokens
+ROUNDING = {LinearKernel.SCALED_MM: torch.float8_e4m3fn, LinearKernel.INT_MM: torch.int8}
+"""The format to which products of the library round tokens, each with one scale."""
 
 
 def dense_of(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
@@ -35,35 +38,67 @@ def linear_reference(
     x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
-    return dense_products.linear_reference(x, dense_of(weight, _values(x).dtype), bias, dtype)
+    return dense_products.linear_reference(_exact(x), dense_of(weight, _dtype(x)), bias, dtype)
 
 
 def gated_linear_reference(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
-) -> torch.Tensor:
-    """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
-    return dense_products.gated_linear_reference(x, dense_of(weight, _values(x).dtype), bias, act)
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu", rounded: torch.dtype | None = None
+) -> torch.Tensor | RoundedTokens:
+    """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; perhaps ``rounded`` to
+    this format of 8 bits."""
+    product = dense_products.gated_linear_reference(_exact(x), dense_of(weight, _dtype(x)), bias, act)
+    return rounded_reference(product, rounded)
 
 
 def partial_linear_reference(
-    x: torch.Tensor,
+    x: torch.Tensor | RoundedTokens,
     weight: Weight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm: NextNorm | None = None,
 ) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it."""
-    return dense_products.partial_linear_reference(x, dense_of(weight, x.dtype), bias, residual, norm)
+    exact = x.exact if isinstance(x, RoundedTokens) else x
+    return dense_products.partial_linear_reference(exact, dense_of(weight, x.dtype), bias, residual, norm)
 
 
 def _values(x: Inputs) -> torch.Tensor:
+    if isinstance(x, RoundedTokens):
+        return x.values
     return x.x if isinstance(x, HalfNorm) else x
+
+
+def _dtype(x: Inputs) -> torch.dtype:
+    """That of its products."""
+    return x.dtype if isinstance(x, RoundedTokens) else _values(x).dtype
+
+
+def _exact(x: Inputs) -> torch.Tensor | HalfNorm:
+    return x.exact if isinstance(x, RoundedTokens) else x
+
+
+def rounding_of(x: Inputs, weight: Weight, form: str) -> torch.dtype | None:
+    """The format to which inputs of a product of this ``form`` may be rounded where they are made, of as many tokens
+    as x [T, ...] has; None: they may not."""
+    if isinstance(weight, torch.Tensor):
+        return None
+    rows, inputs = weight.shape
+    values = _values(x)
+    target = target_of(values.device)
+    choice = choose_quantized(form, len(values), rows, inputs, kind_of(weight), _dtype(x), target)
+    return ROUNDING.get(choice.kernel)
+
+
+def never_rounded(x: Inputs, weight: Weight, form: str) -> torch.dtype | None:
+    """`rounding_of` where no activation is rounded: on a CPU, and with ``--deterministic``."""
+    return None
 
 
 def _in_order(x: Inputs, weight: Layout) -> Inputs:
     """The inputs as the weight's columns are stored."""
     if isinstance(weight, W8Rows) or weight.order is None:
         return x
+    assert not isinstance(x, RoundedTokens)
     values = _values(x).index_select(1, weight.order)
     return x._replace(x=values) if isinstance(x, HalfNorm) else values
 
@@ -75,7 +110,7 @@ def _choose(form: str, x: Inputs, weight: Layout, *, invariant: bool) -> LinearC
         return choose_quantized_invariant(form, len(values), kind, values.dtype, target)
     rows, inputs = weight.shape
     half_normed = isinstance(x, HalfNorm)
-    return choose_quantized(form, len(values), rows, inputs, kind, values.dtype, target, half_normed=half_normed)
+    return choose_quantized(form, len(values), rows, inputs, kind, _dtype(x), target, half_normed=half_normed)
 
 
 def _product(
@@ -83,6 +118,9 @@ def _product(
     invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """As was chosen; x is in the weight's order."""
+    if isinstance(x, RoundedTokens):
+        kernel = next(kernel for kernel, numbers in ROUNDING.items() if numbers == x.values.dtype)
+        return library_product(kernel, x, weight, bias, dtype)
     if choice.config is not None:
         coded = coded_of(weight)
         assert coded is not None
@@ -103,19 +141,23 @@ def _stored(weight: Layout, dtype: torch.dtype) -> torch.Tensor:
 def _linear(
     x: Inputs, weight: Layout, bias: torch.Tensor | None, dtype: torch.dtype | None, *, invariant: bool
 ) -> torch.Tensor:
-    x, wide = _in_order(x, weight), dtype == torch.float32 and _values(x).dtype != torch.float32
+    x, wide = _in_order(x, weight), dtype == torch.float32 and _dtype(x) != torch.float32
     choice = _choose("wide" if wide else "plain", x, weight, invariant=invariant)
     return _product(choice, x, weight, bias, dtype, invariant=invariant)
 
 
-def _gated(x: Inputs, weight: Layout, bias: torch.Tensor | None, act: str, *, invariant: bool) -> torch.Tensor:
+def _gated(
+    x: Inputs, weight: Layout, bias: torch.Tensor | None, act: str, rounded: torch.dtype | None = None, *,
+    invariant: bool,
+) -> torch.Tensor | RoundedTokens:  # fmt: skip
     x = _in_order(x, weight)
     choice = _choose("gated", x, weight, invariant=invariant)
     if choice.config is None:
-        return activation_mul(_product(choice, x, weight, bias, invariant=invariant), act)
+        product = _product(choice, x, weight, bias, invariant=invariant)
+        return activation_mul(product, act) if rounded is None else rounded_activation_mul(product, act, rounded)
     coded = coded_of(weight)
     assert coded is not None
-    return dense_products.gated_linear(x, coded, bias, config=choice.config, act=act)
+    return dense_products.gated_linear(_dense_inputs(x), coded, bias, config=choice.config, act=act)
 
 
 def linear(
@@ -123,19 +165,28 @@ def linear(
 ) -> torch.Tensor:
     """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.linear(x, weight, bias, dtype)
+        return dense_products.linear(_dense_inputs(x), weight, bias, dtype)
     return _linear(x, weight, bias, dtype, invariant=False)
 
 
-def gated_linear(x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu") -> torch.Tensor:
-    """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]."""
+def _dense_inputs(x: Inputs) -> torch.Tensor | HalfNorm:
+    """Of a product that rounds none, or rounds them itself."""
+    assert not isinstance(x, RoundedTokens)
+    return x
+
+
+def gated_linear(
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu", rounded: torch.dtype | None = None
+) -> torch.Tensor | RoundedTokens:
+    """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; ``rounded`` to this
+    format of 8 bits, where the activation is a kernel of its own."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.gated_linear(x, weight, bias, act=act)
-    return _gated(x, weight, bias, act, invariant=False)
+        return dense_products.gated_linear(_dense_inputs(x), weight, bias, act=act)
+    return _gated(x, weight, bias, act, rounded, invariant=False)
 
 
 def partial_linear(
-    x: torch.Tensor,
+    x: torch.Tensor | RoundedTokens,
     weight: Weight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -143,7 +194,10 @@ def partial_linear(
 ) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it, or added to ``residual``."""
     if isinstance(weight, torch.Tensor):
+        assert not isinstance(x, RoundedTokens)
         return dense_products.partial_linear(x, weight, bias, residual, norm)
+    if isinstance(x, RoundedTokens):
+        return _linear(x, weight, bias, None, invariant=False)
     inputs, coded = _values(_in_order(x, weight)), coded_of(weight)
     norms = residual is not None and norm is not None
     choice = choose_quantized_residual(
@@ -164,21 +218,22 @@ def linear_invariant(
 ) -> torch.Tensor:
     """`linear` with results independent of other tokens."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.linear_invariant(x, weight, bias, dtype)
+        return dense_products.linear_invariant(_dense_inputs(x), weight, bias, dtype)
     return _linear(x, weight, bias, dtype, invariant=True)
 
 
 def gated_linear_invariant(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu"
-) -> torch.Tensor:
-    """`gated_linear` with results independent of other tokens."""
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, act: str = "silu", rounded: torch.dtype | None = None
+) -> torch.Tensor | RoundedTokens:
+    """`gated_linear` with results independent of other tokens; never ``rounded``."""
+    assert rounded is None
     if isinstance(weight, torch.Tensor):
-        return dense_products.gated_linear_invariant(x, weight, bias, act)
+        return dense_products.gated_linear_invariant(_dense_inputs(x), weight, bias, act)
     return _gated(x, weight, bias, act, invariant=True)
 
 
 def partial_linear_invariant(
-    x: torch.Tensor,
+    x: torch.Tensor | RoundedTokens,
     weight: Weight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -186,5 +241,6 @@ def partial_linear_invariant(
 ) -> torch.Tensor | HalfNorm | None:
     """`partial_linear` with results independent of other tokens."""
     if isinstance(weight, torch.Tensor):
+        assert not isinstance(x, RoundedTokens)
         return dense_products.partial_linear_invariant(x, weight, bias, residual, norm)
     return _linear(x, weight, bias, None, invariant=True)

@@ -146,7 +146,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.latent kernels.common "
-        "kernels.moe kernels.layers kernels.quantized"
+        "kernels.moe kernels.layers kernels.coded kernels.quantized"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
@@ -154,7 +154,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
         "actors.model actors.settings kernels.attention kernels.latent kernels.moe kernels.quantized kernels.sampling "
-        "kernels.batch kernels.layers kernels.common"
+        "kernels.batch kernels.layers kernels.coded kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
     "actors.model.grammars": "actors.model bus.messages",
@@ -173,7 +173,7 @@ ROOMS: dict[str, str] = {
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
-    "kernels.layers": "kernels.common",
+    "kernels.layers": "kernels.coded kernels.common",
     "kernels.common": "",
     "bus.connect": "bus.redis bus.memory bus",
     "bus.redis": "bus bus.messages",

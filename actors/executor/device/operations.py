@@ -10,10 +10,12 @@ import torch
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, Spans
 from pagebus.kernels.attention.prefill_plan import Ints, QuerySpans
+from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.moe.routing import Routing
 from pagebus.kernels.quantized.experts import Experts
 from pagebus.kernels.quantized.layouts import Weight
+from pagebus.kernels.quantized.products import Inputs
 
 Tensor = torch.Tensor
 
@@ -38,8 +40,8 @@ class AddNorm(Protocol):
 
     def __call__(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: float = 1.0, *, centred: bool = False,
-        bias: Tensor | None = None,
-    ) -> Tensor: ...  # fmt: skip
+        bias: Tensor | None = None, rounded: torch.dtype | None = None,
+    ) -> Tensor | RoundedTokens: ...  # fmt: skip
 
 
 class AddNormed(Protocol):
@@ -69,7 +71,7 @@ class Product(Protocol):
     """:func:`pagebus.kernels.quantized.products.linear`"""
 
     def __call__(
-        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
+        self, x: Inputs, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Tensor: ...
 
 
@@ -77,16 +79,24 @@ class GatedProduct(Protocol):
     """:func:`pagebus.kernels.quantized.products.gated_linear`"""
 
     def __call__(
-        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None = None, *, act: str = "silu"
-    ) -> Tensor: ...
+        self, x: Inputs, weight: Weight, bias: Tensor | None = None, *, act: str = "silu",
+        rounded: torch.dtype | None = None,
+    ) -> Tensor | RoundedTokens: ...  # fmt: skip
 
 
 class ResidualProduct(Protocol):
     """:func:`pagebus.kernels.quantized.products.partial_linear`"""
 
     def __call__(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None
-    ) -> Tensor | HalfNorm | None: ...
+        self, x: Tensor | RoundedTokens, weight: Weight, bias: Tensor | None, residual: Tensor | None,
+        norm: NextNorm | None,
+    ) -> Tensor | HalfNorm | None: ...  # fmt: skip
+
+
+class Rounding(Protocol):
+    """:func:`pagebus.kernels.quantized.products.rounding_of`"""
+
+    def __call__(self, x: Inputs, weight: Weight, form: str) -> torch.dtype | None: ...
 
 
 class Route(Protocol):

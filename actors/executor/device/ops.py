@@ -60,6 +60,7 @@ class Ops:
     resolve_starts: operations.ResolveStarts = drafts.resolve_starts_on_cpu
     accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_on_cpu
     look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_on_cpu
+    rounding: operations.Rounding = products.never_rounded
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
 
@@ -103,6 +104,7 @@ class Ops:
             apply_bad_words=bad_words.apply_bad_words,
             token_logprobs=logprobs.token_logprobs,
             copy_blocks=copy_blocks.copy_blocks,
+            rounding=products.rounding_of,
             resolve_starts=drafts.resolve_starts,
             accept_drafts=drafts.accept_drafts,
             look_up_drafts=draft_lookup.look_up_drafts,
@@ -153,6 +155,7 @@ class Ops:
             linear=products.linear_invariant,
             gated_linear=products.gated_linear_invariant,
             partial_linear=products.partial_linear_invariant,
+            rounding=products.never_rounded,
             moe_experts=experts.moe_experts_invariant,
             cut_prompts=paged_attention.cut_prompts_invariant,
             plan_attention=paged_attention.plan_attention_invariant,

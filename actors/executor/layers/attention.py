@@ -17,7 +17,7 @@ from pagebus.actors.executor.memory.kv_cache import is_float8, layer_pages
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.paged_attention import AttentionShape, capability_of
 from pagebus.kernels.latent.shape import LatentShape
-from pagebus.kernels.layers.norm import HalfNorm
+from pagebus.kernels.quantized.products import Inputs
 
 
 def attention_shape(
@@ -74,7 +74,7 @@ class Attention:
         self._query_factors = None if factors is None else factors.to(parameters.dtype)
         self.kv_scales = torch.ones(2, spec.kv_heads, device=parameters.device)
 
-    def project(self, x: torch.Tensor | HalfNorm, tokens: Tokens) -> torch.Tensor:
+    def project(self, x: Inputs, tokens: Tokens) -> torch.Tensor:
         """x [T, H] -> queries, keys and values [T, Hq + 2 Hkv, D], rotated and, the latter, in the cache too. Without a
         slot mapping attention will do that: they are as projected."""
         heads = self.heads

@@ -64,7 +64,8 @@ class DecoderLayer:
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both
         parts read one norm, the feed-forward part is added here: what attention adds does not reach it."""
-        x = stream.normed(self.attention_norm)
+        alone = isinstance(self.attention, Attention) and self.spec.norms != "shared"
+        x = stream.normed(self.attention_norm, self.attention.qkv if alone else None)
         for tap in self.taps:
             tap[: len(stream.values)].copy_(stream.values)
         qkv = self.attention.project(x, tokens)
@@ -85,7 +86,7 @@ class DecoderLayer:
         """Add the MLP of the normed stream to it; None is no norm that may be half done by then. ``padding`` [T]: as of
         :class:`Tokens`."""
         if self.spec.norms != "shared":
-            x = stream.normed(self.mlp_norm)
+            x = stream.normed(self.mlp_norm, None if isinstance(self.mlp, MixtureOfExperts) else self.mlp.reader)
             self.mlp.into(stream, x, following, self._mlp_after, self.spec.residual_scale, padding)
 
 

@@ -9,8 +9,10 @@ import torch
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.quantized.layouts import Weight
+from pagebus.kernels.quantized.products import Inputs
 
 
 class Linear:
@@ -18,6 +20,8 @@ class Linear:
     the rows of the weight will be reordered."""
 
     __slots__ = ("_ops", "bias", "weight")
+
+    form = "plain"
 
     def __init__(
         self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *, bias: bool,
@@ -29,8 +33,12 @@ class Linear:
         biases = {f"{prefix}.{name}.bias": size for name, size in outputs.items()}
         self.bias = parameters.bias(biases) if bias else None
 
-    def __call__(self, x: torch.Tensor | HalfNorm) -> torch.Tensor:
+    def __call__(self, x: Inputs) -> torch.Tensor:
         return self._ops.linear(x, self.weight, self.bias)
+
+    def rounding(self, x: Inputs) -> torch.dtype | None:
+        """To what its inputs may be rounded where they are made, of as many tokens as x [T, ...] has."""
+        return self._ops.rounding(x, self.weight, self.form)
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Put these rows of weight and bias in place of the first ones."""
@@ -47,13 +55,17 @@ class ResidualLinear(Linear):
 
     __slots__ = ("_counters",)
 
+    form = "partial"
+
     def __init__(
         self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *, bias: bool
     ) -> None:
         super().__init__(parameters, prefix, outputs, num_inputs, ops, bias=bias)
         self._counters = torch.zeros(self.weight.shape[0], dtype=torch.int32, device=parameters.device)
 
-    def into(self, residual: torch.Tensor, x: torch.Tensor, before: Norm | None) -> torch.Tensor | HalfNorm | None:
+    def into(
+        self, residual: torch.Tensor, x: torch.Tensor | RoundedTokens, before: Norm | None
+    ) -> torch.Tensor | HalfNorm | None:
         """The product of x for ``residual`` [T, out]; ``before`` which norm, if that may be half done here.
 
         It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
@@ -66,7 +78,7 @@ class ResidualLinear(Linear):
             following = NextNorm(before.weight, before.eps, self._counters)
         return self._ops.partial_linear(x, self.weight, self.bias, residual, following)
 
-    def alone(self, x: torch.Tensor) -> torch.Tensor:
+    def alone(self, x: torch.Tensor | RoundedTokens) -> torch.Tensor:
         """The product of x, added to nothing: [T, out], or partial sums [S, T, out] float32."""
         product = self._ops.partial_linear(x, self.weight, self.bias, None, None)
         assert isinstance(product, torch.Tensor)
@@ -80,6 +92,8 @@ class GatedLinear(Linear):
 
     __slots__ = ("_act",)
 
+    form = "gated"
+
     def __init__(
         self, parameters: Parameters, prefix: str, outputs: Mapping[str, int], num_inputs: int, ops: Ops, *,
         bias: bool, act: str,
@@ -87,5 +101,12 @@ class GatedLinear(Linear):
         super().__init__(parameters, prefix, outputs, num_inputs, ops, bias=bias)
         self._act = act
 
-    def __call__(self, x: torch.Tensor | HalfNorm) -> torch.Tensor:
-        return self._ops.gated_linear(x, self.weight, self.bias, act=self._act)
+    def __call__(self, x: Inputs) -> torch.Tensor:
+        product = self._ops.gated_linear(x, self.weight, self.bias, act=self._act)
+        assert isinstance(product, torch.Tensor)
+        return product
+
+    def before(self, following: Linear, x: Inputs) -> torch.Tensor | RoundedTokens:
+        """The same for the ``following`` product alone, rounded if that would round it."""
+        rounded = following.rounding(x)
+        return self._ops.gated_linear(x, self.weight, self.bias, act=self._act, rounded=rounded)

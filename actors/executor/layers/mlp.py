@@ -11,8 +11,8 @@ from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.spec import Dense
-from pagebus.kernels.layers.norm import HalfNorm
 from pagebus.kernels.quantized.layouts import Weight
+from pagebus.kernels.quantized.products import Inputs
 
 
 class GatedMLP:
@@ -31,12 +31,17 @@ class GatedMLP:
         self.down = ResidualLinear(parameters, prefix, {"down_proj": hidden}, spec.width, ops, bias=spec.bias)
 
     def into(
-        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
+        self, stream: ResidualStream, x: Inputs, before: Norm | None, after: Norm | None,
         scale: float, padding: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Add the part of x [T, H] to the stream; all else as in :meth:`ResidualStream.add`. ``padding`` is of use to
         experts only."""
-        stream.add(self._gate_up(x), self.down, before, after, scale)
+        stream.add(self._gate_up.before(self.down, x), self.down, before, after, scale)
+
+    @property
+    def reader(self) -> Linear:
+        """The one product that reads the norm before it."""
+        return self._gate_up
 
     @property
     def weights(self) -> dict[str, Weight]:
@@ -57,11 +62,16 @@ class PlainMLP:
         self.down = ResidualLinear(parameters, prefix, {"down_proj": hidden}, spec.width, ops, bias=spec.bias)
 
     def into(
-        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
+        self, stream: ResidualStream, x: Inputs, before: Norm | None, after: Norm | None,
         scale: float, padding: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """As :meth:`GatedMLP.into`."""
         stream.add(F.gelu(self._up(x), approximate=self._approximate), self.down, before, after, scale)
+
+    @property
+    def reader(self) -> Linear:
+        """The one product that reads the norm before it."""
+        return self._up
 
     @property
     def weights(self) -> dict[str, Weight]:

@@ -16,11 +16,11 @@ from pagebus.actors.executor.layers.stacked_experts import as_stored, put_in_ord
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.spec import Dense, Moe
-from pagebus.kernels.layers.norm import HalfNorm
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.routing import Routing, Score
 from pagebus.kernels.moe.weights import ExpertWeights
 from pagebus.kernels.quantized.layouts import Weight
+from pagebus.kernels.quantized.products import Inputs
 
 STACKED = ("experts.gate_up_proj", "experts.down_proj")
 """Names of the experts' weights in files that have them as one tensor each."""
@@ -90,7 +90,7 @@ class MixtureOfExperts:
         return products if experts.shape[1] == 1 else products.view(*experts.shape, x.shape[1]).sum(1)
 
     def into(
-        self, stream: ResidualStream, x: torch.Tensor | HalfNorm, before: Norm | None, after: Norm | None,
+        self, stream: ResidualStream, x: Inputs, before: Norm | None, after: Norm | None,
         scale: float, padding: torch.Tensor | None,
     ) -> None:  # fmt: skip
         """Add the part of x [T, H] to the stream, ``padding`` as above; all else as in :meth:`ResidualStream.add`."""

@@ -7,6 +7,7 @@ import torch
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.model.spec import NormSpec
+from pagebus.kernels.coded.rounding import RoundedTokens
 
 
 class Norm:
@@ -31,10 +32,14 @@ class Norm:
         """x [..., D] -> [..., D], a new tensor."""
         return self._ops.rms_norm(x, self.weight, self.eps, centred=self._centred, bias=self._bias)
 
-    def of_sum(self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    def of_sum(
+        self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0, rounded: torch.dtype | None = None
+    ) -> torch.Tensor | RoundedTokens:
         """Add x [T, D] times ``scale``, or its partial sums [S, T, D], to ``residual`` in place; the norm of the sum, a
-        new tensor."""
-        return self._ops.add_rms_norm(x, residual, self.weight, self.eps, scale, centred=self._centred, bias=self._bias)
+        new tensor, perhaps ``rounded`` to this format."""
+        return self._ops.add_rms_norm(
+            x, residual, self.weight, self.eps, scale, centred=self._centred, bias=self._bias, rounded=rounded
+        )
 
     def into(self, residual: torch.Tensor, x: torch.Tensor, following: Norm | None) -> torch.Tensor | None:
         """Add the norm of x [T, D], or of the sum of its parts [S, T, D], to ``residual`` in place; the ``following``

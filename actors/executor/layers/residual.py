@@ -5,7 +5,8 @@ would read and write x again and again, so they are fused with the products arou
 
 - a product adds itself to x and does half of the norm that reads x next; the product behind that norm does the rest;
 - or it adds itself to x, and no more;
-- or the norm adds the product, whole or in partial sums, to x on its way.
+- or the norm adds the product, whole or in partial sums, to x on its way; and rounds itself to 8 bits, if the only
+  product that reads it would.
 
 Some families norm what is added, or multiply it by a number: then that is always done with the norm that reads x next.
 Only :class:`ResidualStream` knows which of these it was.
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.actors.executor.layers.linear import ResidualLinear
+from pagebus.actors.executor.layers.linear import Linear, ResidualLinear
 from pagebus.actors.executor.layers.norm import Norm
+from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm
+from pagebus.kernels.quantized.products import Inputs
 
 
 class ResidualStream:
@@ -32,7 +35,7 @@ class ResidualStream:
         self._scale = 1.0
 
     def add(
-        self, x: torch.Tensor, product: ResidualLinear, before: Norm | None, after: Norm | None = None,
+        self, x: torch.Tensor | RoundedTokens, product: ResidualLinear, before: Norm | None, after: Norm | None = None,
         scale: float = 1.0,
     ) -> None:  # fmt: skip
         """Add the ``product`` of x [T, K], normed by ``after`` and times ``scale``; ``before`` which norm, if that may
@@ -46,8 +49,9 @@ class ResidualStream:
         """Add x [T, H], or the sum of its parts [S, T, H] float32, in the same way."""
         self._added, self._after, self._scale = x, after, scale
 
-    def normed(self, norm: Norm | None) -> torch.Tensor | HalfNorm:
-        """The ``norm`` of the sum, [T, H]; perhaps half of it, which only a product may read. None: the sum itself."""
+    def normed(self, norm: Norm | None, reader: Linear | None = None) -> Inputs:
+        """The ``norm`` of the sum, [T, H]; perhaps half of it, which only a product may read. None: the sum itself.
+        ``reader``: the one product that reads it, which may be given rounded tokens."""
         if norm is None:
             self.settle()
             return self.values
@@ -57,7 +61,7 @@ class ResidualStream:
         if isinstance(added, HalfNorm):
             return added
         if after is None:
-            return norm.of_sum(added, self.values, scale)
+            return norm.of_sum(added, self.values, scale, None if reader is None else reader.rounding(self.values))
         normed = after.into(self.values, added, norm)
         assert normed is not None
         return normed

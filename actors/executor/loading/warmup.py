@@ -257,7 +257,7 @@ def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
 
 def run_small_steps(batch: PersistentBatch, runner: Runner, *, thorough: bool) -> None:
     """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
-    counts = expert_counts(runner.model.config, batch.limits)
+    counts = expert_counts(runner.model.config, batch.limits) + runner.chooser.wide_counts()
     for plans in small_steps(batch.limits, thorough=thorough, counts=counts, samples=samples(runner)):
         batch.reset()
         for plan in plans:

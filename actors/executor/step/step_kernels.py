@@ -17,7 +17,7 @@ from pagebus.kernels.linear.dispatch import (
     choose_product,
     choose_residual_product,
 )
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, Product, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, WIDE_BUCKETS, Product, tokens_class
 from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
 from pagebus.kernels.quantized.choice import (
     choose_quantized,
@@ -147,6 +147,17 @@ class KernelChooser:
             )
         return choose_experts(num_tokens, shape, setup.dtype, setup.target, invariant=setup.deterministic)
 
+    def wide_counts(self) -> list[int]:
+        """Numbers of tokens above those of `BUCKETS` at which a product of a quantized weight has a kernel of ours."""
+        return [
+            tokens
+            for tokens in WIDE_BUCKETS
+            if any(
+                isinstance(choice, LinearChoice) and choice.config is not None and choice.product is not None
+                for choice in self.products(tokens, tokens).values()
+            )
+        ]
+
     def measurable(self) -> list[Product]:
         """The products of weights that are not quantized, whose launch shapes may be measured in 16 bits; of those that
         may do half of a norm, both forms, the one that it is compared with first."""
@@ -176,7 +187,7 @@ class KernelChooser:
     def summary(self) -> dict[str, str]:
         """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""
         lines = {"attention": ", ".join(self.attention.possible)}
-        by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, MANY)}
+        by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, *WIDE_BUCKETS, MANY)}
         for name in by_tokens[1]:
             runs: list[tuple[str, int, int]] = []
             for tokens, products in by_tokens.items():

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import product as combinations
 from multiprocessing import get_context
@@ -42,6 +43,8 @@ VECTORS = ((2, 512, 2, 1), (4, 1024, 4, 1), (4, 1024, 4, 2), (8, 1024, 4, 1))
 """Rows, depth, warps and tiles in flight, for one token."""
 ROUNDED = ((128, 4, 4), (128, 4, 8), (256, 4, 4), (128, 4, 10))
 """Depth, warps and stages of tiles of 64 rows whose tokens are rounded."""
+GROUPED_FEW, GROUPED_MANY = ((64, 4, 4), (64, 4, 6), (64, 4, 8)), ((64, 4, 4), (64, 4, 3), (128, 8, 4), (128, 8, 3))
+"""Rows, warps and stages of tiles of blocks whose tokens are rounded, up to 64 tokens and above."""
 FEW = ((32, 2, 4), (64, 2, 4), (64, 4, 4), (128, 4, 4), (32, 2, 6), (64, 2, 6))
 MANY = ((64, 4, 3), (32, 2, 3), (128, 8, 3))
 """Rows, warps and stages that are tried, for up to 32 tokens and for more."""
@@ -61,6 +64,7 @@ LAYOUTS: dict[str, Callable[[int, int], Layout]] = {
     "fp8": lambda n, k: _rounded(n, k, E4M3),
     "int8": lambda n, k: _rounded(n, k, INT8),
     "fp8-blocks": lambda n, k: w8_blocks(n, k, E4M3, (128, 128), CUDA),
+    "fp8-blocks-rounded": lambda n, k: replace(w8_blocks(n, k, E4M3, (128, 128), CUDA), rounded=True),
     "int4": lambda n, k: w4_words(n, k, 128, CUDA, zeros=True),
     "int4-symmetric": lambda n, k: w4_words(n, k, 128, CUDA),
     "int4-32": lambda n, k: w4_words(n, k, 32, CUDA),
@@ -88,7 +92,7 @@ class Bench:
         """The library's product is that which is chosen for many tokens."""
         x, form = self.x[:tokens], self.product.form
         if config is None:
-            library = choose_quantized("plain", 1000, *weight.shape, self.kind, x.dtype, target_of(x.device))
+            library = choose_quantized("plain", 5000, *weight.shape, self.kind, x.dtype, target_of(x.device))
             return library_product(library.kernel, x, weight, None, None)
         coded = coded_of(weight)
         assert coded is not None
@@ -104,6 +108,9 @@ class Bench:
 def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
     """Launch shapes to try."""
     depth = kind.depth
+    if kind.rounded and kind.width:
+        yield from _of_groups(product, kind, tokens)
+        return
     if tokens == 1 and depth == 128 and kind.code <= Code.WORDS and not kind.lows:
         for shape in VECTORS:
             yield VectorConfig(*shape)
@@ -120,6 +127,22 @@ def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
             config = TileConfig(64, width, deep, stages, warps, parts, rounded=True)
             if config.fits(product.inputs):
                 yield config
+
+
+def _of_groups(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
+    """Of blocks: what would be chosen if tokens were not rounded, and tiles that round them."""
+    given = product.form, tokens, product.rows, product.inputs
+    unrounded = choose_quantized(*given, kind._replace(rounded=False), torch.bfloat16, target_of(CUDA)).config
+    if unrounded is not None:
+        yield unrounded
+    splits = (1, 2, 4) if product.form in ("partial", "residual") and tokens <= 256 else (1,)
+    widths = (next(width for width in (16, 32, 64) if tokens <= width),) if tokens <= 64 else (64, 128)
+    for width, (rows, warps, stages), parts in combinations(
+        widths, GROUPED_FEW if tokens <= 64 else GROUPED_MANY, splits
+    ):
+        config = TileConfig(rows, width, kind.depth, stages, warps, parts, rounded=True)
+        if config.fits(product.inputs):
+            yield config
 
 
 def compile_one(job: tuple[str, Product, int, Config]) -> None:
@@ -143,7 +166,7 @@ def compile_all(layouts: list[str], products: list[Product], counts: tuple[int, 
             list(pool.map(compile_one, jobs))
 
 
-def line(bench: Bench, tokens: int, *, try_others: bool) -> Config | None:
+def line(bench: Bench, tokens: int, *, try_others: bool, all_times: bool) -> Config | None:
     """Print the chosen launch shape, and the fastest; gives that."""
     product, kind = bench.product, bench.kind
     assert kind is not None
@@ -151,7 +174,7 @@ def line(bench: Bench, tokens: int, *, try_others: bool) -> Config | None:
         product.form, tokens, product.rows, product.inputs, kind, torch.bfloat16, target_of(CUDA)
     )  # fmt: skip
     times = {chosen.config: bench.microseconds(chosen.config, tokens)}
-    if try_others and tokens <= BUCKETS[-1]:
+    if try_others and (tokens <= BUCKETS[-1] or (kind.rounded and kind.width)):
         library = () if product.form == "residual" else (None,)  # which does no norm
         for config in (*library, *candidates(product, kind, tokens)):
             try:
@@ -165,6 +188,8 @@ def line(bench: Bench, tokens: int, *, try_others: bool) -> Config | None:
         f"{2e-6 * tokens * product.rows * product.inputs / us:>6.0f} TF/s, best {times[best]:.2f} {best}",
         flush=True,
     )
+    for config in sorted(times, key=lambda config: times[config]) if all_times else ():
+        print(f"{times[config]:>12.2f} {config or 'library'}", flush=True)
     return best
 
 
@@ -174,6 +199,7 @@ def main() -> None:
     parser.add_argument("--products", nargs="+", type=Product.parse, default=[Product.parse(name) for name in SHAPES])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 32, 64, 128, 256, 2048, 8192])
     parser.add_argument("--try", action="store_true", dest="try_others", help="time other launch shapes")
+    parser.add_argument("--all", action="store_true", dest="all_times", help="print all times")
     parser.add_argument("--write", action="store_true", help="put the fastest into the shipped table")
     arguments = parser.parse_args()
     torch.manual_seed(0)
@@ -181,13 +207,12 @@ def main() -> None:
     assert target is not None
     counts = tuple(BUCKETS if arguments.write else arguments.tokens)
     if arguments.try_others:
-        tried = tuple(tokens for tokens in counts if tokens <= BUCKETS[-1])
-        compile_all(arguments.layouts, arguments.products, tried)
+        compile_all(arguments.layouts, arguments.products, counts)
     for name, product in combinations(arguments.layouts, arguments.products):
         bench = Bench(product, LAYOUTS[name])
         bench.product = product._replace(layout="" if bench.kind is None else bench.kind.name)
         best = {
-            tokens: line(bench, tokens, try_others=arguments.try_others)
+            tokens: line(bench, tokens, try_others=arguments.try_others, all_times=arguments.all_times)
             for tokens in counts
             if product.form != "residual" or tokens <= MOST_OF_RESIDUALS
         }

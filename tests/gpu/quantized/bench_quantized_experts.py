@@ -23,21 +23,26 @@ from pagebus.kernels.quantized.experts import QuantizedExperts, coded_layer, moe
 from pagebus.kernels.quantized.layouts import num_bytes
 from tests.gpu.bench.bench_moe import TOKENS, Bench
 from tests.gpu.moe_cases import COPY_BYTES_PER_US, CUDA, MODELS, OPERATIONS_PER_US, Model
-from tests.helpers.quantized.random_layouts import LAYOUTS, stacked
+from tests.helpers.quantized.random_layouts import LAYOUTS, stacked, w8_blocks
 
+ROUNDED_BLOCKS = "fp8 blocks of 128x128, rounded"
+MADE = LAYOUTS | {
+    ROUNDED_BLOCKS: lambda n, k, device: replace(w8_blocks(n, k, torch.float8_e4m3fn, (128, 128), device), rounded=True)
+}
 CASES = (
-    ("qwen3-30b-a3b", "fp8 blocks of 128x128"), ("gpt-oss-20b", "mxfp4"),
+    ("qwen3-30b-a3b", ROUNDED_BLOCKS), ("qwen3-30b-a3b", "fp8 blocks of 128x128"), ("gpt-oss-20b", "mxfp4"),
     ("qwen3-30b-a3b", "int4 groups of 128, zeros"), ("mixtral-8x7b", "fp8 rows"),
 )  # fmt: skip
 TRIED = ((32, 2, 4), (64, 2, 4), (64, 4, 4), (64, 4, 3), (128, 4, 3), (128, 8, 3))
-"""Rows, warps and stages."""
+ROUNDED = ((64, 4, 4), (64, 4, 3), (128, 8, 3))
+"""Rows, warps and stages; the second, of pairs that are rounded."""
 
 
 def make_layer(model: Model, name: str) -> QuantizedExperts:
     """Random weights."""
     shape, device = model.shape, torch.device(CUDA)
-    gate_up = stacked(LAYOUTS[name], shape.experts, 2 * shape.width, shape.hidden, device)
-    down = stacked(LAYOUTS[name], shape.experts, shape.hidden, shape.width, device)
+    gate_up = stacked(MADE[name], shape.experts, 2 * shape.width, shape.hidden, device)
+    down = stacked(MADE[name], shape.experts, shape.hidden, shape.width, device)
     if not model.biased:
         return QuantizedExperts(gate_up, down, None, None, model.gate)
     biases = (torch.randn(each.shape[:2], device=device).bfloat16() for each in (gate_up, down))
@@ -56,7 +61,8 @@ def microseconds(bench: Bench, config: CodedConfig | None) -> float:
 def candidates(chosen: CodedConfig) -> Iterator[CodedConfig]:
     """Others in which one of both products is as chosen, with narrower and wider items."""
     widths = {chosen.gate_up.tokens, *(size for size in (16, 32, 64, 128) if chosen.ordered)}
-    for width, (rows, warps, stages) in combinations(sorted(widths), TRIED):
+    tried = [each for each in TRIED if not chosen.gate_up.rounded or each in ROUNDED]
+    for width, (rows, warps, stages) in combinations(sorted(widths), tried):
         gate_up, down = (replace(each, tokens=width) for each in chosen[:2])
 
         def other(config: TileConfig, shape: tuple[int, int, int] = (rows, warps, stages)) -> TileConfig:
@@ -93,8 +99,8 @@ def line(model: str, name: str, bench: Bench, *, try_others: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, help="with --layout, in place of the four cases")
-    parser.add_argument("--layout", choices=LAYOUTS)
+    parser.add_argument("--model", choices=MODELS, help="with --layout, in place of the five cases")
+    parser.add_argument("--layout", choices=MADE)
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
     parser.add_argument("--try", action="store_true", dest="try_others", help="time other launch shapes")
     options = parser.parse_args()

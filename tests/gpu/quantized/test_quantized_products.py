@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.coded.rounding import round_tokens, round_tokens_reference
-from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens, round_tokens_reference
+from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm
+from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import linear as coded_linear
 from pagebus.kernels.linear.shapes import LinearKernel
@@ -25,6 +27,7 @@ from pagebus.kernels.quantized.products import (
     linear_invariant,
     partial_linear,
     partial_linear_invariant,
+    rounding_of,
 )
 from tests.gpu.errors import worst_row
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w4_words, w8_blocks, w8_rows
@@ -127,6 +130,55 @@ def test_rounded_activations(dtype: torch.dtype, tokens: int) -> None:
     gate, up = expected.chunk(2, dim=1)
     assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
     assert worst_row(whole(partial_linear(x, layout)), expected) < 8e-3
+
+
+@pytest.mark.parametrize("dtype", [E4M3, torch.int8])
+def test_norms_and_activations_that_round(dtype: torch.dtype) -> None:
+    """In one kernel the same tokens as in two; and a product that reads them the same result."""
+    x, residual = torch.randn(2, 700, 4096, device=CUDA), torch.randn(700, 4096, device=CUDA).bfloat16()
+    weight, again = torch.rand(4096, device=CUDA).bfloat16(), residual.clone()
+    normed = add_rms_norm(x, residual, weight, 1e-5)
+    rounded = add_rms_norm(x, again, weight, 1e-5, rounded=dtype)
+    gates = torch.randn(700, 2 * 14336, device=CUDA).bfloat16()
+    assert torch.equal(residual, again)
+    assert isinstance(normed, torch.Tensor)
+    assert isinstance(rounded, RoundedTokens)
+    for found, exact in (
+        (rounded, normed), (rounded_activation_mul(gates, "silu", dtype), activation_mul(gates, "silu")),
+    ):  # fmt: skip
+        values, scale = round_tokens(exact, dtype)
+        assert torch.allclose(found.scale, scale, rtol=1e-2)
+        assert worst_row(found.exact, values.float() * scale) < 1e-2
+    layout = rounded_rows(6144, 4096, dtype)
+    assert rounding_of(normed, layout, "plain") == dtype
+    assert worst_row(linear(rounded, layout), linear(normed, layout).float()) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [2, 16, 32, 64, 128, 256, 300])
+def test_rounded_groups(tokens: int) -> None:
+    """Products of blocks of 128 by 128, up to 256 tokens: those of activations whose groups of 128 are rounded."""
+    layout = replace(w8_blocks(6144, 4096, E4M3, (128, 128), CUDA), rounded=True)
+    x, bias = torch.randn(tokens, 4096, device=CUDA).bfloat16(), torch.randn(6144, device=CUDA).bfloat16()
+    rounded, scale = round_tokens_reference(x, E4M3, grouped=True)
+    spread = scale.double().repeat_interleave(128, 1)
+    expected = F.linear(rounded.double() * spread, layout.dense().double())
+    if tokens > 256:  # dequantized
+        expected = F.linear(x.double(), layout.dense().double())
+    assert worst_row(linear(x, layout, bias), expected + bias.double()) < 1e-2
+    gate, up = expected.chunk(2, dim=1)
+    assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
+    assert worst_row(whole(partial_linear(x, layout)), expected) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [257, 384, 512, 700, 1024, 1025])
+def test_words_of_many_tokens(tokens: int) -> None:
+    """Widened by warps for others, or dequantized for the library: both multiply the weight rounded to 16 bits."""
+    layout, x = w4_words(4096, 4096, 128, CUDA, zeros=True), torch.randn(tokens, 4096, device=CUDA).bfloat16()
+    expected = F.linear(x.float(), layout.dense())
+    assert worst_row(linear(x, layout), expected) < 1e-2
+    assert worst_row(whole(partial_linear(x, layout)), expected) < 1e-2
+    gate, up = expected.chunk(2, dim=1)
+    assert worst_row(gated_linear(x, layout), F.silu(gate) * up) < 2e-2
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.int8])

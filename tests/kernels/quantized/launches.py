@@ -9,6 +9,8 @@ from functools import partial
 import torch
 
 from pagebus.kernels.coded.rounding import round_tokens, scale_sums
+from pagebus.kernels.layers.norm import add_rms_norm
+from pagebus.kernels.linear.activation import rounded_activation_mul
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.quantized.choice import LEAST_OF_E4M3
 from pagebus.kernels.quantized.dequantize import dequantize
@@ -31,6 +33,10 @@ def _rows(dtype: torch.dtype, rows: int, columns: int, *, rounded: bool = False)
 def _blocks(dtype: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, columns: int) -> W8Blocks:
     shape = rows // block[0], columns // block[1]
     return W8Blocks(_meta(rows, columns, dtype=dtype), _meta(*shape), block, _meta(*shape) if zeros else None)
+
+
+def _rounded_blocks(rows: int, columns: int) -> W8Blocks:
+    return replace(_blocks(E4M3, (128, 128), False, rows, columns), rounded=True)
 
 
 def _words(group: int, zeros: bool, rows: int, columns: int) -> W4Words:
@@ -65,6 +71,7 @@ QWEN3, GPT_OSS = (128, 8, 2048, 768), (32, 4, 2880, 2880)
 EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = {
     "fp8 128x128": (KINDS["fp8 128x128"], QWEN3, 4096),
     "mxfp4": (partial(_floats, 32, torch.uint8), GPT_OSS, 512),
+    "rounded fp8 128x128": (_rounded_blocks, QWEN3, 4096),
     "int4 128 zeros": (KINDS["int4 128 zeros"], QWEN3, 1),
     "nvfp4": (partial(_floats, 16, E4M3), QWEN3, 16),
     "nf4": (partial(_floats, 64, torch.float32), QWEN3, 1),
@@ -72,7 +79,7 @@ EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = 
     "int8 16 lows": (lambda rows, columns: _with_lows(_blocks(INT8, (1, 16), False, rows, columns)), QWEN3, 1),
 }
 """Layouts, experts, and numbers of tokens."""
-FEW_EXPERTS = ("fp8 128x128", "mxfp4")
+FEW_EXPERTS = ("fp8 128x128", "mxfp4", "rounded fp8 128x128")
 FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
 ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
@@ -96,6 +103,13 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         for number, tokens in enumerate(ROUNDED_TOKENS[dtype] if arch == 90 else (8, 64)):
             product = (gated_linear, partial_linear)[number % 2]
             yield f"quantized {dtype}, {tokens} rounded tokens", partial(_launch, product, make, tokens)
+    for number, tokens in enumerate((8, 64, 32, 256) if arch == 90 else (64,) if arch >= LEAST_OF_E4M3 else ()):
+        product = (gated_linear, partial_linear)[number % 2]
+        yield f"fp8 blocks, {tokens} rounded tokens", partial(_launch, product, _rounded_blocks, tokens)
+    for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
+        yield f"a norm rounded to {dtype}", partial(_norm, dtype)
+        gates = _meta(300, 2 * 14336, dtype=torch.bfloat16)
+        yield f"an activation rounded to {dtype}", partial(rounded_activation_mul, gates, "silu", dtype)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)
     yield "whole sums", partial(scale_sums, sums, _meta(300, 1), scale, None, out)
 
@@ -129,6 +143,11 @@ def _of_experts(layout: Layout, count: int) -> Layout:
 
 def _launch(product: Callable[..., object], make: Callable[[int, int], Layout], tokens: int) -> None:
     product(_meta(tokens, 4096, dtype=torch.bfloat16), make(8192, 4096))
+
+
+def _norm(dtype: torch.dtype) -> None:
+    x, weight = _meta(300, 4096, dtype=torch.bfloat16), _meta(4096, dtype=torch.bfloat16)
+    add_rms_norm(x, x, weight, 1e-5, rounded=dtype)
 
 
 def _dequantize(make: Callable[[int, int], Layout]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from pagebus.kernels.coded.word_tiles import FEW_TOKENS
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.activation import activation_mul_reference
 from pagebus.kernels.linear.dispatch import Source, read_user_tables
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, LinearKernel, Product, is_legal
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, WIDE_BUCKETS, LinearKernel, Product, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import merge_table
 from pagebus.kernels.linear.user_path import user_path
@@ -31,13 +34,15 @@ from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 BF16 = torch.bfloat16
 H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
 FP8, INT8 = Kind(Code.E4M3, rounded=True), Kind(Code.INT8, rounded=True)
+BLOCKS = Kind(Code.E4M3, 128, 128, rounded=True)
 KINDS = (
     FP8, Kind(Code.E4M3, 128, 128), Kind(Code.INT8, 1, 128, zeros=True), Kind(Code.E4M3, 1, 32), Kind(Code.WORDS),
     Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.INT8, 1, 16, lows=True), Kind(Code.E2M1, 1, 32),
     Kind(Code.TABLE, 1, 64), Kind(Code.WORDS, 1, 32),
 )  # fmt: skip
 ZEROS = Kind(Code.WORDS, 1, 128, zeros=True)
-MANY = 1000
+MANY = 2000
+WIDENING_TIMES = Path(__file__).parents[3] / "docs/measurements/h200-quantized/widening.txt"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -88,6 +93,43 @@ def test_words_are_widened_for_many_tokens(product: str, tokens: int, shape: tup
     config = widening_config(Product.parse(product), tokens, ZEROS, H200)
     assert (config and (config.tokens, config.splits)) == shape
     assert config is None or is_legal(Product.parse(f"{product}:{ZEROS.name}"), tokens, config)
+
+
+def _measured_times() -> Iterator[tuple[Product, int, dict[str, float]]]:
+    """Product, tokens, and microseconds of each launch shape (``256 1``: tokens and splits) and of what was `chosen`
+    before: of more than 256 tokens, the library."""
+    for line in WIDENING_TIMES.read_text().splitlines():
+        if found := re.match(r"(\S+:\S+) (\d+) chosen [\d.]+ \| (.*)", line):
+            times = {name: float(us) for name, us in re.findall(r"(\d+ \d+|chosen): ([\d.]+)", found[3])}
+            yield Product.parse(found[1]), int(found[2]), times
+
+
+def test_words_are_widened_where_that_was_fastest() -> None:
+    """Of all that was timed on an H200 the fastest is chosen, up to 1,024 tokens."""
+    measured = list(_measured_times())
+    assert len(measured) == 24
+    for product, tokens, times in measured:
+        config = widening_config(product, tokens, ZEROS, H200)
+        chosen = "chosen" if config is None else f"{config.tokens} {config.splits}"
+        assert times[chosen] == min(times.values()), (product.name, tokens)
+
+
+def test_many_words_are_widened_up_to_a_thousand_tokens() -> None:
+    """Where that is faster than to dequantize them; and never where other kernels would be asked."""
+
+    def found(form: str, tokens: int, rows: int, target: Target = H200, kind: Kind = ZEROS) -> LinearKernel:
+        return choose_quantized(form, tokens, rows, 4096, kind, BF16, target).kernel
+
+    for tokens in WIDE_BUCKETS:
+        assert found("gated", tokens, 28672) == found("partial", tokens, 4096) == LinearKernel.HOPPER_WORDS
+        assert found("gated", tokens, 28672, A100) == LinearKernel.DEQUANTIZED
+        assert found("gated", tokens, 28672, kind=Kind(Code.E2M1, 1, 32)) == LinearKernel.DEQUANTIZED
+        assert found("plain", tokens, 1024) == LinearKernel.DEQUANTIZED  # few tiles
+        assert found("gated", tokens, 28672, kind=FP8) == LinearKernel.SCALED_MM
+    assert found("plain", 1024, 6144) == LinearKernel.DEQUANTIZED
+    assert found("gated", 1025, 28672) == LinearKernel.DEQUANTIZED
+    assert choose_quantized_residual(512, 4096, 4096, ZEROS, BF16, H200).form == "partial"
+    assert choose_quantized_residual(1024, 4096, 4096, ZEROS, BF16, H200).form == "plain"
 
 
 def test_what_is_not_widened() -> None:
@@ -163,8 +205,25 @@ def test_few_tokens_are_rounded_where_many_are() -> None:
     assert not _rounds(8, KINDS[5])
 
 
+def test_blocks_round_several_tokens() -> None:
+    """Up to 256 on Hopper, in steps of a block; other GPUs up to 64, and those without float8 none."""
+    for form in ("plain", "gated", "partial", "residual"):
+        assert not _rounds(1, BLOCKS, form=form)
+        for tokens in (2, 16, 32, 64):
+            assert _rounds(tokens, BLOCKS, form=form)
+            assert _rounds(tokens, BLOCKS, L4, form=form)
+            assert not _rounds(tokens, BLOCKS, A100, form=form)
+            assert not _rounds(tokens, BLOCKS._replace(rounded=False), form=form)
+        assert _rounds(256, BLOCKS, form=form)
+        assert not _rounds(65, BLOCKS, L4, form=form)
+    assert not _rounds(8, BLOCKS, form="wide")
+    assert not _rounds(8, BLOCKS, dtype=torch.float16)
+    found = choose_quantized("plain", MANY, 6144, 4096, BLOCKS, BF16, H200)
+    assert (found.kernel, found.why) == (LinearKernel.DEQUANTIZED, "activations stay as they are")
+
+
 @pytest.mark.parametrize("target", [H200, L4, A100], ids=str)
-@pytest.mark.parametrize("kind", [FP8, INT8], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [FP8, INT8, BLOCKS], ids=lambda kind: kind.name)
 def test_rounded_tiles_can_be_launched(kind: Kind, target: Target) -> None:
     """K is cut where sums are added up, and for as many programs as the GPU holds at once."""
     for form in FORMS:
@@ -174,6 +233,7 @@ def test_rounded_tiles_can_be_launched(kind: Kind, target: Target) -> None:
                 if config is None:
                     continue
                 assert is_legal(Product(form, rows, inputs, kind.name), tokens, config)
+                assert isinstance(config, VectorConfig) or not kind.width or config.depth == kind.width
                 if isinstance(config, TileConfig) and config.rounded and config.splits > 1:
                     assert config.tiles(rows) * config.splits <= 2 * target.num_multiprocessors
                     assert inputs // config.splits >= 1024

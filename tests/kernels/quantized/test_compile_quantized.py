@@ -25,7 +25,8 @@ def test_nothing_spills(arch: int) -> None:
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     assert {
         "_vector_kernel", "_tiles_kernel", "_coded_kernel", "_dequantize_kernel", "_round_tokens_kernel",
-        "_scale_sums_kernel", *(("widening_kernel",) if arch == 90 else ()),
+        "_scale_sums_kernel", "_rms_norm_kernel", "_rounded_activation_kernel",
+        *(("widening_kernel",) if arch == 90 else ()),
     } == {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pagebus.kernels.coded.rounding import GROUP, round_tokens
+from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.activation import Gate, GateKind
@@ -34,6 +35,7 @@ PAIRS = [
 """The layouts of both products, which need not be the same."""
 H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
 QWEN3 = Shape(128, 8, 2048, 768)
+BLOCKS, INT8 = Kind(Code.E4M3, 128, 128, rounded=True), Kind(Code.INT8, rounded=True)
 
 
 def make_layer(gate_up: str, down: str, device: torch.device) -> QuantizedExperts:
@@ -146,6 +148,24 @@ def test_what_is_chosen() -> None:
     assert kernel(8, "nvfp4") == kernel(8, "nf4") == kernel(8, "int4 groups of 32, lows") == ExpertsKernel.CODED
     assert kernel(8, "mxfp4", dtype=torch.float32) == kernel(8, "int4 groups of 24") == ExpertsKernel.DEQUANTIZED
     assert kernel(8, "mxfp4", None) == ExpertsKernel.TORCH
+
+
+def test_sorted_pairs_are_rounded() -> None:
+    """Where the checkpoint was made for that and the GPU multiplies such numbers; those that are not sorted never."""
+
+    def rounds(tokens: int, kind: Kind, target: Target = H200, dtype: torch.dtype = torch.bfloat16) -> list[bool]:
+        config = choose_quantized_experts(tokens, QWEN3, (kind, INT8), dtype, target).config
+        assert isinstance(config, CodedConfig)
+        return [each.rounded for each in config[:2]]
+
+    for tokens in (5, 64, 8192):
+        assert rounds(tokens, BLOCKS) == rounds(tokens, BLOCKS, L4) == [True, True]
+        assert rounds(tokens, BLOCKS, A100) == rounds(tokens, BLOCKS, dtype=torch.float16) == [False, True]
+        assert rounds(tokens, BLOCKS._replace(rounded=False)) == [False, True]
+    assert rounds(4, BLOCKS) == [False, False]
+    found = choose_quantized_experts(64, QWEN3, (BLOCKS, INT8), torch.bfloat16, H200, invariant=True).config
+    assert isinstance(found, CodedConfig)
+    assert not any(each.rounded for each in found[:2])
 
 
 @pytest.mark.parametrize("name", ["fp8 blocks of 128x128", "mxfp4"])

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import pagebus.kernels.quantized.library as library
+import pagebus.kernels.quantized.products as products
 from pagebus.kernels.coded.rounding import (
+    RoundedTokens,
     round_tokens,
     round_tokens_reference,
     scale_sums,
     scale_sums_reference,
 )
+from pagebus.kernels.common.target import Target
+from pagebus.kernels.layers.norm import add_rms_norm
+from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
 from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.quantized.library import library_product, pieces
-from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
+from pagebus.kernels.quantized.products import linear, partial_linear, rounding_of
+from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w8_rows
 
 
 def test_pieces_cover_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +83,53 @@ def test_int8_by_int8(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> 
     expected = F.linear(rounded.double() * scale.double(), layout.dense().double(), bias.double())
     assert torch.allclose(result.double(), expected, rtol=1e-5, atol=1e-5)
     assert (result - F.linear(x, layout.dense(), bias)).norm() / result.norm() < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_what_makes_tokens_rounds_them(dtype: torch.dtype, device: torch.device) -> None:
+    """Norms of sums and activations: in one kernel the same numbers as in two."""
+    x, residual = torch.randn(2, 3, 200, device=device), torch.randn(3, 200, device=device)
+    weight, again = torch.rand(200, device=device), residual.clone()
+    normed = add_rms_norm(x, residual, weight, 1e-5)
+    rounded = add_rms_norm(x, again, weight, 1e-5, rounded=dtype)
+    assert torch.equal(residual, again)
+    assert isinstance(normed, torch.Tensor)
+    assert isinstance(rounded, RoundedTokens)
+    same(rounded, normed, dtype)
+    gates = torch.randn(3, 400, device=device)
+    for act in ("silu", "gelu_tanh"):
+        same(rounded_activation_mul(gates, act, dtype), activation_mul(gates, act), dtype)
+    assert rounded_activation_mul(gates[:0], "silu", dtype).values.shape == (0, 200)
+
+
+def same(found: RoundedTokens, exact: torch.Tensor, dtype: torch.dtype) -> None:
+    """As `round_tokens` gives."""
+    values, scale = round_tokens(exact, dtype)
+    assert found.dtype == exact.dtype
+    assert torch.allclose(found.scale, scale, rtol=1e-5)
+    differ = found.values.float() != values.float()  # sums of another order may round to the neighbour
+    assert differ.float().mean() < 0.01
+
+
+def test_rounded_tokens_are_multiplied_as_they_are(device: torch.device) -> None:
+    """By the library's product of their format."""
+    layout, x = w8_rows(48, 64, torch.int8, device), torch.randn(20, 64, device=device)
+    tokens = RoundedTokens(*round_tokens(x, torch.int8), x.dtype)
+    expected = F.linear(tokens.exact.double(), layout.dense().double())
+    assert torch.allclose(linear(tokens, layout).double(), expected, rtol=1e-4, atol=1e-4)
+    product = partial_linear(tokens, layout)
+    assert isinstance(product, torch.Tensor)
+    assert torch.allclose(product.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_where_tokens_are_rounded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the library multiplies them by rows, on a GPU."""
+    cpu = torch.device("cpu")
+    x, rows = torch.zeros(300, 64, dtype=torch.bfloat16), replace(w8_rows(48, 64, torch.int8, cpu), rounded=True)
+    assert rounding_of(x, rows, "plain") is None
+    monkeypatch.setattr(products, "target_of", lambda _: Target(90, 132))
+    assert rounding_of(x, rows, "plain") == torch.int8
+    assert rounding_of(x, replace(rows, values=rows.values.to(torch.float8_e4m3fn)), "gated") == torch.float8_e4m3fn
+    assert rounding_of(x[:64], rows, "plain") is None  # our own kernels round them
+    for other in (torch.zeros(48, 64), replace(rows, rounded=False), LAYOUTS["fp8 blocks of 128x128"](48, 64, cpu)):
+        assert rounding_of(x, other, "plain") is None

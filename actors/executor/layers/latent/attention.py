@@ -13,7 +13,7 @@ from pagebus.actors.executor.layers.rotary import head_order, query_factors
 from pagebus.actors.executor.memory.kv_cache import layer_pages
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.spec import Mla, NormSpec
-from pagebus.kernels.layers.norm import HalfNorm
+from pagebus.kernels.quantized.products import Inputs
 
 
 class LatentAttention:
@@ -54,7 +54,7 @@ class LatentAttention:
         self._query_factors = None if factors is None else factors.to(parameters.dtype)
         self.kv_scales = torch.ones(2, 1, device=parameters.device)
 
-    def project(self, x: torch.Tensor | HalfNorm, tokens: Tokens) -> torch.Tensor:
+    def project(self, x: Inputs, tokens: Tokens) -> torch.Tensor:
         """x [T, H] -> queries [T, heads, N + R], rotated; latents are in the cache then."""
         spec, count = self._spec, len(tokens.positions)
         product = self.qkv(x)

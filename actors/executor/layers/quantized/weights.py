@@ -55,13 +55,14 @@ def empty_layout(
     if scheme.bits <= 4:
         return _words(scheme, empty, count, columns, width, order)
     values = empty(count, columns, dtype=VALUES[scheme.numbers])
+    rounded = scheme.activations != "none"
     if groups == 1 and height <= 1 and not scheme.zeros and not scheme.lows:
-        return W8Rows(values, empty(count), rounded=scheme.activations != "none")
+        return W8Rows(values, empty(count), rounded=rounded)
     starts = accumulate(rows[:-1])
     height = 1 if by_rows or height <= 1 or any(start % height for start in starts) else height
     shape = -(-count // height), groups
     zero, low = (empty(*shape) if there else None for there in (scheme.zeros, scheme.lows))
-    return W8Blocks(values, empty(*shape), (height, width), zero, low, order)
+    return W8Blocks(values, empty(*shape), (height, width), zero, low, order, rounded)
 
 
 def _words(scheme: Scheme, empty: _Empty, rows: int, columns: int, group: int, order: torch.Tensor | None) -> W4Words:

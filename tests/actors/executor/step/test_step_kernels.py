@@ -23,7 +23,7 @@ from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, At
 from pagebus.kernels.attention.paged_attention import AttentionShape
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import LinearKernel
-from pagebus.kernels.quantized.coding import experts_kind_of
+from pagebus.kernels.quantized.coding import experts_kind_of, kind_of
 from tests.actors.executor.small_engine import MAX_TOKENS
 from tests.helpers.engine_driver import Driver
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
@@ -96,6 +96,22 @@ def test_the_summary_names_kernels_by_tokens(driver: Driver) -> None:
     assert lines["qkv"].startswith("skinny_gemm 1 to ")
     assert lines["qkv"].endswith("cublas from 33 tokens")
     assert lines.keys() == {"attention", *PRODUCTS}
+
+
+@pytest.mark.parametrize(("name", "counts"), [("int4 groups of 128", [384, 512, 768, 1024]), ("fp8 rows", [])])
+def test_a_start_runs_every_wide_bucket_with_kernels(driver: Driver, name: str, counts: list[int]) -> None:
+    """Of words of 4 bits there are some above 256 tokens; what is the library's there is not run."""
+    config = replace(
+        driver.engine._loaded.runner.model.config, hidden_size=4096, intermediate_size=14336, num_heads=32,
+        num_kv_heads=8, head_dim=128, vocab_size=128256,
+    )  # fmt: skip
+    setup = AttentionSetup(Target(90, 132), torch.bfloat16, torch.bfloat16, 32, 8, 128, backend="torch")
+    kind = kind_of(LAYOUTS[name](64, 256, torch.device("cpu")))
+    chooser = KernelChooser(AttentionChooser(setup), config, dict.fromkeys(("qkv", "o", "gate_up", "down"), kind))
+    assert chooser.wide_counts() == counts
+    assert ("hopper_words" in chooser.summary()["gate_up"]) == bool(counts)
+    fixed = KernelChooser(AttentionChooser(replace(setup, deterministic=True)), config, dict(gate_up=kind))
+    assert fixed.wide_counts() == []
 
 
 @pytest.mark.parametrize(("name", "kernel"), [("mxfp4", "moe_coded"), ("int4 groups of 24", "moe_dequantized")])

@@ -9,6 +9,7 @@ from typing import Any
 from pagebus.actors.settings.declaring import SettingsError, check_value
 from pagebus.actors.settings.engine import EngineSettings
 from pagebus.actors.settings.logging import LoggingSettings
+from pagebus.actors.settings.lora import check_lora
 from pagebus.actors.settings.memory import MemorySettings
 from pagebus.actors.settings.model import ModelSettings
 from pagebus.actors.settings.processes import ProcessSettings
@@ -50,6 +51,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         check_speculation(self)
         if self.spec_method != "none" and self.tensor_parallel_size > 1:
             raise SettingsError("--spec-method: not with --tensor-parallel-size yet")
+        check_lora(self)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 
@@ -57,6 +59,11 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
     def has_tokenizer(self) -> bool:
         """Whether prompts may be texts, and answers are."""
         return not (self.skip_tokenizer_init or self.tokens_only)
+
+    @property
+    def num_host_loras(self) -> int:
+        """How many adapters an executor keeps in host memory."""
+        return self.max_cpu_loras or self.max_loras
 
     @property
     def counts(self) -> dict[str, int]:

@@ -146,8 +146,6 @@ REFUSED = (
     Flag("--numa-bind-nodes --numa-bind-cpus", "start it under numactl"),
     Flag("--quantization-config", "change quantization_config in a copy of the model's folder, or see --quantization"),
     Flag("--kv-cache-dtype-skip-layers", "--kv-cache-dtype holds for all layers"),
-    Flag("--enable-lora", ADAPTERS, switch=True),
-    Flag("--lora-modules --max-loras --max-lora-rank --max-cpu-loras --lora-dtype", ADAPTERS),
     Flag("--lora-target-modules --default-mm-loras --max-lora-cls-labels", ADAPTERS),
     Flag("--fully-sharded-loras --enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
     Flag("--enable-mixed-moe-lora-format --enable-moe-shared-loras", ADAPTERS, switch=True),

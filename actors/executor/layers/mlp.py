@@ -39,6 +39,11 @@ class GatedMLP:
         stream.add(self._gate_up(x), self.down, before, after, scale)
 
     @property
+    def products(self) -> list[Linear]:
+        """In the order in which they are computed."""
+        return [self._gate_up, self.down]
+
+    @property
     def weights(self) -> dict[str, Weight]:
         """By the names of its products."""
         return {"gate_up": self._gate_up.weight, "down": self.down.weight}
@@ -62,6 +67,11 @@ class PlainMLP:
     ) -> None:  # fmt: skip
         """As :meth:`GatedMLP.into`."""
         stream.add(F.gelu(self._up(x), approximate=self._approximate), self.down, before, after, scale)
+
+    @property
+    def products(self) -> list[Linear]:
+        """In the order in which they are computed."""
+        return [self._up, self.down]
 
     @property
     def weights(self) -> dict[str, Weight]:

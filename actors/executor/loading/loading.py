@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pagebus.actors.executor.adapters.residents import Residents, make_residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
@@ -36,6 +37,7 @@ from pagebus.actors.model.config import ModelConfig, effective_max_model_len, nu
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.speculation import lookup_sizes
+from pagebus.bus.messages import AdapterRead
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.latent import expanded_plan
@@ -79,6 +81,8 @@ class EngineInfo:
     """As of :class:`BatchLimits`: all blocks that are counted here are then pages."""
     num_drafts: int = 0
     """The most drafts that a row may have; 0: nothing is speculated."""
+    max_loras: int = 0
+    """The most adapters that sequences may have at a time; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class Loaded:
     copies: Copies
     prefill_backend: PrefillBackend
     info: EngineInfo
+    residents: Residents | None
+    """Adapters, if there may be any."""
 
 
 def choose_ops(
@@ -111,9 +117,11 @@ def load(
     progress: Progress,
     kernels_ready: Callable[[], None],
     agreement: Agreement = ALONE,
+    tell: Callable[[AdapterRead], None] = lambda read: None,
 ) -> Loaded:
     """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
-    before the first kernel. ``agreement`` has what meets the other ranks once the weights are there.
+    before the first kernel. ``agreement`` has what meets the other ranks once the weights are there. ``tell``
+    is called when an adapter has been read.
 
     Raises:
         ModelError: the weights do not fit the configuration.
@@ -124,7 +132,7 @@ def load(
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
     memory = HostMemory(num_blocks, block_bytes, device)
     try:
-        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, agreement)
+        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, agreement, tell)
     except BaseException:
         memory.close()
         raise
@@ -140,6 +148,7 @@ def _load(
     kernels_ready: Callable[[], None],
     memory: HostMemory,
     agreement: Agreement,
+    tell: Callable[[AdapterRead], None],
 ) -> Loaded:
     comm = agreement.comm
     check_attention(settings, device)
@@ -161,6 +170,7 @@ def _load(
         backend=settings.attention_backend, deterministic=settings.deterministic,
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
+    residents = make_residents(settings, model, tell)
     comm.connect()
     progress("kernels", 0.0)
     kernels_ready()
@@ -201,8 +211,11 @@ def _load(
         copy_bytes_per_s=copy_rate,
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+        max_loras=0 if residents is None else settings.max_loras,
     )
-    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), prefill_backend, info)
+    if residents is not None:
+        runner.begin_adapters = residents.begin
+    return Loaded(batch, runner, make_copies(runner.kv_cache, memory), prefill_backend, info, residents)
 
 
 def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

@@ -33,8 +33,8 @@ ROOMS: dict[str, str] = {
     "web.storage": "web.adapters web.access web.http actors.settings bus bus.messages",
     "web.adapters": "web.answers web.requests web.calls web.http",
     "web.ingress": (
-        "web.observatory web.telemetry web.calls web.http actors.runtime actors.telemetry actors.settings bus "
-        "bus.messages"
+        "web.observatory web.telemetry web.calls web.http actors.runtime actors.model actors.telemetry actors.settings "
+        "bus bus.messages"
     ),
     "web.observatory": "web.requests web.http actors.runtime actors.telemetry actors.settings bus bus.messages",
     "web.access": "web.requests web.http actors.settings bus",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pagebus.actors.model.families import phi3
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
@@ -35,7 +36,7 @@ def prompts(count: int, seed: int, length: int = 40) -> list[list[int]]:
 
 def family(tmp_path: Path, name: str) -> Path:
     if name == "phi3":
-        return make_golden(tmp_path / "base", "phi3", {"head_dim": None, "pad_token_id": 0})
+        return make_golden(tmp_path / "base", "phi3", phi3.FAMILY.golden["phi3"])
     return make_model(tmp_path / "base", name, seed=3)
 
 

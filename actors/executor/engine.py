@@ -116,7 +116,7 @@ class Engine:
             raise EngineError(f"the engine has ended: {self._failure}") from self._failure
         if self._grammars is not None:
             self._grammars.prepare(plan)
-        self._plans.put(Queued(plan, scheduler_epoch, received_s or time.time()))
+        self._plans.put(Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
 
     def stop(self, timeout_s: float = JOIN_S) -> bool:
         """Run the queued plans, pass on all results, and end the threads. False if they did not end in time.
@@ -195,16 +195,8 @@ class Engine:
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
         self._once_loaded = load(
-            settings,
-            config,
-            path,
-            device,
-            dtype,
-            self._progress,
-            self._kernels_ready,
-            self._agreement,
-            self._tell,
-        )
+            settings, config, path, device, dtype, self._progress, self._kernels_ready, self._agreement, self._tell,
+        )  # fmt: skip
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks

@@ -6,15 +6,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from pagebus.actors.settings.combinations.lora import check_lora
+from pagebus.actors.settings.combinations.speculation import check_speculation
 from pagebus.actors.settings.declaring import SettingsError, check_value
 from pagebus.actors.settings.engine import EngineSettings
 from pagebus.actors.settings.logging import LoggingSettings
-from pagebus.actors.settings.lora import check_lora
 from pagebus.actors.settings.memory import MemorySettings
 from pagebus.actors.settings.model import ModelSettings
 from pagebus.actors.settings.processes import ProcessSettings
 from pagebus.actors.settings.service import ServiceSettings
-from pagebus.actors.settings.speculation import check_speculation
 
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GROUPS: dict[str, type] = {
@@ -52,6 +52,8 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.spec_method != "none" and self.tensor_parallel_size > 1:
             raise SettingsError("--spec-method: not with --tensor-parallel-size yet")
         check_lora(self)
+        if self.enable_lora and self.tensor_parallel_size > 1:
+            raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

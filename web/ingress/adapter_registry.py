@@ -16,7 +16,7 @@ from pagebus.actors.model.config import ModelConfig, resolve_model
 from pagebus.actors.model.lora.adapter import digest_of, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
 from pagebus.actors.settings import Settings, SettingsError
-from pagebus.actors.settings.lora import named_adapters
+from pagebus.actors.settings.combinations.lora import named_adapters
 from pagebus.bus.contract import Bus, BusUnavailable
 from pagebus.bus.messages import AdapterSource
 from pagebus.web.http.errors import ApiError

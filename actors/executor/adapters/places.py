@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pagebus.actors.executor.adapters.reading import HostAdapter
-from pagebus.actors.executor.layers.adapted import Adapted, AdapterPass
+from pagebus.actors.executor.layers.adapted.products import Adapted, AdapterPass
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.lora.projections import Projection, projections

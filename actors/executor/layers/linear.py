@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.layers.adapted import Adapted
+from pagebus.actors.executor.layers.adapted.products import Adapted
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm

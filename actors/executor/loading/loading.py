@@ -36,7 +36,7 @@ from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.speculation import lookup_sizes
+from pagebus.actors.settings.combinations.speculation import lookup_sizes
 from pagebus.bus.messages import AdapterRead
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of

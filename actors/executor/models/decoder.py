@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.layers.adapted import AdapterPass
+from pagebus.actors.executor.layers.adapted.products import AdapterPass
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.decoder_layer import DecoderLayer

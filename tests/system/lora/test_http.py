@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.adapter_factory import greedy, make_adapter, merged
+from tests.helpers.lora.adapters import greedy, make_adapter, merged
 from tests.helpers.model_factory import make_model
 from tests.system.serving import Client, serving
 

@@ -19,7 +19,7 @@ from pagebus.actors.model.families import phi3
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
-from tests.helpers.adapter_factory import ALL, FUSED, greedy, make_adapter, merged, source_of
+from tests.helpers.lora.adapters import ALL, FUSED, greedy, make_adapter, merged, source_of
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.waiting import LIMIT_S, eventually
 from tests.system.harness import System, running

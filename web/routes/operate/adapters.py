@@ -30,7 +30,6 @@ def parse_load(data: dict[str, Any], model: ServedModel) -> Wanted:
     fields = Fields(data)
     name = fields.string("lora_name", None, max_chars=MAX_NAME_CHARS)
     path = fields.string("lora_path", None, max_chars=MAX_PATH_CHARS)
-    fields.string("base_model_name", None, max_chars=MAX_PATH_CHARS)
     in_place = fields.boolean("load_inplace", False)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
     if not name or not path:
@@ -42,7 +41,6 @@ def parse_unload(data: dict[str, Any], model: ServedModel) -> str:
     """The name in the body of ``/v1/unload_lora_adapter``."""
     fields = Fields(data)
     name = fields.string("lora_name", None, max_chars=MAX_NAME_CHARS)
-    fields.integer("lora_int_id", 0, -(2**53), 2**53)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
     if not name:
         raise _missing("'lora_name' needs to be provided to unload a LoRA adapter.")

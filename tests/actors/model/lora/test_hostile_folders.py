@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.adapter import digest_of, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError
-from tests.helpers.adapter_factory import make_adapter
+from tests.helpers.lora.adapters import make_adapter
 from tests.helpers.model_factory import make_model
 
 Change = Callable[[Path], object]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pagebus.actors.settings.declaring import SettingsError
 
 if TYPE_CHECKING:
-    from pagebus.actors.settings.settings import Settings
+    from pagebus.actors.settings.engine import EngineSettings
 
 FIELDS = {"name", "path", "base_model_name"}
 
 
-def check_lora(settings: Settings) -> None:
+def check_lora(settings: EngineSettings) -> None:
     """Check what is said of adapters.
 
     Raises:
@@ -23,8 +23,6 @@ def check_lora(settings: Settings) -> None:
         if settings.lora_modules:
             raise SettingsError("--lora-modules needs --enable-lora")
         return
-    if settings.tensor_parallel_size > 1:
-        raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
     if settings.spec_method != "none":
         raise SettingsError("--enable-lora: not with --spec-method yet")
     if settings.max_cpu_loras is not None and settings.max_cpu_loras < settings.max_loras:

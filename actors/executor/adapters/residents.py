@@ -151,12 +151,14 @@ def make_residents(settings: Settings, network: Network, tell: Callable[[Adapter
     """None where adapters are not enabled.
 
     Raises:
-        SettingsError: the model has no product that adapters could change.
+        SettingsError: the model has no product that adapters could change, or quantized weights.
     """
     if not settings.enable_lora:
         return None
     if not isinstance(network, Decoder) or network.config.pooler is not None or not any(projections(network.config)):
         raise SettingsError(f"--enable-lora: {network.config.architecture} is served without adapters")
+    if network.config.quantization is not None:
+        raise SettingsError("--enable-lora: not with quantized weights yet")
     places = Places(network, settings.max_loras, settings.max_lora_rank)
     read = reader(network.config, settings.max_lora_rank, network.parameters.dtype)
     return Residents(places, read, settings.num_host_loras, settings.max_num_seqs + 1, tell)

@@ -53,6 +53,8 @@ async def test_the_life_of_an_adapter(base: Path, tmp_path: Path) -> None:
             cards = {card["id"]: (card["root"], card["parent"]) for card in (await response.json())["data"]}
         assert cards == {"base": ("base", None), "one": (str(first), "base"), "two": (str(second), "base")}
 
+        status, error = await call(served, "/v1/embeddings", model="one", input=PROMPT)
+        assert (status, error["error"]["param"]) == (400, "model")
         status, error = await call(served, "/v1/load_lora_adapter", lora_name="one", lora_path=str(second))
         assert status == 400
         assert "has already been loaded" in error["error"]["message"]

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from pagebus.actors.executor.engine import Engine
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.families import phi3
+from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
@@ -75,6 +79,15 @@ async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, name: str, c
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
         await ask(system, cases)
         await ask(system, cases)  # now from the prefix cache
+
+
+async def test_quantized_weights_and_adapters_are_refused(tmp_path: Path) -> None:
+    settings = Settings(model=str(family(tmp_path, "llama2")), device="cpu", enable_lora=True, quantization="int8")
+    config = with_quantization(settings, ModelConfig.load(Path(settings.model)))
+    engine = Engine(settings, config, lambda result: None, path=Path(settings.model))
+    with pytest.raises(SettingsError, match="not with quantized weights yet"):
+        await asyncio.wrap_future(engine.start())
+    assert engine.stop()
 
 
 async def test_fewer_places_than_adapters(tmp_path: Path) -> None:

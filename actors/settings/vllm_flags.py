@@ -39,7 +39,7 @@ def add_other_names(parser: argparse.ArgumentParser) -> None:
 
 
 def opposites() -> Iterator[str]:
-    """``--no-enable-lora``: each switch has an opposite, which changes nothing unless it is a flag itself."""
+    """``--no-fully-sharded-loras``: each switch has an opposite, which changes nothing unless it is a flag itself."""
     for name, flag in FLAGS.items():
         opposite = "--no-" + name[2:]
         if flag.switch and name.startswith("--") and not name.startswith("--no-") and opposite not in FLAGS:

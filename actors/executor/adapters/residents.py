@@ -22,7 +22,6 @@ from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.network import Network
 from pagebus.actors.model.lora.errors import AdapterError
-from pagebus.actors.model.lora.projections import projections
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.messages import AdapterRead, AdapterSource, StepPlan
 from pagebus.kernels.lora.segments import Segments
@@ -151,12 +150,13 @@ def make_residents(settings: Settings, network: Network, tell: Callable[[Adapter
     """None where adapters are not enabled.
 
     Raises:
-        SettingsError: the model has no product that adapters could change, or quantized weights.
+        SettingsError: the model only pools, or has latent attention or quantized weights.
     """
     if not settings.enable_lora:
         return None
-    if not isinstance(network, Decoder) or network.config.pooler is not None or not any(projections(network.config)):
-        raise SettingsError(f"--enable-lora: {network.config.architecture} is served without adapters")
+    config = network.config
+    if not isinstance(network, Decoder) or config.pooler is not None or config.latent is not None:
+        raise SettingsError(f"--enable-lora: {config.architecture} is served without adapters")
     if network.config.quantization is not None:
         raise SettingsError("--enable-lora: not with quantized weights yet")
     places = Places(network, settings.max_loras, settings.max_lora_rank)

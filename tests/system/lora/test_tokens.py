@@ -17,7 +17,7 @@ import pytest
 
 from pagebus.actors.executor.engine import Engine
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.families import phi3
+from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.memory.bus import MemoryBus
@@ -39,8 +39,9 @@ def prompts(count: int, seed: int, length: int = 40) -> list[list[int]]:
 
 
 def family(tmp_path: Path, name: str) -> Path:
-    if name == "phi3":
-        return make_golden(tmp_path / "base", "phi3", phi3.FAMILY.golden["phi3"])
+    found = next((each for each in FAMILIES if name in each.golden), None)
+    if found is not None:
+        return make_golden(tmp_path / "base", found.model_type, found.golden[name])
     return make_model(tmp_path / "base", name, seed=3)
 
 
@@ -69,7 +70,7 @@ async def ask(system: System, cases: Cases) -> None:
     assert got == [answer for *_, answer in wanted]
 
 
-@pytest.mark.parametrize(("name", "count"), [("llama3", MANY), ("qwen3", 3), ("phi3", 1)])
+@pytest.mark.parametrize(("name", "count"), [("llama3", MANY), ("qwen3", 3), ("phi3", 1), ("qwen3-moe", 3)])
 async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, name: str, count: int) -> None:
     base = family(tmp_path, name)
     cases = make_cases(base, tmp_path, count, fused=name == "phi3")

@@ -31,6 +31,7 @@ from pagebus.web.answers.sse import Streams
 from pagebus.web.http.connection import Connections
 from pagebus.web.http.errors import unavailable
 from pagebus.web.http.limits import WRITE_TIMEOUT_S, max_body_bytes
+from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.holding import Holding
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.ingress.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
@@ -52,7 +53,7 @@ from pagebus.web.routes.generate import (
 )
 from pagebus.web.routes.generate.background import Background
 from pagebus.web.routes.openapi import describe
-from pagebus.web.routes.operate import aborts, debug, docs, models, observatory, page, service, steering
+from pagebus.web.routes.operate import aborts, adapters, debug, docs, models, observatory, page, service, steering
 from pagebus.web.routes.store import batches, files
 from pagebus.web.server import listener
 from pagebus.web.server.context import CONTEXT, Context
@@ -87,6 +88,7 @@ ROUTES = (
     *TEXT_ROUTES,
     *observatory.ROUTES,
     *steering.ROUTES,
+    *adapters.ROUTES,
     *debug.ROUTES,
 )
 SHUTDOWN_S = 3.0
@@ -160,6 +162,8 @@ class IngressActor(Actor):
         self._outbox = Outbox(self.bus, self.epoch)
         self._heavy = Outbox(self.bus, self.epoch)
         self.context = self._make_context(model, self._outbox, self._heavy)
+        await self.context.adapters.load_named()
+        self.spawn(self.context.adapters.run(), "adapters")
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self._heavy.run(), "heavy outbox")
         self.spawn(self.context.inbox.mailbox.keep_for_ever(), "mailbox")
@@ -251,6 +255,7 @@ class IngressActor(Actor):
             cors=Cors(self.settings.allowed_origins),
             hosts=open_hosts(self.settings, keys),
             observatory=self._make_observatory(inbox, membership, facts),
+            adapters=AdapterRegistry(self.bus, self.settings, model.adapters, model.names),
             sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
             holding=Holding(self.bus, inbox.queries, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),

@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from msgspec.structs import replace
+
 from pagebus.actors.executor.cache_labels import cache_labels
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is_device_fault
 from pagebus.actors.executor.device.gpu_limits import check_gpu
@@ -34,7 +36,7 @@ from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.metrics import STEP_BUCKETS_S
 from pagebus.actors.telemetry.spans import spans_of
 from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
-from pagebus.bus.messages import ReplicaFenced, StepPlan, StepResult
+from pagebus.bus.messages import AdapterRead, ReplicaFenced, StepPlan, StepResult
 from pagebus.bus.outbox import Outbox
 from pagebus.kernels.common.target import Target, first_target
 
@@ -299,10 +301,13 @@ class ExecutorActor(Actor):
         self._watch.submitted()
         self._engine.submit(plan, entry.id.epoch)
 
-    def _publish(self, result: StepResult) -> None:
+    def _publish(self, result: StepResult | AdapterRead) -> None:
         assert self._outbox is not None
-        assert self._engine is not None
         try:
+            if isinstance(result, AdapterRead):
+                read = replace(result, replica=self.name, executor_epoch=self.epoch)
+                self._outbox.publish(self.names.control, read)
+                return
             self._outbox.append(self.names.results(self.name), result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)

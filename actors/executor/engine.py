@@ -26,7 +26,7 @@ import torch
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.agreement import Agreement
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
-from pagebus.actors.executor.device.device import new_stream, prepare_thread, resolve_device, resolve_dtype
+from pagebus.actors.executor.device.device import own_stream, prepare_thread, resolve_device, resolve_dtype
 from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress, load
@@ -41,7 +41,7 @@ from pagebus.actors.model.config import ModelConfig, resolve_model, resolve_toke
 from pagebus.actors.model.grammars.grammar import load_vocabulary
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.spans import CAPTURE, EAGER, LAUNCH, Spans
-from pagebus.bus.messages import StepPlan, StepResult
+from pagebus.bus.messages import AdapterRead, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -55,19 +55,19 @@ IDLE_S = 0.25
 class Engine:
     """One executor's engine.
 
-    ``on_result`` is called with every step's result, in order, ``on_error`` at most once with the error that ended the
-    engine, and ``on_progress`` during loading. All are called from the engine's threads and must return quickly.
-    ``kernels_ready`` is called before the first kernel is launched, and may wait. ``config`` is the part of the rank
-    that ``comm`` connects with the others.
+    ``on_result`` is called with every step's result, in order, and with what becomes of adapters; ``on_error`` at most
+    once with the error that ended the engine, and ``on_progress`` during loading. All are called from the engine's
+    threads and must return quickly. ``kernels_ready`` is called before the first kernel is launched, and may wait.
+    ``config`` is the part of the rank that ``comm`` connects with the others.
     """
 
     def __init__(
         self,
         settings: Settings,
         config: ModelConfig,
-        on_result: Callable[[StepResult], None],
-        on_progress: Progress | None = None,
-        on_error: Callable[[BaseException], None] | None = None,
+        on_result: Callable[[StepResult | AdapterRead], None],
+        on_progress: Progress = lambda phase, share: None,
+        on_error: Callable[[BaseException], None] = lambda error: None,
         *,
         path: Path | None = None,
         kernels_ready: Callable[[], None] = lambda: None,
@@ -75,7 +75,7 @@ class Engine:
         comm: Comm = ONE_RANK,
     ) -> None:
         self._completion = Completion(settings, config, on_result, spans)
-        self.stats = self._completion.stats
+        self.stats, self._tell = self._completion.stats, on_result
         self.ready: Future[EngineInfo] = Future()
         self._settings = settings
         self._config = config
@@ -84,8 +84,7 @@ class Engine:
         self._spans = spans
         self._comm, self._agreement = comm, Agreement(comm)
         self._drift = DriftCheck(self._agreement)
-        self._on_error = on_error or (lambda error: None)
-        self._on_progress = on_progress or (lambda phase, share: None)
+        self._on_error, self._on_progress = on_error, on_progress
         self._plans: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._pool: ReadbackPool | None = None
         self._graphs: Graphs | None = None
@@ -176,7 +175,7 @@ class Engine:
             with torch.inference_mode():
                 self._progress("device", 0.0)
                 device = resolve_device(self._settings)
-                with _own_stream(device):
+                with own_stream(device):
                     self._prepare(device)
                     try:
                         self._run_plans()
@@ -196,8 +195,8 @@ class Engine:
         prepare_thread(settings, device, dtype)
         path = self._path or resolve_model(settings)
         self._once_loaded = load(
-            settings, config, path, device, dtype, self._progress, self._kernels_ready, self._agreement
-        )
+            settings, config, path, device, dtype, self._progress, self._kernels_ready, self._agreement, self._tell,
+        )  # fmt: skip
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
@@ -337,6 +336,8 @@ class Engine:
         try:
             work = self._loaded.batch.apply(queued.plan)
             self._follow.apply(queued.plan)
+            if self._loaded.residents is not None:
+                self._loaded.residents.apply(queued.plan, queued.scheduler_epoch)
             return work
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
@@ -358,7 +359,7 @@ class Engine:
                 self._spans.add(CAPTURE, 0, began_s, time.time())
 
         try:
-            with torch.inference_mode(), _own_stream(device):
+            with torch.inference_mode(), own_stream(device):
                 prepare_thread(self._settings, device, dtype)
                 graphs.capture_missing(self._loaded.runner, note)
         except BaseException as error:
@@ -391,8 +392,3 @@ class Engine:
             self.ready.set_exception(error)
         else:
             self._on_error(error)
-
-
-def _own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A context with a stream other than the default one, as graph capture needs."""
-    return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

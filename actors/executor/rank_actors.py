@@ -35,7 +35,7 @@ from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
-from pagebus.bus.messages import StepResult
+from pagebus.bus.messages import AdapterRead, StepResult
 
 JOIN_LOOK_S = 0.1
 LOOKS_PER_LEASE = 5
@@ -216,8 +216,9 @@ class FollowingRank(RankActor):
         else:
             await super()._rank_lost(name)
 
-    def _publish(self, result: StepResult) -> None:
-        self._count(result)
+    def _publish(self, result: StepResult | AdapterRead) -> None:
+        if isinstance(result, StepResult):
+            self._count(result)
 
     async def bequeath(self, error: BaseException) -> None:
         """Only log the error: rank 0 writes the fence."""

@@ -1,7 +1,8 @@
 """Chained hashes of full token blocks: equal hash means equal tokens from the start of the sequence, and equal salt.
 
 Hash i is BLAKE2b (128 bit) over hash i-1 and the block's token ids (little-endian int32); before the first block stands
-the root, a keyed hash of the request's ``cache_salt``. Tokenizers hash prompts, the scheduler generated blocks.
+the root, a keyed hash of the request's ``cache_salt``, personal to its adapter if it has one. Tokenizers hash prompts,
+the scheduler generated blocks.
 On the bus a hash is four int32, so n hashes are one Int32Array [n * 4].
 """
 
@@ -23,12 +24,13 @@ _ROOT_KEY = b"pagebus salt v1"
 
 
 def hash_blocks(
-    token_ids: Int32Array | Sequence[int], block_size: int, *, salt: bytes | str | None = b"", parent: bytes = ROOT
-) -> list[bytes]:
+    token_ids: Int32Array | Sequence[int], block_size: int, *, salt: bytes | str | None = b"", adapter: str = "",
+    parent: bytes = ROOT,
+) -> list[bytes]:  # fmt: skip
     """One 16-byte hash per full block of ``token_ids`` [n]; a partial last block has none.
 
     ``parent`` is the hash of the block before the first one; ROOT starts a sequence, and only then ``salt`` (the
-    request's ``cache_salt``; None is the same as empty) counts.
+    request's ``cache_salt``; None is the same as empty) and ``adapter`` (its digest, 32 hexadecimal digits) count.
 
     Raises:
         ValueError: ``block_size`` is below 1, or ``parent`` is neither ROOT nor a hash.
@@ -36,7 +38,7 @@ def hash_blocks(
     if block_size < 1:
         raise ValueError(f"block_size {block_size}: must be at least 1")
     if parent == ROOT:
-        parent = _root(salt)
+        parent = _root(salt, adapter)
     elif len(parent) != HASH_BYTES:
         raise ValueError(f"parent has {len(parent)} bytes: must be ROOT or {HASH_BYTES}")
     raw = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
@@ -70,6 +72,6 @@ def hashes_from_array(array: Int32Array) -> list[bytes]:
     return [raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES)]
 
 
-def _root(salt: bytes | str | None) -> bytes:
+def _root(salt: bytes | str | None, adapter: str) -> bytes:
     raw = salt.encode("utf-8", "surrogatepass") if isinstance(salt, str) else salt or b""
-    return blake2b(raw, digest_size=HASH_BYTES, key=_ROOT_KEY).digest()
+    return blake2b(raw, digest_size=HASH_BYTES, key=_ROOT_KEY, person=bytes.fromhex(adapter)).digest()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pagebus.bus.messages import (
     AbortRequest,
+    AdapterRead,
     CancelRequest,
     JsonValue,
     RequestFailed,
@@ -50,6 +51,8 @@ class ReplicaJoined:
     """And their window: how many tokens, the newest included, one of them may still read."""
     num_drafts: int = 0
     """The most drafts that a row may have; 0: it does not speculate."""
+    max_loras: int = 0
+    """The most adapters that its sequences may have at a time; 0: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ Input = (
     | AbortRequest
     | CancelRequest
     | StopSequence
+    | AdapterRead
     | RequestsDone
     | ReplicaJoined
     | HostTierGrown

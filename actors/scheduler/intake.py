@@ -30,6 +30,7 @@ from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Entry
 from pagebus.bus.messages import (
     AbortRequest,
+    AdapterRead,
     BlockRequested,
     CacheResetRequested,
     CancelRequest,
@@ -77,6 +78,9 @@ class Intake:
                 self.dead_letters.give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
+        elif isinstance(item.message, AdapterRead):
+            self.core.handle(item.message)
+            self.work.settled(item)
         elif isinstance(item.message, StateRequested | BlockRequested):
             self.observers.ask(item.message)
             self.work.settled(item)

@@ -15,7 +15,7 @@ from pagebus.actors.scheduler.order import INTERACTIVE, JOB, Key, Order, arrival
 from pagebus.actors.scheduler.readers import Reader, Readers
 from pagebus.actors.scheduler.sequence_output import Scores
 from pagebus.actors.scheduler.states import IN_SLOT, QUEUED, TRANSITIONS, State
-from pagebus.bus.messages import END_NONE, AlsoReads, Int32Array, SamplingParams, TokenizedRequest
+from pagebus.bus.messages import END_NONE, AdapterSource, AlsoReads, Int32Array, SamplingParams, TokenizedRequest
 
 SEQUENCE_IDS = 2**20
 """Ids of sequences that live at the same time differ modulo this."""
@@ -34,6 +34,7 @@ class Request:
     (:mod:`pagebus.actors.scheduler.core.fair_share`). ``num_cached``: prompt tokens found in the cache when its first
     sequence started. ``readers``: the destinations of its replies; ``away``: there is none at present. ``settled``:
     nothing of it is kept once it has ended. ``prediction``: tokens that its outputs are expected to resemble.
+    ``adapter``: what its tokens are computed with beside the model.
 
     Reported only: ``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences,
     ``num_output``, their output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times.
@@ -70,6 +71,12 @@ class Request:
     num_charged: int = 0
     traced: bool = False
     prediction: array[int] = field(default_factory=lambda: array("i"))
+    adapter: AdapterSource | None = None
+
+    @property
+    def digest(self) -> str:
+        """That of its adapter; empty: it has none."""
+        return "" if self.adapter is None else self.adapter.digest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,7 +288,7 @@ class Sequence:
         if start > end:
             return
         if not hashes:
-            hashes += hash_blocks(tokens, block_size, salt=self.request.salt)
+            hashes += hash_blocks(tokens, block_size, salt=self.request.salt, adapter=self.request.digest)
             return
         parent = hashes[-1]
         for first in range(start, end + 1, block_size):
@@ -371,6 +378,7 @@ def make_request(
         start_s=arrival(message.arrived_s),
         traced=message.traced,
         prediction=array("i", message.prediction_token_ids.tobytes()),
+        adapter=message.adapter,
     )
 
 
@@ -379,4 +387,5 @@ def prompt_hashes(message: TokenizedRequest, block_size: int) -> list[bytes]:
     prompt = message.prompt_token_ids
     if len(message.block_hashes) == len(prompt) // block_size * 4:
         return hashes_from_array(message.block_hashes)
-    return hash_blocks(prompt, block_size, salt=message.cache_salt)
+    digest = "" if message.adapter is None else message.adapter.digest
+    return hash_blocks(prompt, block_size, salt=message.cache_salt, adapter=digest)

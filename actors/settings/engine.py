@@ -66,6 +66,15 @@ class EngineSettings:
     prompt_lookup_min: int | None = setting(
         None, help="fewest last tokens that ngram looks for (default: --prompt-lookup-max, or 5)", low=1, high=64
     )
+    enable_lora: bool = setting(False, help="serve adapters of the model (docs/lora.md)")
+    lora_modules: tuple[str, ...] = setting(
+        (), help='adapters to serve from the start: NAME=PATH, or {"name": ..., "path": ...}, each'
+    )
+    max_loras: int = setting(1, help="most adapters in one step", low=1, high=1024)
+    max_lora_rank: int = setting(16, help="largest rank of an adapter", low=1, high=512)
+    max_cpu_loras: int | None = setting(
+        None, help="adapters kept in an executor's host memory (default: --max-loras)", low=1, high=2**20
+    )
     step_timeout_s: float = setting(
         300.0,
         help="seconds without a finished step after which an executor with steps to compute counts as hung and ends",

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from pagebus.actors.settings.combinations.lora import check_lora
+from pagebus.actors.settings.combinations.speculation import check_speculation
 from pagebus.actors.settings.declaring import SettingsError, check_value
 from pagebus.actors.settings.engine import EngineSettings
 from pagebus.actors.settings.logging import LoggingSettings
@@ -13,7 +15,6 @@ from pagebus.actors.settings.memory import MemorySettings
 from pagebus.actors.settings.model import ModelSettings
 from pagebus.actors.settings.processes import ProcessSettings
 from pagebus.actors.settings.service import ServiceSettings
-from pagebus.actors.settings.speculation import check_speculation
 
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GROUPS: dict[str, type] = {
@@ -48,6 +49,9 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.rank >= self.tensor_parallel_size:
             raise SettingsError(f"--rank {self.rank}: --tensor-parallel-size is {self.tensor_parallel_size}")
         check_speculation(self)
+        check_lora(self)
+        if self.enable_lora and self.tensor_parallel_size > 1:
+            raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 
@@ -55,6 +59,11 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
     def has_tokenizer(self) -> bool:
         """Whether prompts may be texts, and answers are."""
         return not (self.skip_tokenizer_init or self.tokens_only)
+
+    @property
+    def num_host_loras(self) -> int:
+        """How many adapters an executor keeps in host memory."""
+        return self.max_cpu_loras or self.max_loras
 
     @property
     def counts(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ HIDDEN: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRES
 def add_foreign(parser: argparse.ArgumentParser) -> None:
     """Have ``parser`` know the flags without a setting, though its help does not show them."""
     for name, flag in FLAGS.items():
-        nargs = 0 if flag.switch else "+" if name == "--lora-modules" else None
+        nargs = 0 if flag.switch else None
         parser.add_argument(name, action=_Foreign, nargs=nargs, dest="_", **HIDDEN)
     for name in opposites():
         parser.add_argument(name, action=_Opposite, nargs=0, dest="_", **HIDDEN)
@@ -39,7 +39,7 @@ def add_other_names(parser: argparse.ArgumentParser) -> None:
 
 
 def opposites() -> Iterator[str]:
-    """``--no-enable-lora``: each switch has an opposite, which changes nothing unless it is a flag itself."""
+    """``--no-fully-sharded-loras``: each switch has an opposite, which changes nothing unless it is a flag itself."""
     for name, flag in FLAGS.items():
         opposite = "--no-" + name[2:]
         if flag.switch and name.startswith("--") and not name.startswith("--no-") and opposite not in FLAGS:

@@ -45,7 +45,7 @@ ALIASES = {
 SHARDS = "a model has to fit one GPU (tensor parallelism on CPUs only, no pipeline or expert parallelism)"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
 EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
-ADAPTERS = "adapters are not supported: merge one into its model, and serve that"
+ADAPTERS = "adapters are of the linear layers of text models, on one GPU (docs/lora.md)"
 GRAPHS = "see --enforce-eager, --max-cudagraph-capture-size and `pagebus compile-kernels`"
 PROXY = "put a proxy in front"
 NO_MEDIA = "models here read text only"
@@ -150,8 +150,7 @@ REFUSED = (
     Flag("--numa-bind-nodes --numa-bind-cpus", "start it under numactl"),
     Flag("--quantization-config", "change quantization_config in a copy of the model's folder, or see --quantization"),
     Flag("--kv-cache-dtype-skip-layers", "--kv-cache-dtype holds for all layers"),
-    Flag("--enable-lora", ADAPTERS, switch=True),
-    Flag("--lora-modules --max-loras --max-lora-rank --max-cpu-loras --lora-dtype", ADAPTERS),
+    Flag("--lora-dtype", "adapters are computed in the model's number format", ("auto",)),
     Flag("--lora-target-modules --default-mm-loras --max-lora-cls-labels", ADAPTERS),
     Flag("--fully-sharded-loras --enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
     Flag("--enable-mixed-moe-lora-format --enable-moe-shared-loras", ADAPTERS, switch=True),

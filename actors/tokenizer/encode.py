@@ -207,7 +207,7 @@ class Encoder:
                 return Outcome(request, self._told(request, prompt))
             ids = self._checked(request, np.asarray(prompt, np.int32))
             sampling = self._resolved(request, len(ids))
-            hashes = hash_blocks(ids, self._limits.block_size, salt=request.cache_salt) if self._limits.hashed else []
+            hashes = self._hashes(request, ids) if self._limits.hashed else []
             reply = TokenizedRequest(
                 request_id=request.request_id,
                 ingress=request.ingress,
@@ -226,12 +226,17 @@ class Encoder:
                 traced=request.traced,
                 shared=request.shared,
                 prediction_token_ids=self._prediction(request.prediction),
+                adapter=request.adapter,
             )
             return Outcome(request, reply)
         except Refusal as refusal:
             return Outcome(request, refusal.reply(request))
         except Exception as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
+
+    def _hashes(self, request: GenerateRequest, ids: Int32Array) -> list[bytes]:
+        digest = "" if request.adapter is None else request.adapter.digest
+        return hash_blocks(ids, self._limits.block_size, salt=request.cache_salt, adapter=digest)
 
     def _prediction(self, text: str | None) -> Int32Array:
         """The first tokens of a text that the output is expected to resemble."""

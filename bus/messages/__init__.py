@@ -15,6 +15,7 @@ GenerateRequest             requests (work)        ingress -> any tokenizer     
 TokenizedRequest            tokenized (work)       tokenizer -> scheduler                     requests
 AbortRequest, StopSequence, control (work)         ingress, detokenizer -> scheduler          control
 RequestsDone, CancelRequest
+AdapterRead                 control (work)         executor -> scheduler                      steps
 StateRequested,             control (work)         ingress -> scheduler                       observation
 BlockRequested
 SequenceStarted/Ended,      sequences:<detok>      scheduler -> that detokenizer              sequences
@@ -64,7 +65,7 @@ from pagebus.bus.messages.observation import (
     StateRequested,
 )
 from pagebus.bus.messages.replies import PromptReply, ReplyBatch, RequestFailed, RequestTimed
-from pagebus.bus.messages.requests import GenerateRequest, ResponseQueued, TokenizedRequest
+from pagebus.bus.messages.requests import AdapterSource, GenerateRequest, ResponseQueued, TokenizedRequest
 from pagebus.bus.messages.sampling import RepetitionDetection, SamplingParams, StructuredOutput
 from pagebus.bus.messages.sequences import PROMPT_TAIL_TOKENS, SchedulerLeads, SequenceEnded, SequenceStarted
 from pagebus.bus.messages.steering import (
@@ -84,6 +85,7 @@ from pagebus.bus.messages.steps import (
     END_LENGTH,
     END_NONE,
     END_STOP,
+    AdapterRead,
     NewSequence,
     ReplicaFenced,
     StepPlan,
@@ -123,6 +125,7 @@ Message = (
     | HoldRequested
     | CacheResetRequested
     | HoldState
+    | AdapterRead
 )
 
 __all__ = [
@@ -130,11 +133,11 @@ __all__ = [
     "HOLDS", "HOLD_ABORT", "HOLD_KEEP", "HOLD_NONE", "HOLD_STATE", "HOLD_WAIT", "OUTCOME_ABORTED", "OUTCOME_DONE",
     "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS",
     "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS",
-    "AbortCalls", "AbortRequest", "AlsoReads", "BatchQueued", "BlockRequested", "BlockState", "CacheResetRequested",
-    "CancelRequest", "Checkpoint", "FinishReason", "GenerateRequest", "HoldRequested", "HoldState", "Int32Array", "Job",
-    "JobResult", "JsonValue", "Message", "NewSequence", "PromptReply", "RepetitionDetection", "ReplicaFenced",
-    "ReplicaState", "ReplyBatch",
-    "RequestBlamed", "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued",
-    "SamplingParams", "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed",
-    "StateRequested", "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
+    "AbortCalls", "AbortRequest", "AdapterRead", "AdapterSource", "AlsoReads", "BatchQueued", "BlockRequested",
+    "BlockState", "CacheResetRequested", "CancelRequest", "Checkpoint", "FinishReason", "GenerateRequest",
+    "HoldRequested", "HoldState", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
+    "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed",
+    "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams",
+    "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested",
+    "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
 ]  # fmt: skip

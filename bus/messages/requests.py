@@ -14,6 +14,17 @@ MOST_PREDICTION_TOKENS = 8192
 """Of a longer prediction only so many count, its first."""
 
 
+class AdapterSource(Record, frozen=True, kw_only=True):
+    """An adapter of low rank: where executors find it, and the ``digest`` of what they must find there.
+
+    The digest alone is its identity. ``name`` is what clients call it.
+    """
+
+    name: str
+    path: str
+    digest: str
+
+
 class GenerateRequest(Record, frozen=True, kw_only=True):
     """One prompt to continue. Exactly one of ``prompt``, ``prompt_token_ids`` (non-empty) and ``messages`` is given."""
 
@@ -58,6 +69,8 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """A text that is read together with ``prompt``, as a pair: the tokenizer puts its separator between them."""
     prediction: str | None = None
     """A text that the output is expected to resemble."""
+    adapter: AdapterSource | None = None
+    """What is computed with beside the model; None: the model alone."""
 
 
 class TokenizedRequest(Record, frozen=True, kw_only=True):
@@ -90,6 +103,7 @@ class TokenizedRequest(Record, frozen=True, kw_only=True):
     shared: bool = False
     prediction_token_ids: Int32Array = NO_INTS
     """Of the text that the output is expected to resemble, at most ``MOST_PREDICTION_TOKENS``."""
+    adapter: AdapterSource | None = None
 
 
 class ResponseQueued(Record, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagebus.bus.messages.field_types import NO_INTS, Int32Array
 from pagebus.bus.messages.record import Record
-from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
+from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS, AdapterSource
 from pagebus.bus.messages.sampling import SamplingParams
 
 CONTEXT_TOKENS = 64
@@ -49,6 +49,8 @@ class NewSequence(Record, frozen=True, kw_only=True):
     num_predicted: int = 0
     """Tokens of a text that the output is expected to resemble, in ``new_predicted``: drafts are looked up there, too.
     It begins with the prompt's last ``CONTEXT_TOKENS``, if there are so many."""
+    adapter: str = ""
+    """The digest of its adapter, which an :class:`AdapterRead` has said to be there; empty: it has none."""
 
 
 class StepPlan(Record, frozen=True, kw_only=True):
@@ -84,6 +86,10 @@ class StepPlan(Record, frozen=True, kw_only=True):
     ``earliest_starts`` and ``latest_starts`` [d], of all decodes and rows with drafts, say between which positions a
     row's first token is. They are empty in plans for executors that do not speculate.
 
+    ``dropped_adapters`` are digests that no sequence has any more, and ``loaded_adapters`` what takes their places:
+    dropped ones go first, both before everything else. An executor reads them beside its steps, and says with an
+    :class:`AdapterRead` when it has.
+
     A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
     epoch, from 1, and equals the index of the entry's explicit stream id.
 
@@ -118,6 +124,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     earliest_starts: Int32Array = NO_INTS
     latest_starts: Int32Array = NO_INTS
     new_predicted: Int32Array = NO_INTS
+    loaded_adapters: tuple[AdapterSource, ...] = ()
+    dropped_adapters: tuple[str, ...] = ()
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
@@ -179,6 +187,18 @@ class StepResult(Record, frozen=True, kw_only=True):
     pooled_bits: Int32Array = NO_INTS
     num_drafts: Int32Array = NO_INTS
     """Of executors that speculate [n]: how many drafts stand ready behind the sequence's newest token."""
+
+
+class AdapterRead(Record, frozen=True, kw_only=True):
+    """Executor -> scheduler, over ``control``: an adapter that plan ``step`` wanted is there, for plans written from
+    now on; or, with an ``error``, cannot be had."""
+
+    replica: str
+    executor_epoch: int
+    scheduler_epoch: int
+    step: int
+    digest: str
+    error: str = ""
 
 
 class ReplicaFenced(Record, frozen=True, kw_only=True):

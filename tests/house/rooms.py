@@ -33,8 +33,8 @@ ROOMS: dict[str, str] = {
     "web.storage": "web.adapters web.access web.http actors.settings bus bus.messages",
     "web.adapters": "web.answers web.requests web.calls web.http",
     "web.ingress": (
-        "web.observatory web.telemetry web.calls web.http actors.runtime actors.telemetry actors.settings bus "
-        "bus.messages"
+        "web.observatory web.telemetry web.calls web.http actors.runtime actors.model actors.telemetry actors.settings "
+        "bus bus.messages"
     ),
     "web.observatory": "web.requests web.http actors.runtime actors.telemetry actors.settings bus bus.messages",
     "web.access": "web.requests web.http actors.settings bus",
@@ -103,11 +103,15 @@ ROOMS: dict[str, str] = {
     ),
     "actors.scheduler.states": "",
     "actors.scheduler.readers": "",
-    "actors.scheduler.kv": "actors.model",
+    "actors.scheduler.kv": "actors.model bus.messages",
     "actors.scheduler.sequence_output": "bus.messages",
     "actors.scheduler.beam_search": "bus.messages",
     "actors.scheduler.order": "",
     "actors.scheduler.config": "actors.model actors.settings",
+    "actors.executor.adapters": (
+        "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device actors.model "
+        "actors.settings kernels.lora bus.messages"
+    ),
     "actors.executor": (
         "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
         "actors.executor.sampling actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
@@ -115,9 +119,10 @@ ROOMS: dict[str, str] = {
         "bus bus.messages"
     ),
     "actors.executor.loading": (
-        "actors.executor.step actors.executor.graphs actors.executor.sampling actors.executor.models "
-        "actors.executor.layers actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
-        "actors.model actors.executor.loading.formats actors.executor.loading.weight_copy actors.settings "
+        "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
+        "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.batch "
+        "actors.executor.device actors.runtime actors.model actors.executor.loading.formats "
+        "actors.executor.loading.weight_copy actors.settings "
         "kernels.attention kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
     ),
     "actors.executor.loading.formats": (
@@ -146,7 +151,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.latent kernels.common "
-        "kernels.moe kernels.layers kernels.coded kernels.quantized"
+        "kernels.moe kernels.layers kernels.linear kernels.lora kernels.coded kernels.quantized"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
@@ -174,6 +179,7 @@ ROOMS: dict[str, str] = {
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
     "kernels.layers": "kernels.coded kernels.common",
+    "kernels.lora": "",
     "kernels.common": "",
     "bus.connect": "bus.redis bus.memory bus",
     "bus.redis": "bus bus.messages",

@@ -20,6 +20,7 @@ from pagebus.actors.tokenizer.actor import TokenizerActor
 from pagebus.bus.contract import START, Bus, EntryId
 from pagebus.bus.messages import (
     END_NONE,
+    AdapterSource,
     GenerateRequest,
     ReplyBatch,
     RequestFailed,
@@ -180,12 +181,18 @@ class System:
             await actor.bus.close()
         await self.bus.close()
 
-    def submit(self, prompt: list[int], **sampling: object) -> tuple[str, asyncio.Future[list[int]]]:
+    def submit(
+        self, prompt: list[int], adapter: AdapterSource | None = None, **sampling: object
+    ) -> tuple[str, asyncio.Future[list[int]]]:
         """Publish a request; returns its id and the future of its output token ids."""
         request_id = f"request-{next(self._ids)}-{uuid.uuid4().hex[:6]}"
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
         message = GenerateRequest(
-            request_id=request_id, ingress="test", sampling=params, prompt_token_ids=np.asarray(prompt, np.int32)
+            request_id=request_id,
+            ingress="test",
+            sampling=params,
+            adapter=adapter,
+            prompt_token_ids=np.asarray(prompt, np.int32),
         )
         future = self.collector.expect(request_id)
         publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))

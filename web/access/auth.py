@@ -19,6 +19,7 @@ OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load",
 OPERATOR_ROUTES = frozenset(
     {"events", "history", "block", "tables", "cancel", "order", "debug_state"}
     | {"pause", "resume", "is_paused", "reset_prefix_cache", "sleep", "wake_up", "is_sleeping", "server_info"}
+    | {"load_lora_adapter", "unload_lora_adapter"}
 )
 """Names of routes that show or end the requests of other keys."""
 

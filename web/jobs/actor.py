@@ -23,6 +23,7 @@ from pagebus.bus.contract import Bus, BusError, BusUnavailable, Completion, Entr
 from pagebus.bus.messages import BatchQueued, Job, JobResult
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import JOBS_GROUP, address_of
+from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.batches import BatchRun
 from pagebus.web.jobs.holding import Holding
@@ -106,6 +107,7 @@ class JobsActor(Actor):
             (inbox.run(), "inbox"),
             (self._settle(), "settle"),
             (self._look(), "look"),
+            (AdapterRegistry(self.bus, self.settings, model.adapters, model.names).run(), "adapters"),
         ):
             self.spawn(coro, name)
 

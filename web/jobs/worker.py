@@ -94,7 +94,8 @@ class Worker:
     async def _try(self, endpoint: Endpoint, parsed: ParsedRequest, request_id: str, attempt: str) -> dict[str, object]:
         arrived_s = time.time()
         ids = bus_request_ids(request_id, given=False, count=len(parsed.prompts))
-        messages = parsed.messages_for_bus(ids, self._address, arrived_s)
+        adapter = self._model.adapter_of(parsed.model, pooled=bool(parsed.sampling.pooling))
+        messages = parsed.messages_for_bus(ids, self._address, arrived_s, adapter)
         requests = [structs.replace(each, is_job=True, attempt=attempt) for each in messages]
         call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(parsed, None))
         try:

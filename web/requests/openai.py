@@ -227,10 +227,10 @@ def parse_prompt(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
 
 
 def read_model(fields: Fields, model: ServedModel) -> str:
-    name = fields.string("model", None, max_chars=INT32_MAX, choices=model.names)
+    name = fields.string("model", None, max_chars=INT32_MAX, choices=(*model.names, *model.adapters))
     if name is None:
         return model.name
-    if name not in model.names:
+    if not model.knows(name):
         raise model_not_found(name)
     return name
 

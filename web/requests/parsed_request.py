@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
+from pagebus.bus.messages import AdapterSource, GenerateRequest, Int32Array, SamplingParams
 from pagebus.web.calls.answer_details import AnswerDetails
 
 
@@ -67,8 +67,10 @@ class ParsedRequest:
     prediction: str | None = None
     """A text that the answer is expected to resemble."""
 
-    def messages_for_bus(self, request_ids: Sequence[str], ingress: str, arrived_s: float) -> list[GenerateRequest]:
-        """One message per prompt, in order."""
+    def messages_for_bus(
+        self, request_ids: Sequence[str], ingress: str, arrived_s: float, adapter: AdapterSource | None = None
+    ) -> list[GenerateRequest]:
+        """One message per prompt, in order. ``adapter``: what ``model`` names, unless it is the model."""
         return [
             GenerateRequest(
                 request_id=request_id,
@@ -92,6 +94,7 @@ class ParsedRequest:
                 weight=self.weight,
                 arrived_s=arrived_s,
                 prediction=self.prediction,
+                adapter=adapter,
                 prompt_token_ids=np.empty(0, np.int32) if prompt.token_ids is None else prompt.token_ids,
             )
             for request_id, prompt in zip(request_ids, self.prompts, strict=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 from pagebus.actors.model.pooling.pooler import Pooler, Pooling
 from pagebus.actors.settings import Settings
+from pagebus.bus.messages import AdapterSource
+from pagebus.web.http.errors import bad_field, model_not_found
 
 DEFAULT_NAME = "pagebus"
 """The name of the shipped model, where none is given."""
@@ -59,10 +61,29 @@ class ServedModel:
     """The most alternatives per token in logprobs; -1: the whole vocabulary (``--max-logprobs``)."""
     tokenizer_info: Mapping[str, Any] | None = None
     """The tokenizer's configuration, if clients may know it (``--enable-tokenizer-info-endpoint``)."""
+    adapters: dict[str, AdapterSource] = field(default_factory=dict)
+    """Adapters that clients may name in place of the model. Its owner changes it:
+    :class:`pagebus.web.ingress.adapter_registry.AdapterRegistry`."""
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def knows(self, name: str) -> bool:
+        """Whether clients may name it as their model."""
+        return name in self.names or name in self.adapters
+
+    def adapter_of(self, name: str, *, pooled: bool = False) -> AdapterSource | None:
+        """What is computed with beside the model for a client that named it so. ``pooled``: nothing is generated.
+
+        Raises:
+            ApiError: 404, it has been unloaded; 400, adapters do not serve this.
+        """
+        if not self.knows(name):
+            raise model_not_found(name)
+        if pooled and name in self.adapters:
+            raise bad_field("model", f"{name} is an adapter; these generate, and embed or classify nothing yet")
+        return self.adapters.get(name)
 
 
 def served_names(settings: Settings) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from pagebus.web.access.sagemaker import Sessions
 from pagebus.web.answers.sse import Streams
 from pagebus.web.http.errors import unavailable
 from pagebus.web.http.limits import ID_CHARS, MAX_ID_CHARS
+from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.holding import Holding
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.ingress.membership import Membership
@@ -57,6 +58,7 @@ class Context:
     hosts: Hosts
     holding: Holding
     sessions: Sessions
+    adapters: AdapterRegistry
     log: Log
     draining: Callable[[], bool]
     bus_trouble: Callable[[], str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -97,3 +98,8 @@ def is_done(event: torch.cuda.Event) -> bool:
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     """A new stream of the device."""
     return torch.cuda.Stream(device)
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A context with a stream other than the default one, as graph capture needs."""
+    return torch.cuda.stream(new_stream(device)) if device.type == "cuda" else nullcontext()

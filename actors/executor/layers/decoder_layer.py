@@ -9,6 +9,7 @@ from pagebus.actors.executor.layers.attention import Attention
 from pagebus.actors.executor.layers.attention_batch import Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.latent.attention import LatentAttention
+from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.layers.mlp import GatedMLP, PlainMLP
 from pagebus.actors.executor.layers.moe import MixtureOfExperts
 from pagebus.actors.executor.layers.norm import Norm
@@ -60,6 +61,13 @@ class DecoderLayer:
         kinds = {name: kind_of(each) for name, each in weights.items() if not isinstance(each, torch.Tensor)}
         experts = self.mlp.expert_weights if isinstance(self.mlp, MixtureOfExperts) else {}
         return kinds | {name: experts_kind_of(e) for name, e in experts.items() if not isinstance(e, torch.Tensor)}
+
+    @property
+    def products(self) -> list[Linear]:
+        """Those that adapters may change."""
+        attention, mlp = self.attention, self.mlp
+        found = [] if isinstance(attention, LatentAttention) else [attention.qkv, attention.out]
+        return found if isinstance(mlp, MixtureOfExperts) else [*found, *mlp.products]
 
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both

@@ -7,19 +7,22 @@ from collections.abc import Mapping
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.adapted.products import Adapted
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.linear.activation import activation_mul_reference
 from pagebus.kernels.quantized.layouts import Weight
 from pagebus.kernels.quantized.products import Inputs
 
 
 class Linear:
     """x [T, in] -> [T, out]. ``outputs`` maps the projections that are fused to their widths, in order. ``by_rows``:
-    the rows of the weight will be reordered."""
+    the rows of the weight will be reordered. ``modules`` are the projections by their whole names. ``order`` [out]: the
+    rows of the checkpoint in our order; None: as they were."""
 
-    __slots__ = ("_ops", "bias", "weight")
+    __slots__ = ("_ops", "adapted", "bias", "modules", "order", "weight")
 
     form = "plain"
 
@@ -28,13 +31,17 @@ class Linear:
         by_rows: bool = False,
     ) -> None:  # fmt: skip
         self._ops = ops
-        modules = {f"{prefix}.{name}": size for name, size in outputs.items()}
-        self.weight: Weight = parameters.weight(modules, num_inputs, by_rows=by_rows)
+        self.adapted: Adapted | None = None
+        """What adapters add, where there may be any."""
+        self.order: torch.Tensor | None = None
+        self.modules = {f"{prefix}.{name}": size for name, size in outputs.items()}
+        self.weight: Weight = parameters.weight(self.modules, num_inputs, by_rows=by_rows)
         biases = {f"{prefix}.{name}.bias": size for name, size in outputs.items()}
         self.bias = parameters.bias(biases) if bias else None
 
     def __call__(self, x: Inputs) -> torch.Tensor:
-        return self._ops.linear(x, self.weight, self.bias)
+        y = self._ops.linear(x, self.weight, self.bias)
+        return y if self.adapted is None else self.adapted.add(x, y)
 
     def rounding(self, x: Inputs) -> torch.dtype | None:
         """To what its inputs may be rounded where they are made, of as many tokens as x [T, ...] has."""
@@ -42,12 +49,13 @@ class Linear:
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Put these rows of weight and bias in place of the first ones."""
+        every = torch.cat((rows, torch.arange(len(rows), self.weight.shape[-2], device=rows.device)))
+        self.order = every if self.order is None else self.order[every]
         for tensor in (self.weight, self.bias):
             if isinstance(tensor, torch.Tensor):
                 tensor[: len(rows)] = tensor.index_select(0, rows)
         if not isinstance(self.weight, torch.Tensor):
-            others = torch.arange(len(rows), self.weight.shape[-2], device=rows.device)
-            self.weight.reorder(torch.cat((rows, others)))
+            self.weight.reorder(every)
 
 
 class ResidualLinear(Linear):
@@ -71,7 +79,7 @@ class ResidualLinear(Linear):
         It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
         result; or it has been, and no more (None).
         """
-        if self._ops.comm.size > 1:
+        if self._ops.comm.size > 1 or (self.adapted is not None and self.adapted.active):
             return self.alone(x)
         following = None
         if before is not None and before.may_be_halved:
@@ -82,6 +90,8 @@ class ResidualLinear(Linear):
         """The product of x, added to nothing: [T, out], or partial sums [S, T, out] float32."""
         product = self._ops.partial_linear(x, self.weight, self.bias, None, None)
         assert isinstance(product, torch.Tensor)
+        if self.adapted is not None and self.adapted.active:
+            return self.adapted.add(x, product if product.dim() == 2 else product.sum(0).to(x.dtype))
         if self._ops.comm.size == 1:
             return product
         return self._ops.comm.all_reduce(product if product.dim() == 2 else product.sum(0).to(x.dtype))
@@ -102,11 +112,15 @@ class GatedLinear(Linear):
         self._act = act
 
     def __call__(self, x: Inputs) -> torch.Tensor:
+        if self.adapted is not None and self.adapted.active:
+            return activation_mul_reference(super().__call__(x), self._act)
         product = self._ops.gated_linear(x, self.weight, self.bias, act=self._act)
         assert isinstance(product, torch.Tensor)
         return product
 
     def before(self, following: Linear, x: Inputs) -> torch.Tensor | RoundedTokens:
         """The same for the ``following`` product alone, rounded if that would round it."""
+        if self.adapted is not None and self.adapted.active:
+            return self(x)
         rounded = following.rounding(x)
         return self._ops.gated_linear(x, self.weight, self.bias, act=self._act, rounded=rounded)

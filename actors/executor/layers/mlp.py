@@ -44,6 +44,11 @@ class GatedMLP:
         return self._gate_up
 
     @property
+    def products(self) -> list[Linear]:
+        """In the order in which they are computed."""
+        return [self._gate_up, self.down]
+
+    @property
     def weights(self) -> dict[str, Weight]:
         """By the names of its products."""
         return {"gate_up": self._gate_up.weight, "down": self.down.weight}
@@ -72,6 +77,11 @@ class PlainMLP:
     def reader(self) -> Linear:
         """The one product that reads the norm before it."""
         return self._up
+
+    @property
+    def products(self) -> list[Linear]:
+        """In the order in which they are computed."""
+        return [self._up, self.down]
 
     @property
     def weights(self) -> dict[str, Weight]:

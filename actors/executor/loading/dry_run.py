@@ -30,7 +30,7 @@ from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.speculation import lookup_sizes
+from pagebus.actors.settings.combinations.speculation import lookup_sizes
 from pagebus.kernels.linear.dispatch import read_user_tables
 
 META = torch.device("meta")

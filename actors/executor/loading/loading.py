@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pagebus.actors.executor.adapters.residents import Residents, make_residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
@@ -42,7 +43,8 @@ from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.speculation import lookup_sizes
+from pagebus.actors.settings.combinations.speculation import lookup_sizes
+from pagebus.bus.messages import AdapterRead
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.latent import expanded_plan
@@ -86,6 +88,8 @@ class EngineInfo:
     """As of :class:`BatchLimits`: all blocks that are counted here are then pages."""
     num_drafts: int = 0
     """The most drafts that a row may have; 0: nothing is speculated."""
+    max_loras: int = 0
+    """The most adapters that sequences may have at a time; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Loaded:
     copies: Copies
     prefill_backend: PrefillBackend
     info: EngineInfo
+    residents: Residents | None
+    """Adapters, if there may be any."""
 
 
 def choose_ops(
@@ -118,9 +124,11 @@ def load(
     progress: Progress,
     kernels_ready: Callable[[], None],
     agreement: Agreement = ALONE,
+    tell: Callable[[AdapterRead], None] = lambda read: None,
 ) -> Loaded:
     """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
-    before the first kernel. ``agreement`` has what meets the other ranks once the weights are there.
+    before the first kernel. ``agreement`` has what meets the other ranks once the weights are there. ``tell``
+    is called when an adapter has been read.
 
     Raises:
         ModelError: the weights do not fit the configuration.
@@ -133,7 +141,9 @@ def load(
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
     memory = HostMemory(num_blocks, block_bytes, device)
     try:
-        return _load(settings, config, path, device, dtype, progress, kernels_ready, memory, agreement, head, cached)
+        return _load(
+            settings, config, path, device, dtype, progress, kernels_ready, memory, agreement, head, cached, tell
+        )
     except BaseException:
         memory.close()
         raise
@@ -151,6 +161,7 @@ def _load(
     agreement: Agreement,
     head: HeadFiles | None,
     cached: CacheFormat,
+    tell: Callable[[AdapterRead], None],
 ) -> Loaded:
     comm = agreement.comm
     check_attention(settings, device)
@@ -173,6 +184,7 @@ def _load(
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
     drafter = None if head is None else head.build(model, settings)
+    residents = make_residents(settings, model, tell)
     comm.connect()
     progress("kernels", 0.0)
     kernels_ready()
@@ -213,8 +225,11 @@ def _load(
         copy_bytes_per_s=copy_rate,
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+        max_loras=0 if residents is None else settings.max_loras,
     )
-    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info)
+    if residents is not None:
+        runner.begin_adapters = residents.begin
+    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
 
 
 def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.adapted.products import AdapterPass
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.decoder_layer import DecoderLayer
@@ -54,6 +55,8 @@ class Decoder(Network):
     ) -> None:
         super().__init__(config, passes.chooser, parameters, num_positions)
         self._begin = passes.begin
+        self.adapters = AdapterPass()
+        """Which tokens of the next pass have adapters."""
         spec, device = config.spec, parameters.device
         width = spec.layers[0].mixer.rotary_dim
         tables = {
@@ -128,6 +131,7 @@ class Decoder(Network):
         layer = self.layers[-1]
         if step.last is not None:
             stream.keep(step.last)
+            self.adapters.keep_last()
             qkv = qkv.index_select(0, step.last)
         layer.attend(stream, qkv, step.tokens.kv_cache, step.ending)
         del qkv  # the MLP may have its memory

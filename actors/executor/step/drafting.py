@@ -108,8 +108,8 @@ class Drafting:
         return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
 
     def _promise(self, work: StepWork, ready: torch.Tensor) -> None:
-        """How many drafts the head will have for each run [M], once its row asks for them: none where the host needs them
-        before, to make masks of a grammar."""
+        """How many drafts the head will have for each run [M], once its row asks for them: none where the host needs
+        them before, to make masks of a grammar."""
         assert work.runs is not None
         ready.fill_(self._num_drafts)
         if work.runs.told_drafts:

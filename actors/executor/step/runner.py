@@ -90,6 +90,9 @@ class Runner:
         self.select_long_rows: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
         """Returns the parts of prompts whose attention is left to the library, or to our kernel for long prompts,
         perhaps beside ``decodes``."""
+        self.begin_adapters: Callable[[StepWork], bool] = lambda work: False
+        """Tells the model which tokens of a step have adapters, and returns whether any has."""
+        self._adapted = False
         self.scores: Scores | None = None
         """Log probabilities of the last step, if requested by any of its rows."""
         self.from_graph = False
@@ -147,6 +150,7 @@ class Runner:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples. Where drafts
         are verified more is told behind them: ``work.num_results`` numbers."""
         self.scores = None if work.logprob_rows is None else Scores()
+        self._adapted = self.begin_adapters(work)
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
         self.from_graph = bucket is not None or launch.pieces is not None
@@ -197,8 +201,8 @@ class Runner:
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """The bucket to which the step is padded; None if it runs without a graph, as steps with scored prompts
-        must."""
-        if self.graphs is None or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
+        or adapters must."""
+        if self.graphs is None or self._adapted or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
             return None
         return self.graphs.bucket(work)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
 from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.core.placement import choose
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
@@ -24,9 +25,11 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     If a sequence could run on a replica but has no room there now, or was preempted in flight there, no later sequence
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
     ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
-    overtaken, but only within the room of one step.
+    overtaken, but only within the room of one step. So may those whose adapter is not on the device
+    (:mod:`pagebus.actors.scheduler.core.adapter_turn`).
     """
     fleet.refresh()
+    adapters = AdapterTurn(fleet)
     priority_class, admitted, num_awaiting = INTERACTIVE, [], 0
     candidates = fleet.open[priority_class].copy()
     for sequence in waiting:
@@ -42,6 +45,12 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
         able = candidates & fleet.can_hold(sequence)
         if sequence.suspect:
             able &= _without_suspect(fleet)
+            if not np.count_nonzero(able):
+                continue  # those behind do not wait for it
+        if sequence.request.adapter is not None:
+            able = adapters.having(sequence, able)
+            if adapters.is_over:
+                break
             if not np.count_nonzero(able):
                 continue  # those behind do not wait for it
         chosen = choose(sequence, fleet, able) or _displace_jobs(sequence, fleet, able)

@@ -34,6 +34,7 @@ from pagebus.bus.messages import (
     HOLD_ABORT,
     HOLD_KEEP,
     AbortRequest,
+    AdapterRead,
     AlsoReads,
     CancelRequest,
     RequestsDone,
@@ -114,6 +115,7 @@ class Core:
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
             held[f"{name}: host blocks"] = replica.host_tier.num_held
             held[f"{name}: steps in flight"] = len(replica.in_flight)
+            held[f"{name}: adapters"] = len(replica.adapters.loaded)
         return held
 
     def skip_steps(self, replica: str, step: int) -> None:
@@ -147,6 +149,9 @@ class Core:
                 self._settle(message)
             case StopSequence():
                 self.lifecycle.stop(message)
+            case AdapterRead():
+                if self.planner.adapter_read(message, self.config.epoch):
+                    self.lifecycle.fail_adapter(message)
             case ReplicaJoined():
                 self.planner.join(message)
                 self.lifecycle.refuse_misfits()

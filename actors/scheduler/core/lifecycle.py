@@ -25,6 +25,7 @@ from pagebus.bus.messages import (
     HOLD_NONE,
     HOLD_WAIT,
     AbortRequest,
+    AdapterRead,
     AlsoReads,
     RequestFailed,
     StepResult,
@@ -250,6 +251,13 @@ class Lifecycle:
         self._out.append(RequestGivenUp(request.id, "executors end computing it"))
         self._fail(request, validation.of_losses(request))
         self.abort(request.id)
+
+    def fail_adapter(self, read: AdapterRead) -> None:
+        """Fail the requests that wait for an adapter which cannot be read."""
+        for request in [each for each in self.requests.values() if each.digest == read.digest]:
+            if any(sequence.is_queued for sequence in request.sequences):
+                self._fail(request, validation.of_adapter(request, read.error))
+                self.abort(request.id)
 
     def abort(self, request_id: str) -> None:
         """End a request that has no reader any more."""

@@ -25,7 +25,7 @@ from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import MOST_LOSSES, Request, Sequence
 from pagebus.actors.scheduler.states import State
-from pagebus.bus.messages import SequencesNamed
+from pagebus.bus.messages import AdapterRead, SequencesNamed
 
 
 class Planner:
@@ -233,6 +233,15 @@ class Planner:
     def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s
         return None if itl_s is None else Pacer(itl_s, ttft_s, joined.prefill_tokens_per_s)
+
+    def adapter_read(self, read: AdapterRead, epoch: int) -> bool:
+        """A replica's executor has read an adapter, or cannot: then True, and who wants it can have it nowhere."""
+        replica = self.replicas.get(read.replica)
+        if replica is None or read.executor_epoch != replica.epoch or read.scheduler_epoch != epoch:
+            return False
+        expected = replica.adapters.take(read)
+        self.fleet.touch(replica)
+        return expected and bool(read.error)
 
     def suspend(self, name: str) -> None:
         """Give a replica no more plans."""

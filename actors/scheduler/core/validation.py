@@ -64,6 +64,8 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     """The error for a request that fits on no replica; None while there are no replicas."""
     if not replicas:
         return None
+    if request.adapter is not None and not any(replica.adapters.capacity for replica in replicas):
+        return _bad(request.id, "No executor takes adapters (--enable-lora).", "model")
     num_prompt, width = len(request.prompt), request.sampling.beam_width
     for replica in replicas:
         num_tokens = min(limit_tokens, replica.max_model_len) - 1
@@ -117,3 +119,10 @@ def of_losses(request: Request) -> RequestFailed:
     """The error for a request whose executors were lost repeatedly."""
     text = "The request failed repeatedly and was given up."
     return RequestFailed(request_id=request.id, status=500, error_type="internal_error", message=text)
+
+
+def of_adapter(request: Request, reason: str) -> RequestFailed:
+    """The error for a request whose adapter cannot be read any more."""
+    name = "" if request.adapter is None else request.adapter.name
+    text = f"The adapter {name} cannot be loaded: {reason}"
+    return RequestFailed(request_id=request.id, status=500, error_type="internal_error", message=text, param="model")

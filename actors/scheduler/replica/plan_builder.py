@@ -9,6 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
@@ -34,8 +35,9 @@ class PlanBuilder:
     """Changes since the last plan of one replica. :meth:`build` makes the message and starts afresh. ``predicts``:
     whether sequences bring their predictions, since the executor looks drafts up."""
 
-    def __init__(self, executor_epoch: int, *, predicts: bool = False) -> None:
+    def __init__(self, executor_epoch: int, adapters: Adapters, *, predicts: bool = False) -> None:
         self._executor_epoch = executor_epoch
+        self._adapters = adapters
         self._predicts = predicts
         self.freed_slots: list[int] = []
         self._appended_slots: list[int] = []
@@ -150,12 +152,14 @@ class PlanBuilder:
             earliest_starts=no_ints() if earliest is None else earliest,
             latest_starts=no_ints() if latest is None else latest,
             new_predicted=_ints([token for each in predicted for token in each]),
+            loaded_adapters=tuple(self._adapters.loaded),
+            dropped_adapters=tuple(self._adapters.dropped),
         )
-        self._begin_anew()
+        self._begin_anew(step)
         return plan
 
-    def _begin_anew(self) -> None:
-        """What the next plan says is empty."""
+    def _begin_anew(self, step: int) -> None:
+        """Plan ``step`` is made: what the next one says is empty."""
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering, self._copies = [], [], [], [], []
         if self._appended_windowed:
             self._appended_windowed = []
@@ -163,6 +167,8 @@ class PlanBuilder:
             self._cuts, self._chosen, self.rewritten = {}, {}, []
         if self.swap_out_blocks or self.swap_in_blocks:
             self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
+        if self._adapters.loaded:
+            self._adapters.planned(step)
 
 
 def _ints(values: list[int]) -> Int32Array:
@@ -200,6 +206,7 @@ def _new_sequence(sequence: Sequence, num_predicted: int) -> NewSequence:
         pooled_from=sequence.pooled_from,
         pooled_until=sequence.pooled_until,
         num_predicted=num_predicted,
+        adapter=sequence.request.digest,
     )
 
 

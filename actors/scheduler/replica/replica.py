@@ -56,6 +56,8 @@ class Replica(ReplicaBase):
         sequence.num_cached = offer.num_tokens
         sequence.limit = min(sequence.limit, self.max_model_len)
         sequence.replica = self.name
+        if sequence.request.adapter is not None:
+            self.adapters.use(sequence.request.digest)
         self.slots.enter(sequence, sequence.num_cached)
         self.depth.chances.clear(sequence.slot)
         self.bound[sequence.slot] = sequence
@@ -78,7 +80,8 @@ class Replica(ReplicaBase):
         is full. Sequences preempted for it are added to ``preempted``."""
         if self.suspended or not self.pipeline.has_room:
             return None
-        if not len(self.slots) and not self.builder.freed_slots:
+        has_news = self.builder.freed_slots or self.adapters.loaded
+        if not len(self.slots) and not has_news:
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
             if not group.is_complete:
@@ -91,7 +94,7 @@ class Replica(ReplicaBase):
             slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
         if len(slots):
             slots, counts, num_decodes = allot_blocks(self, slots, counts, num_decodes)
-        if not len(slots) and (self.in_flight or not self.builder.freed_slots):
+        if not len(slots) and (self.in_flight or not self.builder.freed_slots) and not self.adapters.loaded:
             return None
         self.host_tier.finish_plan(self.step + 1)
         entering = self._enter(slots) if self.bound else []
@@ -218,6 +221,7 @@ class Replica(ReplicaBase):
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.step_results.last_step + 1, self.step + 1)]
         self.step_results.check_integrity()
+        self.adapters.check_integrity(sequence.request.digest for sequence in sequences)
         assert sum(group.width for group in self.searches.values()) == self.slots.num_beams
         for group in self.searches.values():
             check_integrity(self, group)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pagebus.actors.model.window import Window
 from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
 from pagebus.actors.scheduler.order import JOB
@@ -75,7 +76,8 @@ class ReplicaBase:
         self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size, joined.num_drafts)
         self.depth = Depth(self.slots.num_slots)
         """Of drafts; without use where nobody speculates."""
-        self.builder = PlanBuilder(self.epoch, predicts=joined.num_drafts > 0)
+        self.adapters = Adapters(joined.max_loras)
+        self.builder = PlanBuilder(self.epoch, self.adapters, predicts=joined.num_drafts > 0)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()
         self.step_results = StepResults(self.name, self.slots, last_step=self.step)

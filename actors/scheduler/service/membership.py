@@ -210,6 +210,7 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         windowed_pages=_count(lease, "windowed_pages"),
         windowed_tokens=_count(lease, "windowed_tokens"),
         num_drafts=_count(lease, "num_drafts"),
+        max_loras=_count(lease, "max_loras"),
     )
 
 

@@ -11,9 +11,9 @@ import pytest
 from pagebus.actors.commands.cli import build_parser, dashed, main
 from pagebus.actors.offline.llm import _checked
 from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.combinations.speculation import lookup_sizes
 from pagebus.actors.settings.declaring import flag_of
 from pagebus.actors.settings.sources import field_types, load_settings
-from pagebus.actors.settings.speculation import lookup_sizes
 from pagebus.actors.settings.vllm_flags import (
     ALIASES,
     ANY,
@@ -177,7 +177,7 @@ def test_arguments_of_programs() -> None:
     """The same for `LLM`, where None and False ask for nothing."""
     assert is_foreign("trust_remote_code", True)
     assert is_foreign("quantization_config", None)
-    assert is_foreign("enable_lora", False)
+    assert is_foreign("fully_sharded_loras", False)
     assert is_foreign("pipeline_parallel_size", 1)
     assert not is_foreign("dtype", "half")
     assert is_foreign("enable_chunked_prefill", True)

@@ -22,7 +22,7 @@ def test_operator_routes():
     """All of the page's API and of support's is for operators only, and what steers the whole deployment."""
     paths = {route.path for route in ROUTES if route.path.startswith(("/api/", "/debug/"))}
     paths |= {"/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping"}
-    paths |= {"/server_info"}
+    paths |= {"/server_info", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 
     assert {route.path for route in ROUTES if route.name in OPERATOR_ROUTES} == paths
 

@@ -33,6 +33,7 @@ from pagebus.web.routes.body_schema import Parser, body_schema
 from pagebus.web.routes.generate.messages import parse_count, parse_message
 from pagebus.web.routes.generate.tokens import parse_detokenize, parse_tokenize
 from pagebus.web.routes.operate.aborts import parse_abort
+from pagebus.web.routes.operate.adapters import parse_load, parse_unload
 from pagebus.web.routes.store.batches import EXAMPLE as BATCH
 from pagebus.web.routes.store.batches import parse_batch
 from tests.vllm_names import fields_of as vllm_fields
@@ -274,6 +275,24 @@ ABORT = Body(
     parse=parse_abort,
     samples=({"request_ids": ["chatcmpl-1"]},),
 )
+LOAD = Body(
+    path="/v1/load_lora_adapter",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /v1/load_lora_adapter"),
+    read=parse_load,
+    parse=parse_load,
+    samples=({"lora_name": "sql", "lora_path": "/adapters/sql", "load_inplace": True},),
+)
+UNLOAD = Body(
+    path="/v1/unload_lora_adapter",
+    inventor="vLLM",
+    api=frozenset(),
+    vllm=vllm_fields("POST /v1/unload_lora_adapter"),
+    read=parse_unload,
+    parse=parse_unload,
+    samples=({"lora_name": "sql"},),
+)
 _ANSWER = {"choices": [{"index": 0, "token_ids": [1, 2], "finish_reason": "stop"}]}
 GENERATE = Body(
     path="/inference/v1/generate",
@@ -317,7 +336,7 @@ DERENDER_COMPLETION = Body(
 )  # fmt: skip
 BODIES = (
     RESPONSE, MESSAGE, COUNT, EMBEDDING, SCORE, RERANK, CLASSIFY, POOLING, TOKENIZE, DETOKENIZE, GENERATE,
-    DERENDER_CHAT, DERENDER_COMPLETION, ABORT, BATCHES,
+    DERENDER_CHAT, DERENDER_COMPLETION, ABORT, LOAD, UNLOAD, BATCHES,
 )  # fmt: skip
 FILE = fields_of(file_create_params.FileCreateParams)
 """Of a form, which ``POST /v1/files`` gets: all are served."""

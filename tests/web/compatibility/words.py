@@ -17,6 +17,8 @@ DIFFERENT = {
     "POST /sleep": "for the operator; executors end and wait with empty memory, so both levels are the same, and a "
     "request gets a 503",
     "POST /wake_up": "for the operator; weights are read from their files; answers once executors are ready",
+    "POST /v1/load_lora_adapter": "for the operator, with `--enable-lora`; without the variable that vLLM wants",
+    "POST /v1/unload_lora_adapter": "for the operator; requests under way end with it",
     "POST /abort_requests": "a key ends its own calls only, at all ingresses",
     "POST /inference/v1/abort_requests": "as `/abort_requests`",
     "POST /inference/v1/generate": "`output_mode` `tokens` only; with `return_token_ids` or without, the prompt's ids "
@@ -47,8 +49,6 @@ ABSENT = {
     "POST /v1/audio/translations": _MEDIA,
     "GET /v1/realtime": _MEDIA,
     "POST /v1/chat/completions/batch": "many chats: `/v1/batches`, or [jobs](../jobs.md)",
-    "POST /v1/load_lora_adapter": "no adapters: merge one into its model and serve that",
-    "POST /v1/unload_lora_adapter": "no adapters: merge one into its model and serve that",
     "POST /reset_mm_cache": "text only: there is no such cache",
     "POST /reset_encoder_cache": "text only: there is no such cache",
     "POST /release_kv_cache_memory": "`/sleep` gives all memory back",
@@ -75,6 +75,8 @@ ABSENT = {
 _TEXT = "text only"
 _TRANSFER = "prompts and decodes share executors"
 WHY = {
+    "is_3d_lora_weight": "adapters of experts are not served",
+    "lora_int_id": "adapters have names",
     "access_programs": "not for models of one's own",
     "audio": _TEXT,
     "content_parts": _TEXT,

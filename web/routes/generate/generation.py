@@ -111,7 +111,9 @@ async def _messages(
     """What goes on the bus: one message per prompt."""
     given = resumption is None and request[REQUEST_ID_GIVEN]
     ids = bus_request_ids(public_id, given=given, count=len(parsed.prompts))
-    make = partial(parsed.messages_for_bus, ids, request.app[CONTEXT].address, arrived_s)
+    context = request.app[CONTEXT]
+    adapter = context.model.adapter_of(parsed.model, pooled=bool(parsed.sampling.pooling))
+    make = partial(parsed.messages_for_bus, ids, context.address, arrived_s, adapter)
     messages = await offload(make, long=len(ids) > MANY_PROMPTS)
     if resumption is None:
         return messages

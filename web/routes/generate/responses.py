@@ -124,7 +124,8 @@ async def computed(
         ApiError: it was refused, before there was any event, and its client waits for it; or another attempt goes on.
     """
     response_id, arrived_s = events.response["id"], time.time()
-    (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s)
+    adapter = context.model.adapter_of(parsed.model)
+    (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s, adapter)
     size = num_bytes(parsed, None)
     call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True, num_bytes=size)
     (choice,) = call.choices

@@ -1,0 +1,172 @@
+"""The adapters that an executor holds: what plans load and drop, and which slots have which.
+
+The device thread calls :meth:`Residents.apply` for each plan and :meth:`Residents.begin` for each pass. Files are read
+in threads of their own. What has been read is put into its place by the device thread, before the next plan: a plan
+that uses it is written later, because the scheduler waits for the :class:`AdapterRead`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from pagebus.actors.executor.adapters.places import Places
+from pagebus.actors.executor.adapters.reading import HostAdapter, Read, reader
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.executor.models.decoder import Decoder
+from pagebus.actors.executor.models.network import Network
+from pagebus.actors.model.lora.errors import AdapterError
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.messages import AdapterRead, AdapterSource, StepPlan
+from pagebus.kernels.lora.segments import Segments
+
+
+class Wanted(NamedTuple):
+    """Which plan wants an adapter: an answer names it, for another plan may want the same one later."""
+
+    scheduler_epoch: int
+    step: int
+
+
+class Residents:
+    """The adapters of one executor, by digest. ``tell`` is called from any thread.
+
+    ``num_host``: how many are kept in host memory, those on the device included.
+    """
+
+    def __init__(
+        self, places: Places, read: Read, num_host: int, num_slots: int, tell: Callable[[AdapterRead], None]
+    ) -> None:
+        self._places, self._read, self._tell = places, read, tell
+        self._num_host = num_host
+        self._content: OrderedDict[int, str] = OrderedDict((place, "") for place in range(places.count))
+        """What lies in each place, the one filled longest ago first."""
+        self._held: dict[str, int] = {}
+        """Places of what the scheduler counts on."""
+        self._wanted: dict[str, Wanted] = {}
+        self._read_by_now: queue.SimpleQueue[tuple[str, Wanted, HostAdapter]] = queue.SimpleQueue()
+        self._host: OrderedDict[str, HostAdapter] = OrderedDict()
+        self._place_of_slot = np.full(num_slots, -1, np.int32)
+        self._epoch = 0
+
+    def apply(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        """Follow a plan, before its pass.
+
+        Raises:
+            PlanError: it uses an adapter that is not there, or loads more than there are places.
+        """
+        if scheduler_epoch != self._epoch:  # a new scheduler counts on nothing
+            self._epoch = scheduler_epoch
+            self._held.clear()
+            self._wanted.clear()
+            self._place_of_slot.fill(-1)
+        self._settle()
+        for digest in plan.dropped_adapters:
+            self._held.pop(digest, None)
+        for source in plan.loaded_adapters:
+            self._load(source, Wanted(scheduler_epoch, plan.step))
+        self._place_of_slot[plan.freed_slots] = -1
+        for new in plan.new_sequences:
+            if new.adapter and new.adapter not in self._held:
+                raise PlanError(f"sequence {new.sequence_id} has adapter {new.adapter}, which is not on the device")
+            self._place_of_slot[new.slot] = self._held[new.adapter] if new.adapter else -1
+
+    def begin(self, work: StepWork) -> bool:
+        """Tell the network which tokens of a pass have which adapter; False: none has one."""
+        places = self._place_of_slot[work.slots]
+        if not len(places) or int(places.max()) < 0:
+            self._places.current.begin(None, None)
+            return False
+        device, last = self._places.device, self._place_of_slot[work.sample_slots]
+        rows = np.arange(len(last) + 1, dtype=np.int32)
+        self._places.current.begin(
+            Segments.of_rows(work.query_start, places, len(places), device),
+            Segments.of_rows(rows, last, max(1, len(last)), device),
+        )
+        return True
+
+    def _load(self, source: AdapterSource, wanted: Wanted) -> None:
+        if len(self._held) + len(self._wanted) >= self._places.count:
+            raise PlanError(f"adapter {source.digest} is one more than there are places for")
+        known = self._host.get(source.digest)
+        if known is None:
+            self._wanted[source.digest] = wanted
+            threading.Thread(target=self._fetch, args=(source, wanted), name="adapter", daemon=True).start()
+            return
+        self._place(source.digest, known)
+        self._tell(_answer(source.digest, wanted))
+
+    def _fetch(self, source: AdapterSource, wanted: Wanted) -> None:
+        """Read an adapter, in a thread of its own, and say so."""
+        adapter: HostAdapter = {}
+        error = ""
+        try:
+            adapter = self._read(source)
+        except Exception as problem:  # whatever a file may bring about ends a request, not the executor
+            error = str(problem) if isinstance(problem, AdapterError) else f"{type(problem).__name__}: {problem}"
+        self._read_by_now.put((source.digest, wanted, adapter))
+        self._tell(_answer(source.digest, wanted, error))
+
+    def _settle(self) -> None:
+        """Put what has been read into places, if it is still wanted."""
+        while not self._read_by_now.empty():
+            digest, wanted, adapter = self._read_by_now.get()
+            is_wanted = self._wanted.get(digest) == wanted
+            if is_wanted:
+                del self._wanted[digest]
+            if adapter:
+                self._keep(digest, adapter)
+                if is_wanted:
+                    self._place(digest, adapter)
+
+    def _keep(self, digest: str, adapter: HostAdapter) -> None:
+        """In host memory, for its return."""
+        self._host[digest] = adapter
+        self._host.move_to_end(digest)
+        while len(self._host) > self._num_host:
+            self._host.popitem(last=False)
+
+    def _place(self, digest: str, adapter: HostAdapter) -> None:
+        """In a place on the device, unless it is in one."""
+        if digest in self._host:
+            self._host.move_to_end(digest)
+        used = set(self._held.values())
+        place = next((place for place, there in self._content.items() if there == digest), None)
+        if place is None:
+            place = next(place for place in self._content if place not in used)
+            self._places.fill(place, adapter)
+            self._content[place] = digest
+        self._content.move_to_end(place)
+        self._held[digest] = place
+
+
+def make_residents(settings: Settings, network: Network, tell: Callable[[AdapterRead], None]) -> Residents | None:
+    """None where adapters are not enabled.
+
+    Raises:
+        SettingsError: the model only pools, or has latent attention or quantized weights.
+    """
+    if not settings.enable_lora:
+        return None
+    config = network.config
+    if not isinstance(network, Decoder) or config.pooler is not None or config.latent is not None:
+        raise SettingsError(f"--enable-lora: {config.architecture} is served without adapters")
+    if network.config.quantization is not None:
+        raise SettingsError("--enable-lora: not with quantized weights yet")
+    places = Places(network, settings.max_loras, settings.max_lora_rank)
+    read = reader(network.config, settings.max_lora_rank, network.parameters.dtype)
+    return Residents(places, read, settings.num_host_loras, settings.max_num_seqs + 1, tell)
+
+
+def _answer(digest: str, wanted: Wanted, error: str = "") -> AdapterRead:
+    """Which replica says so is for its actor to add."""
+    return AdapterRead(
+        replica="", executor_epoch=0, scheduler_epoch=wanted.scheduler_epoch, step=wanted.step, digest=digest,
+        error=error,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""An adapter folder, checked against a model: which matrices it has for which modules, and its digest.
+
+Nothing but ``adapter_config.json`` and ``adapter_model.safetensors`` is read. Both must be plain files of the folder:
+links that lead out of it are refused, and so is everything that would have to be unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.lora.configuration import AdapterConfig, parse_config
+from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
+from pagebus.actors.model.lora.projections import projections
+from pagebus.actors.model.lora.tensor_file import FileTensor, raw_tensors, read_header
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_CONFIG_BYTES = 4 << 20
+DIGEST_BYTES = 16
+NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.(?!weight$)[\w-]+)?\.weight")
+OTHERS = {
+    "lora_embedding_": "adapters of embeddings are not served",
+    "lora_magnitude_vector": "the magnitudes of DoRA are not served",
+    "modules_to_save": "whole matrices in place of the model's are not served",
+    ".bias": "biases of adapters are not served",
+    "experts.": "adapters of experts are not served",
+    "lm_head": "adapters of the head are not served",
+}
+"""Parts of tensors' names that say why they are refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """Of one module: A [rank, inputs] and B [outputs, rank] in the file, and by what B A x is multiplied."""
+
+    a: FileTensor
+    b: FileTensor
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A checked adapter. ``modules`` are by our names; ``digest`` stands for configuration and weights."""
+
+    folder: Path
+    modules: Mapping[str, Matrices]
+    config: AdapterConfig
+
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max(each.rank for each in self.modules.values())
+
+    def tensors(self) -> Iterator[FileTensor]:
+        """All matrices, in the order in which they lie in the file."""
+        return iter(sorted((each for pair in self.modules.values() for each in (pair.a, pair.b)), key=_place))
+
+    def read(self) -> Iterator[tuple[FileTensor, bytes]]:
+        """All matrices with their bytes. Raises AdapterError, see :func:`raw_tensors`."""
+        return raw_tensors(self.folder / WEIGHTS, self.tensors())
+
+
+class Digest:
+    """BLAKE2b (128 bit) over what of the configuration counts, and the weights in the order of their file."""
+
+    def __init__(self, config: AdapterConfig) -> None:
+        canonical = json.dumps(config.canonical(), sort_keys=True).encode()
+        self._hash = blake2b(canonical, digest_size=DIGEST_BYTES, person=b"pagebus adapter1")
+
+    def add(self, tensor: FileTensor, raw: bytes) -> None:
+        """Count in the next tensor."""
+        what = json.dumps([tensor.name, tensor.format, tensor.shape]).encode()
+        self._hash.update(len(what).to_bytes(4, "little") + what)
+        self._hash.update(raw)
+
+    def text(self) -> str:
+        """32 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def open_adapter(path: Path, model: ModelConfig, max_rank: int) -> Adapter:
+    """The adapter in a folder. Its numbers are not read yet: see :func:`digest_of`.
+
+    Raises:
+        NoAdapter: there is no such folder, or no adapter in it.
+        AdapterError: it is broken, does not fit the model or asks for what is not served.
+    """
+    folder = _folder(path)
+    file = _plain_file(folder, CONFIG)
+    if file.stat().st_size > MOST_CONFIG_BYTES:
+        raise AdapterError(f"{CONFIG} is larger than {MOST_CONFIG_BYTES >> 20} MiB")
+    try:
+        config = parse_config(json.loads(file.read_bytes()))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise AdapterError(f"{CONFIG} is no JSON: {error}") from error
+    tensors = read_header(_plain_file(folder, WEIGHTS))
+    return Adapter(folder, _matched(tensors, config, model, max_rank), config)
+
+
+def digest_of(adapter: Adapter) -> str:
+    """Reads all of it. Raises AdapterError for numbers that are not finite."""
+    digest = Digest(adapter.config)
+    for tensor, raw in adapter.read():
+        digest.add(tensor, raw)
+    return digest.text()
+
+
+def _folder(path: Path) -> Path:
+    try:
+        folder = path.resolve(strict=True)
+        names = {each.name for each in folder.iterdir()}
+    except (OSError, ValueError, RuntimeError) as error:
+        raise NoAdapter(f"no adapter found at {path}: there is no such folder") from error
+    if CONFIG not in names:
+        raise NoAdapter(f"no adapter found at {path}: it has no {CONFIG}")
+    if WEIGHTS not in names:
+        pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")))
+        if pickled:
+            raise AdapterError(f"{pickled[0]} is pickled, and could run code: save the adapter as safetensors")
+        raise NoAdapter(f"no adapter found at {path}: it has no {WEIGHTS}")
+    return folder
+
+
+def _plain_file(folder: Path, name: str) -> Path:
+    """A file of the folder. Hubs keep files elsewhere and link them: within the same repository that is right."""
+    try:
+        file = (folder / name).resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        file = Path("/")
+    home = folder.parent.parent if folder.parent.name == "snapshots" else folder
+    if not file.is_relative_to(home) or not file.is_file():
+        raise AdapterError(f"{name} is no plain file of the adapter's folder")
+    return file
+
+
+def _matched(
+    tensors: Mapping[str, FileTensor], config: AdapterConfig, model: ModelConfig, max_rank: int
+) -> dict[str, Matrices]:
+    """The matrices of each module, by our names."""
+    known = {
+        module: (each.inputs, width)
+        for each in projections(model)
+        for module, width in zip(each.modules, each.widths, strict=True)
+    }
+    found: dict[str, dict[str, FileTensor]] = {}
+    theirs: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        match = NAME.fullmatch(name)
+        module = (
+            None if match is None else (model.names.ours(f"{match['module']}.weight") or "").removesuffix(".weight")
+        )
+        if match is None or module not in known:
+            raise AdapterError(f"tensor {name}: {_why_unknown(name)}")
+        if found.setdefault(module, {}).setdefault(match["matrix"], tensor) is not tensor:
+            raise AdapterError(f"tensor {name}: {module} has two of them")
+        theirs[module] = match["module"]
+    if not found:
+        raise AdapterError(f"{WEIGHTS} holds no matrices")
+    return {module: _checked(theirs[module], pair, known[module], config, max_rank) for module, pair in found.items()}
+
+
+def _checked(
+    module: str, pair: Mapping[str, FileTensor], sizes: tuple[int, int], config: AdapterConfig, max_rank: int
+) -> Matrices:
+    if len(pair) != 2:
+        raise AdapterError(f"{module} has lora_{min(pair)} alone")
+    a, b, (inputs, outputs), rank = pair["A"], pair["B"], sizes, config.rank_of(module)
+    if rank > max_rank:
+        raise AdapterError(f"{module} has rank {rank}, this server takes up to {max_rank} (--max-lora-rank)")
+    for tensor, shape in ((a, (rank, inputs)), (b, (outputs, rank))):
+        if tensor.shape != shape:
+            text = f"shape {list(tensor.shape)}, rank and model ask for {list(shape)}"
+            raise AdapterError(f"tensor {tensor.name} has {text}: it was made for another model, or is broken")
+    return Matrices(a, b, rank, config.scale_of(module))
+
+
+def _why_unknown(name: str) -> str:
+    why = next((why for part, why in OTHERS.items() if part in name), "the model has no such projection")
+    return why
+
+
+def _place(tensor: FileTensor) -> int:
+    return tensor.start

@@ -1,0 +1,71 @@
+"""Adapters in one pass of admission: who may run where, and what has to be loaded for those who may not.
+
+A sequence whose adapter is nowhere ready is passed over, and its adapter is wanted on the replica with the least load.
+If all places there are in use, the adapter with the fewest tokens left is *drained*: nobody behind the waiting sequence
+gets a slot with it. What it has left then only falls from pass to pass, so its place becomes free, and nobody starves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Sequence
+
+MOST_PASSED = 256
+"""Admission stops for this plan after so many sequences without their adapters."""
+
+
+class AdapterTurn:
+    """One pass over the queue, in order."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._drained: dict[int, str] = {}
+        """By row of a replica whose places are all in use."""
+        self._num_passed = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough have been passed over."""
+        return self._num_passed >= MOST_PASSED
+
+    def having(self, sequence: Sequence, able: Rows) -> Rows:
+        """Those of the ``able`` replicas on which the sequence's adapter is ready for it. If none is, one loads it."""
+        digest, replicas = sequence.request.digest, self._fleet.replicas
+        ready: Rows = np.zeros(len(able), np.bool_)
+        rows = np.flatnonzero(able).tolist()
+        for row in rows:
+            ready[row] = replicas[row].adapters.is_ready(digest)
+        if not np.count_nonzero(ready):
+            self._num_passed += 1
+            self._want(sequence, rows)
+        for row, drained in self._drained.items():
+            ready[row] &= drained != digest
+        return ready
+
+    def _want(self, sequence: Sequence, rows: list[int]) -> None:
+        adapter, replicas = sequence.request.adapter, self._fleet.replicas
+        assert adapter is not None
+        rows = [row for row in rows if replicas[row].adapters.capacity]
+        if not rows or any(replicas[row].adapters.is_read(adapter.digest) for row in rows):
+            return
+        row = min(rows, key=self._fleet.load[sequence.request.priority_class].__getitem__)
+        if row in self._drained:
+            return
+        left = _tokens_left(replicas[row])
+        if replicas[row].adapters.want(adapter, left):
+            self._fleet.touch(replicas[row])
+        elif left:
+            self._drained[row] = min(left, key=left.__getitem__)
+
+
+def _tokens_left(replica: Replica) -> dict[str, int]:
+    """Of each adapter in use: the most tokens that a sequence with it may still take."""
+    left: dict[str, int] = {}
+    for sequence in replica.slots.occupied():
+        if digest := sequence.request.digest:
+            rest = sequence.limit - int(replica.slots.total[sequence.slot])
+            left[digest] = max(left.get(digest, 0), rest)
+    return left

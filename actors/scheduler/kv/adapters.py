@@ -1,0 +1,82 @@
+"""The adapters of one replica: which are on its device, and which its executor reads.
+
+An adapter is wanted, then read beside the steps, then ready: only then does a sequence with it get a slot. At most
+``--max-loras`` have a place. One without sequences keeps its place until another needs it; the one that was used
+longest ago goes first. The executor may hold more of them in its own memory, which makes a return quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagebus.bus.messages import AdapterRead, AdapterSource
+
+
+class Adapters:
+    """``capacity`` places. ``loaded`` and ``dropped`` are what the next plan has to say."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.loaded: list[AdapterSource] = []
+        self.dropped: list[str] = []
+        self._ready: dict[str, None] = {}
+        """Digests, the one used last behind."""
+        self._reading: dict[str, int] = {}
+        """Digests by the plan that wants them; 0: the next one."""
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """The digests of all that are ready."""
+        return tuple(self._ready)
+
+    def is_ready(self, digest: str) -> bool:
+        """Whether sequences with it may run."""
+        return digest in self._ready
+
+    def is_read(self, digest: str) -> bool:
+        """Whether it will be ready, or the executor will say why not."""
+        return digest in self._reading
+
+    def use(self, digest: str) -> None:
+        """A sequence with it gets a slot."""
+        del self._ready[digest]
+        self._ready[digest] = None
+
+    def want(self, adapter: AdapterSource, in_use: Iterable[str]) -> bool:
+        """Have the next plan load an adapter, in the place of one that is not ``in_use`` if need be. False: all are."""
+        if len(self._ready) + len(self._reading) >= self.capacity:
+            used = set(in_use)
+            idle = next((digest for digest in self._ready if digest not in used), None)
+            if idle is None:
+                return False
+            del self._ready[idle]
+            self.dropped.append(idle)
+        self._reading[adapter.digest] = 0
+        self.loaded.append(adapter)
+        return True
+
+    def planned(self, step: int) -> None:
+        """This plan says what was to be said."""
+        for adapter in self.loaded:
+            self._reading[adapter.digest] = step
+        self.loaded, self.dropped = [], []
+
+    def take(self, read: AdapterRead) -> bool:
+        """What the executor says of an adapter; False if nobody waits for that."""
+        if self._reading.get(read.digest) != read.step:
+            return False
+        del self._reading[read.digest]
+        if not read.error:
+            self._ready[read.digest] = None
+        return True
+
+    def check_integrity(self, in_use: Iterable[str]) -> None:
+        """What sequences use is ready, and there are not too many.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        missing = {digest for digest in in_use if digest} - self._ready.keys()
+        assert not missing, f"adapters of running sequences are not on the device: {missing}"
+        assert not self._ready.keys() & self._reading.keys()
+        assert len(self._ready) + len(self._reading) <= self.capacity

@@ -1,0 +1,1 @@
+"""Settings that only make sense together, one file per group."""

@@ -1,0 +1,145 @@
+"""Adapters through the whole system: every token is that of the adapter's own model, whatever happens meanwhile.
+
+The oracle is transformers with the adapter merged into the weights, in float32 and greedy. Adapters are drawn so wide
+that no two of them agree for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pagebus.actors.executor.engine import Engine
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.families.registry import FAMILIES
+from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from pagebus.bus.messages import AdapterSource
+from tests.helpers.lora.adapters import ALL, FUSED, greedy, make_adapter, merged, source_of
+from tests.helpers.model_factory import make_golden, make_model
+from tests.helpers.waiting import LIMIT_S, eventually
+from tests.system.harness import System, running
+
+MANY = int(os.environ.get("PAGEBUS_LORA_MANY", "8"))
+TOKENS = 12
+Cases = list[tuple[AdapterSource | None, list[list[int]], list[list[int]]]]
+
+
+def prompts(count: int, seed: int, length: int = 40) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(300) for _ in range(draw.randrange(3, length))] for _ in range(count)]
+
+
+def family(tmp_path: Path, name: str) -> Path:
+    found = next((each for each in FAMILIES if name in each.golden), None)
+    if found is not None:
+        return make_golden(tmp_path / "base", found.model_type, found.golden[name])
+    return make_model(tmp_path / "base", name, seed=3)
+
+
+def make_cases(base: Path, tmp_path: Path, count: int, *, fused: bool = False, asked: int = 2) -> Cases:
+    """The model alone and ``count`` adapters, of mixed ranks, scales and targets, with prompts and what they give."""
+    cases: Cases = [(None, prompts(asked, 0), greedy(merged(base, None), prompts(asked, 0), TOKENS))]
+    for index in range(count):
+        targets = FUSED if fused else [("q_proj", "v_proj"), ("o_proj", "down_proj", "gate_proj"), ALL][index % 3]
+        folder = make_adapter(
+            tmp_path / f"adapter-{index}", base, seed=index, rank=1 + index % 8, targets=targets,
+            ranks={"q_proj": 3, "qkv_proj": 5} if index % 2 else None, use_rslora=index % 4 == 1,
+            alpha_pattern={"o_proj": 20} if index % 4 == 2 else {},
+        )  # fmt: skip
+        asked_for = prompts(asked, index % 2)  # some prompts are the same for several adapters
+        cases.append((source_of(folder, base), asked_for, greedy(merged(base, folder), asked_for, TOKENS)))
+    return cases
+
+
+async def ask(system: System, cases: Cases) -> None:
+    """All at once, in mixed order; every answer must be its adapter's."""
+    wanted = [(case[0], prompt, answer) for case in cases for prompt, answer in zip(*case[1:], strict=True)]
+    random.Random(5).shuffle(wanted)
+    futures = [system.submit(prompt, adapter, max_tokens=TOKENS)[1] for adapter, prompt, _ in wanted]
+    async with asyncio.timeout(LIMIT_S):
+        got = await asyncio.gather(*futures)
+    assert got == [answer for *_, answer in wanted]
+
+
+@pytest.mark.parametrize(("name", "count"), [("llama3", MANY), ("qwen3", 3), ("phi3", 1), ("qwen3-moe", 3)])
+async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, name: str, count: int) -> None:
+    base = family(tmp_path, name)
+    cases = make_cases(base, tmp_path, count, fused=name == "phi3")
+    answers = [str(told) for _, _, told in cases]
+    assert len(set(answers)) == len(answers), "the adapters do not differ"
+    options = {"enable_lora": True, "max_loras": count, "max_num_batched_tokens": 24}
+    async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)
+        await ask(system, cases)  # now from the prefix cache
+
+
+async def test_quantized_weights_and_adapters_are_refused(tmp_path: Path) -> None:
+    settings = Settings(model=str(family(tmp_path, "llama2")), device="cpu", enable_lora=True, quantization="int8")
+    config = with_quantization(settings, ModelConfig.load(Path(settings.model)))
+    engine = Engine(settings, config, lambda result: None, path=Path(settings.model))
+    with pytest.raises(SettingsError, match="not with quantized weights yet"):
+        await asyncio.wrap_future(engine.start())
+    assert engine.stop()
+
+
+async def test_fewer_places_than_adapters(tmp_path: Path) -> None:
+    """Those without a place wait for one, nobody for ever; and with few blocks, sequences are preempted and swapped."""
+    base = family(tmp_path, "qwen2")
+    cases = make_cases(base, tmp_path, 5, asked=3)
+    options = {
+        "enable_lora": True, "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 9,
+        "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01,
+    }  # fmt: skip
+    async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)
+        await ask(system, cases)
+        assert system.scheduler.core.num_preemptions
+
+
+async def test_executor_and_scheduler_are_killed(tmp_path: Path) -> None:
+    base = family(tmp_path, "llama2")
+    cases = make_cases(base, tmp_path, 3)
+    options = {"enable_lora": True, "max_loras": 2, "max_num_batched_tokens": 24, "lease_ttl_s": 1.0}
+    async with running(base, partial(MemoryBus, MemoryServer()), executors=2, **options) as system:
+        asking = asyncio.create_task(ask(system, cases))
+        await system.until_tokens(10)
+        await system.kill("executor-0")
+        await system.until_tokens(40)
+        await system.replace_scheduler()
+        await asking
+        system.num_executors = 1
+
+
+async def test_a_reload_never_meets_blocks_of_the_version_before(tmp_path: Path) -> None:
+    base = family(tmp_path, "llama2")
+    first = make_cases(base, tmp_path, 1)[1]
+    folder = tmp_path / "adapter-0"
+    async with running(base, partial(MemoryBus, MemoryServer()), enable_lora=True) as system:
+        await ask(system, [first])
+        shutil.rmtree(folder)
+        make_adapter(folder, base, seed=77, rank=5)
+        second = source_of(folder, base), first[1], greedy(merged(base, folder), first[1], TOKENS)
+        assert second[2] != first[2]
+        await ask(system, [second])
+
+
+async def test_an_adapter_that_is_gone_fails_its_requests_and_no_others(tmp_path: Path) -> None:
+    base = family(tmp_path, "llama2")
+    plain, cases = make_cases(base, tmp_path, 1)
+    shutil.rmtree(tmp_path / "adapter-0")
+    async with running(base, partial(MemoryBus, MemoryServer()), enable_lora=True) as system:
+        system.submit([1, 2, 3], cases[0], max_tokens=4)
+        await ask(system, [plain])
+        await eventually(system.failures)
+        failed = await system.failures()
+        assert failed[0].status == 500
+        assert "there is no such folder" in failed[0].message

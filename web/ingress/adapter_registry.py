@@ -1,0 +1,121 @@
+"""The adapters that clients may name: read and checked here, and kept on the bus for all ingresses and jobs actors.
+
+A request carries its adapter's path and digest, so that no other actor has to know the names. Loading a name anew
+changes what later requests carry; those under way end with what they have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from msgspec import convert, structs
+
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.lora.adapter import digest_of, open_adapter
+from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.combinations.lora import named_adapters
+from pagebus.bus.contract import Bus, BusUnavailable
+from pagebus.bus.messages import AdapterSource
+from pagebus.web.http.errors import ApiError
+
+STATE = "adapters"
+"""Name under which they lie on the bus: each by its name."""
+REFRESH_S = 0.5
+
+
+class AdapterRegistry:
+    """The adapters by name. ``known`` is this actor's view, changed in place."""
+
+    def __init__(self, bus: Bus, settings: Settings, known: dict[str, AdapterSource], taken: tuple[str, ...]) -> None:
+        self._bus, self._settings = bus, settings
+        self._known, self._taken = known, taken
+        self._changing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Follow what other actors change, if adapters are enabled."""
+        while self._settings.enable_lora:
+            with contextlib.suppress(BusUnavailable):
+                await self.refresh()
+            await asyncio.sleep(REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Take over what is on the bus."""
+        async with self._changing:
+            await self._refresh()
+
+    async def load_named(self) -> None:
+        """Load the adapters of ``--lora-modules``.
+
+        Raises:
+            SettingsError: one cannot be used.
+        """
+        for name, path in named_adapters(self._settings.lora_modules).items():
+            try:
+                await self.load(name, path, in_place=True)
+            except ApiError as error:
+                raise SettingsError(f"--lora-modules {name}={path}: {error.message}") from error
+
+    async def load(self, name: str, path: str, *, in_place: bool) -> None:
+        """Check an adapter, and let clients name it.
+
+        Raises:
+            ApiError: 404, there is none; 400, it cannot be used, or the name is taken.
+        """
+        self._check_enabled()
+        if name in self._taken:
+            raise _refused(f"The name '{name}' is that of the model itself.")
+        if name in self._known and not in_place:
+            text = "If you want to load the adapter in place, set 'load_inplace' to True."
+            raise _refused(f"The lora adapter '{name}' has already been loaded. {text}")
+        try:
+            source = await asyncio.to_thread(self._read, name, path)
+        except NoAdapter as error:
+            raise ApiError(404, f"Loading lora '{name}' failed: {error}", type="NotFoundError") from error
+        except AdapterError as error:
+            raise _refused(f"Loading lora '{name}' failed: {error}") from error
+        async with self._changing:
+            await self._refresh()
+            await self._store({**self._known, name: source})
+
+    async def unload(self, name: str) -> None:
+        """Let clients name it no more.
+
+        Raises:
+            ApiError: 404, there is none of this name.
+        """
+        self._check_enabled()
+        async with self._changing:
+            await self._refresh()
+            if name not in self._known:
+                raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
+            await self._store({each: source for each, source in self._known.items() if each != name})
+
+    async def _refresh(self) -> None:
+        (state,) = await self._bus.get_state(STATE)
+        found = convert(dict(state or {}), dict[str, AdapterSource])
+        self._show(found)
+
+    async def _store(self, adapters: dict[str, AdapterSource]) -> None:
+        await self._bus.put_state(STATE, {name: structs.asdict(source) for name, source in adapters.items()})
+        self._show(adapters)
+
+    def _show(self, adapters: dict[str, AdapterSource]) -> None:
+        if adapters != self._known:
+            self._known.clear()
+            self._known.update(adapters)
+
+    def _read(self, name: str, path: str) -> AdapterSource:
+        config = ModelConfig.load(resolve_model(self._settings, weights=False))
+        adapter = open_adapter(Path(path), config, self._settings.max_lora_rank)
+        return AdapterSource(name=name, path=str(adapter.folder), digest=digest_of(adapter))
+
+    def _check_enabled(self) -> None:
+        if not self._settings.enable_lora:
+            raise _refused("This server was not started with --enable-lora.")
+
+
+def _refused(text: str) -> ApiError:
+    return ApiError(400, text, type="BadRequestError", code="invalid_adapter")

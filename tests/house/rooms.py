@@ -174,6 +174,7 @@ ROOMS: dict[str, str] = {
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
     "kernels.layers": "kernels.common",
+    "kernels.lora": "kernels.common",
     "kernels.common": "",
     "bus.connect": "bus.redis bus.memory bus",
     "bus.redis": "bus bus.messages",

@@ -1,0 +1,1 @@
+"""Low-rank adapters: which tokens of a step have which, and what these add to a product with weights."""

@@ -15,15 +15,19 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import COLUMNS, PLACE_FIELDS, PagedTable, elements
 from pagebus.kernels.lora.plan import PROMPT_TOKENS, AdapterPlan
 
-PART, WARPS = 1024, 4
-"""Inputs that a program multiplies; each of its warps takes 256 of them."""
+PART, PART_OF_FLOATS, WARPS = 1024, 256, 4
+"""Inputs that a program multiplies, in 16 bits and in float32; each of its warps takes its share of them."""
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
 
 
-def num_parts(num_inputs: int, tokens: int = 0) -> int:
+def num_parts(num_inputs: int, dtype: torch.dtype, tokens: int) -> int:
     """Parts of K whose sums `shrink` leaves, by the ``tokens`` of a plan's segments."""
-    return 1 if tokens == PROMPT_TOKENS else -(-num_inputs // PART)
+    return 1 if tokens == PROMPT_TOKENS else -(-num_inputs // _part(dtype))
+
+
+def _part(dtype: torch.dtype) -> int:
+    return PART if dtype.itemsize == 2 else PART_OF_FLOATS
 
 
 @triton.jit
@@ -35,7 +39,7 @@ def _rows_of_a(
     exists = (row < rank) & (inputs < size)
     offset = a + (inputs // COLUMNS * rows + first_row + row) * COLUMNS + inputs % COLUMNS
     place = elements(pages_ptr, adapter, offset, exists, PAGES, PAGE)
-    return tl.where(exists, tl.multiple_of(place, [COLUMN] * 2), 0), exists
+    return tl.multiple_of(tl.where(exists, place, 0), [COLUMN, COLUMN]), exists
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -180,7 +184,7 @@ def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tenso
     assert x.stride(1) == 1
     assert len(plan.of_token) == num_tokens
     assert x.dtype == table.memory.dtype
-    parts = num_parts(size, plan.tokens)
+    parts = num_parts(size, x.dtype, plan.tokens)
     s = torch.empty((parts, num_tokens, modules * table.largest), dtype=torch.float32, device=device)
     if num_tokens == 0:
         return s
@@ -203,6 +207,6 @@ def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tenso
         )  # fmt: skip
     else:
         _shrink_kernel[grid](
-            *arguments, **constants, SHARES=WARPS, SHARE=PART // WARPS, num_warps=WARPS, **pdl(device)
+            *arguments, **constants, SHARES=WARPS, SHARE=_part(x.dtype) // WARPS, num_warps=WARPS, **pdl(device)
         )  # fmt: skip
     return s

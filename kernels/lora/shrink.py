@@ -100,7 +100,7 @@ def _shrink_kernel(
         values = x_ptr + (first + token)[None, :, None] * stride_x + inputs[:, None, None] + column[None, None, :]
         x = tl.load(values, mask=present & (rank > 0), other=0.0)
         sums = s_ptr + (part * num_tokens.to(tl.int64) + first + token)[:, None] * (MODULES * LARGEST)
-        for begin in range(0, rank, 16):
+        for begin in tl.range(0, rank, 16, num_stages=1):  # A comes to registers, x stays there
             place, exists = _rows_of_a(
                 pages_ptr, adapter, a, first_row, rows, rank, begin + row[None, :], inputs[:, None], size, SHARE, PAGES,
                 PAGE,

@@ -166,7 +166,7 @@ ROOMS: dict[str, str] = {
     "kernels": "",
     "kernels.attention": "kernels.layers kernels.common",
     "kernels.latent": "kernels.attention kernels.layers kernels.common",
-    "kernels.linear": "kernels.specialized kernels.coded kernels.layers kernels.common",
+    "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.common",
     "kernels.quantized": "kernels.linear kernels.specialized kernels.moe kernels.coded kernels.layers kernels.common",
     "kernels.moe": "kernels.linear kernels.coded kernels.common",

@@ -23,12 +23,12 @@ def tile_rows(tile, num_rows, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: 
 
 
 @triton.jit
-def tile_modules(tile, num_rows, second, third, ROWS: tl.constexpr, GATED: tl.constexpr):
+def tile_modules(tile, num_rows, second_row, third_row, ROWS: tl.constexpr, GATED: tl.constexpr):
     """The first and the last of an adapter's modules that the rows of ``tile`` belong to."""
     if GATED:
         return 0, 1
     last = tl.minimum(tile * ROWS + ROWS, num_rows) - 1
-    return module_of(tile * ROWS, second, third), module_of(last, second, third)
+    return module_of(tile * ROWS, second_row, third_row), module_of(last, second_row, third_row)
 
 
 @triton.jit

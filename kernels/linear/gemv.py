@@ -72,8 +72,8 @@ def _vector_kernel(
     memory_ptr,
     pages_ptr,
     places_ptr,
-    second,
-    third,
+    second_row,
+    third_row,
     CODE: tl.constexpr,  # 0: weights are as x; others are for one token only
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -155,8 +155,9 @@ def _vector_kernel(
         total = tl.sum(acc, axis=1)[:, None] if BLOCK_M == 1 else tl.sum(acc, axis=2)
     if s_ptr is not None:
         total += expanded(
-            row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second, third,
-            *tile_modules(tile, num_rows, second, third, BLOCK_N, GATED), S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+            row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
+            *tile_modules(tile, num_rows, second_row, third_row, BLOCK_N, GATED), S_PARTS, LARGEST, MODULES, PAGES,
+            PAGE, FIELDS,
         )  # fmt: skip
     if squares_ptr is not None:
         total *= inverse_rms(squares, size, eps)[None, :]

@@ -135,8 +135,8 @@ def linear(
     config: Config | None = None,
     expansion: Expansion | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x. With a launch
-    shape of tiles or vectors, ``expansion`` is what adapters add to it, here and below."""
+    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x.
+    With a launch shape of tiles or vectors, ``expansion`` is what adapters add, here and below."""
     values = x.x if isinstance(x, HalfNorm) else x
     wide = dtype == torch.float32 and values.dtype != torch.float32
     config = config or chosen_config("wide" if wide else "plain", x, weight)

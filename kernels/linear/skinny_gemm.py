@@ -97,8 +97,8 @@ def _tiles_kernel(
     memory_ptr,
     pages_ptr,
     places_ptr,
-    second,
-    third,
+    second_row,
+    third_row,
     CODE: tl.constexpr,  # 0: weights are as x
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -216,20 +216,21 @@ def _tiles_kernel(
         for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
     if s_ptr is not None:
-        if SPLITS == 1 or residual_ptr is not None or split == 0:
+        WHOLE_SUM: tl.constexpr = SPLITS == 1 or residual_ptr is not None
+        if WHOLE_SUM or split == 0:  # of partial sums, to the first
             if PAIR:
                 acc += expanded(
-                    pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second, third,
-                    0, 0, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                    pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
+                    third_row, 0, 0, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
                 )  # fmt: skip
                 up += expanded(
                     num_rows // 2 + pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr,
-                    second, third, 1, 1, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                    second_row, third_row, 1, 1, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
                 )  # fmt: skip
             else:
                 acc += expanded(
-                    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second, third,
-                    *tile_modules(tile, num_rows, second, third, ROWS, GATED), S_PARTS, LARGEST, MODULES, PAGES, PAGE,
+                    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
+                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST, MODULES, PAGES, PAGE,
                     FIELDS,
                 )  # fmt: skip
     if squares_ptr is not None:

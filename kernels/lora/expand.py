@@ -1,4 +1,4 @@
-"""The second half of what adapters add: y += s B^T, behind a product or within it.
+"""The second_row half of what adapters add: y += s B^T, behind a product or within it.
 
 Products of few tokens call :func:`expanded` on their tiles, so that what follows the product (a bias, an activation, a
 residual) follows the sum. Behind a product of the library, :func:`expand` adds to the result in place.
@@ -19,9 +19,12 @@ from pagebus.kernels.lora.plan import AdapterPlan
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
 
+LARGE_TILE = tl.constexpr(2048)
+"""Of larger tiles only half of 8 ranks are loaded at a time: registers hold no more."""
+
 
 class Expansion(NamedTuple):
-    """What a product adds to its tiles: ``s`` [parts, T, J * R] as :func:`pagebus.kernels.lora.shrink.shrink` leaves it,
+    """What a product adds to its tiles: ``s`` [parts, T, J * R] as `pagebus.kernels.lora.shrink.shrink` leaves it,
     times the B of each token's adapter."""
 
     s: torch.Tensor
@@ -33,26 +36,26 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
     """Arguments of kernels that call :func:`expanded`; ``s_ptr`` is None where there are no adapters."""
     if expansion is None:
         return dict.fromkeys(("s_ptr", "of_token_ptr", "memory_ptr", "pages_ptr", "places_ptr"), None) | dict.fromkeys(
-            ("second", "third", "S_PARTS", "LARGEST", "MODULES", "PAGES", "PAGE", "FIELDS"), 0
+            ("second_row", "third_row", "S_PARTS", "LARGEST", "MODULES", "PAGES", "PAGE", "FIELDS"), 0
         )
     s, table, plan = expansion
     return {
         "s_ptr": s, "of_token_ptr": plan.of_token, "memory_ptr": table.memory, "pages_ptr": table.pages,
-        "places_ptr": table.places, "second": table.bounds[0], "third": table.bounds[1], "S_PARTS": len(s),
+        "places_ptr": table.places, "second_row": table.bounds[0], "third_row": table.bounds[1], "S_PARTS": len(s),
         "LARGEST": table.largest, "MODULES": len(table.widths), "PAGES": table.pages.shape[1],
         "PAGE": table.page_size, "FIELDS": PLACE_FIELDS,
     }  # fmt: skip
 
 
 @triton.jit
-def module_of(row, second, third):
+def module_of(row, second_row, third_row):
     """The module that output ``row`` belongs to."""
-    return (row >= second).to(tl.int32) + (row >= third).to(tl.int32)
+    return (row >= second_row).to(tl.int32) + (row >= third_row).to(tl.int32)
 
 
 @triton.jit
 def expanded(
-    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second, third, first_module,
+    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row, first_module,
     last_module, S_PARTS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr,
     PAGE: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
@@ -64,21 +67,22 @@ def expanded(
     rank = tl.load(places_ptr + adapter * FIELDS, mask=adapted, other=0)
     b = tl.load(places_ptr + adapter * FIELDS + 4, mask=adapted, other=0)
     most = tl.max(rank, axis=0)
-    number = tl.arange(0, RANKS)
+    STEP: tl.constexpr = RANKS if row.shape[0] * token.shape[0] <= LARGE_TILE else RANKS // 2
+    number = tl.arange(0, STEP)
     total = tl.zeros((row.shape[0], token.shape[0]), tl.float32)
     sums = s_ptr + token.to(tl.int64)[:, None] * (MODULES * LARGEST) + number[None, :]
     distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
     for module in range(first_module, last_module + 1):
-        mine = module_of(row, second, third) == module
-        for begin in range(0, most, RANKS):
+        mine = module_of(row, second_row, third_row) == module
+        for begin in range(0, most, STEP):
             inside = begin < rank
-            s = tl.zeros((token.shape[0], RANKS), tl.float32)
+            s = tl.zeros((token.shape[0], STEP), tl.float32)
             for part in tl.static_range(S_PARTS):
                 s += tl.load(sums + part * distance + module * LARGEST + begin, mask=inside[:, None], other=0.0)
             mask = mine[:, None] & inside[None, :]
             offset = b[None, :] + row[:, None] * rank[None, :] + begin
             place = elements(pages_ptr, adapter[None, :], offset, mask, PAGES, PAGE)
-            place = tl.multiple_of(tl.where(mask, place, 0), [8, 8])
+            place = tl.multiple_of(tl.where(mask, place, 0), [STEP, STEP])
             weights = tl.load(memory_ptr + place[:, :, None] + number[None, None, :], mask=mask[:, :, None], other=0.0)
             total += tl.sum(weights.to(tl.float32) * s[None, :, :], axis=2)
     return total
@@ -98,8 +102,8 @@ def _expand_kernel(
     stride_y,
     num_tokens,  # T
     num_rows,  # N
-    second,  # the second module's first output, N if there is none
-    third,
+    second_row,  # the second module's first output, N if there is none
+    third_row,
     S_PARTS: tl.constexpr,
     LARGEST: tl.constexpr,
     MODULES: tl.constexpr,
@@ -113,10 +117,10 @@ def _expand_kernel(
 ):
     # Tiles never cross from a module to the next.
     tile = tl.program_id(0)
-    tiles, more = tl.cdiv(second, BLOCK_N), tl.cdiv(third - second, BLOCK_N)
+    tiles, more = tl.cdiv(second_row, BLOCK_N), tl.cdiv(third_row - second_row, BLOCK_N)
     module = (tile >= tiles).to(tl.int32) + (tile >= tiles + more).to(tl.int32)
-    begin_row = tl.where(module == 0, 0, tl.where(module == 1, second, third))
-    end_row = tl.where(module == 0, second, tl.where(module == 1, third, num_rows))
+    begin_row = tl.where(module == 0, 0, tl.where(module == 1, second_row, third_row))
+    end_row = tl.where(module == 0, second_row, tl.where(module == 1, third_row, num_rows))
     tile -= tl.where(module == 0, 0, tl.where(module == 1, tiles, tiles + more))
     row = begin_row + tile * BLOCK_N + tl.arange(0, BLOCK_N)
     exists = row < end_row
@@ -159,13 +163,13 @@ def expand(s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tenso
     assert num_rows == sum(table.widths)
     if num_tokens == 0:
         return y
-    segments, target, (second, third) = plan.segments, target_of(y.device), table.bounds
+    segments, target, (second_row, third_row) = plan.segments, target_of(y.device), table.bounds
     block = min(128, max(16, next_power_of_2(min(table.widths))))
     tiles = sum(-(-width // block) for width in table.widths)
     most = max(1, PROGRAMS * (target.num_multiprocessors if target else 1) // tiles)
     _expand_kernel[(tiles, min(len(segments.adapter), most))](
         s, y, table.memory, table.pages, table.places, segments.first_token, segments.count, segments.adapter,
-        segments.number, y.stride(0), num_tokens, num_rows, second, third,
+        segments.number, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
         PAGE=table.page_size, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block, PRECISION="ieee", num_warps=4,
         **pdl(y.device),

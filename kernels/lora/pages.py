@@ -1,8 +1,8 @@
 """Where kernels find the matrices of adapters: in pages, which may lie anywhere in a pool of blocks.
 
-Of each product A is stored in pieces of 256 inputs, as [K / 256][rows][256], so that a program which multiplies a part of
-K reads one stretch of memory. B is stored as [N][rank]. Ranks are rounded up to a multiple of 8 and filled with zeros:
-then no page ends within 16 bytes of B, nor within a row of a piece of A.
+Of each product A is stored in pieces of 256 inputs, as [K / 256][rows][256], so that a program which multiplies a part
+of K reads one stretch of memory. B is stored as [N][rank]. Ranks are rounded up to a multiple of 8 and filled with
+zeros: then no page ends within 16 bytes of B, nor within a row of a piece of A.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Matrices(NamedTuple):
 
 
 def lay_out(adapter: Matrices) -> tuple[torch.Tensor, list[int]]:
-    """Both matrices as pages hold them, and the rank, the rows of A, those from module to module, and where B begins."""
+    """Both matrices as pages hold them; and the rank, the rows of A, those from module to module, where B begins."""
     rank = adapter.b.shape[1]
     assert rank % 8 == 0
     rows, inputs = adapter.a.shape

@@ -46,7 +46,7 @@ def plan_adapters_reference(
     of_token = torch.full((num_tokens,), -1, dtype=torch.int32, device=adapters.device)
     first = int(query_start[0])
     of_token[first : first + len(rows)] = rows
-    found = []
+    found: list[list[int]] = []
     for token, adapter in enumerate(of_token.tolist()):
         if adapter >= 0:
             if found and token % tokens and sum(found[-1][:2]) == token and found[-1][2] == adapter:

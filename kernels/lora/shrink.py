@@ -105,7 +105,8 @@ def _shrink_kernel(
                 pages_ptr, adapter, a, first_row, rows, rank, begin + row[None, :], inputs[:, None], size, SHARE, PAGES,
                 PAGE,
             )  # fmt: skip
-            weights = tl.load(memory_ptr + place[:, :, None] + column[None, None, :], mask=exists[:, :, None], other=0.0)
+            places = memory_ptr + place[:, :, None] + column[None, None, :]
+            weights = tl.load(places, mask=exists[:, :, None], other=0.0)
             products = tl.dot(x, tl.permute(weights, (0, 2, 1)), input_precision=PRECISION)
             s = tl.sum(products, axis=0) * scale
             mask = (token < count)[:, None] & (begin + row < rank)[None, :]
@@ -167,10 +168,10 @@ def _shrink_prompts_kernel(
         for begin in range(0, rank, ROWS):
             acc = tl.zeros((TOKENS, ROWS), tl.float32)
             for k in tl.range(0, size, BLOCK_K, num_stages=STAGES):
-                inputs = tl.full((1, 1), k, tl.int32)
                 place, exists = _rows_of_a(
-                    pages_ptr, adapter, a, first_row, rows, rank, begin + row[:, None], inputs, size, BLOCK_K, PAGES, PAGE
-                )
+                    pages_ptr, adapter, a, first_row, rows, rank, begin + row[:, None], tl.full((1, 1), k, tl.int32),
+                    size, BLOCK_K, PAGES, PAGE,
+                )  # fmt: skip
                 x = tl.load(values + k, mask=present & (column + k < size)[None, :], other=0.0)
                 weights = tl.load(memory_ptr + place + column[None, :], mask=exists, other=0.0)
                 acc = tl.dot(x, tl.trans(weights), acc, input_precision=PRECISION)

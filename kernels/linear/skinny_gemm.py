@@ -229,9 +229,9 @@ def _tiles_kernel(
                 )  # fmt: skip
             else:
                 acc += expanded(
-                    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
-                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST, MODULES, PAGES, PAGE,
-                    FIELDS,
+                    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
+                    third_row, *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST,
+                    MODULES, PAGES, PAGE, FIELDS,
                 )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]

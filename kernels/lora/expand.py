@@ -43,7 +43,7 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
         "s_ptr": s, "of_token_ptr": plan.of_token, "memory_ptr": table.memory, "pages_ptr": table.pages,
         "places_ptr": table.places, "second_row": table.bounds[0], "third_row": table.bounds[1], "S_PARTS": len(s),
         "LARGEST": table.largest, "MODULES": len(table.widths), "PAGES": table.pages.shape[1],
-        "PAGE": table.page_size, "FIELDS": PLACE_FIELDS,
+        "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
     }  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def expand(s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tenso
         s, y, table.memory, table.pages, table.places, segments.first_token, segments.count, segments.adapter,
         segments.number, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
-        PAGE=table.page_size, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block, PRECISION="ieee", num_warps=4,
+        PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block, PRECISION="ieee", num_warps=4,
         **pdl(y.device),
     )  # fmt: skip
     return y

@@ -53,6 +53,11 @@ class PagedTable:
         assert self.scales.is_contiguous()
 
     @property
+    def kernel_page(self) -> int:
+        """The page size, for kernels: of a single page none has to know it, and each size is a kernel of its own."""
+        return 0 if self.pages.shape[1] == 1 else self.page_size
+
+    @property
     def bounds(self) -> tuple[int, int]:
         """The first outputs of the second module and of the third; where there is none, the number of outputs."""
         first, total = self.widths[0], sum(self.widths)

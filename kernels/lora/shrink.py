@@ -196,7 +196,7 @@ def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tenso
         segments.adapter, segments.number, x.stride(0), num_tokens, size,
     )  # fmt: skip
     constants = {
-        "MODULES": modules, "LARGEST": table.largest, "PAGES": table.pages.shape[1], "PAGE": table.page_size,
+        "MODULES": modules, "LARGEST": table.largest, "PAGES": table.pages.shape[1], "PAGE": table.kernel_page,
         "FIELDS": PLACE_FIELDS, "TOKENS": plan.tokens, "PRECISION": "ieee",
     }  # fmt: skip
     grid = (min(len(segments.adapter), most), modules, parts)

@@ -17,6 +17,7 @@ from pagebus.kernels.linear.linear import (
     chosen_for_residual,
     gated_linear,
     linear,
+    linear_invariant,
     partial_linear,
     residual_linear,
 )
@@ -24,7 +25,7 @@ from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PagedTable
-from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 from pagebus.kernels.lora.shrink import shrink
 
 MOST_FUSED = 64
@@ -94,3 +95,19 @@ def adapted_partial_linear(
     assert isinstance(product, torch.Tensor)
     expand(*expansion, product if product.dim() == 2 else product[0])
     return product
+
+
+def adapted_linear_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan
+) -> torch.Tensor:
+    """`adapted_linear` with results independent of other tokens. Segments are those of decodes, whatever the pass."""
+    assert plan.tokens == DECODE_TOKENS
+    return expand(*_shrunk(x, table, plan), linear_invariant(x, weight, bias))
+
+
+def adapted_gated_linear_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
+    act: str = "silu",
+) -> torch.Tensor:  # fmt: skip
+    """`adapted_gated_linear` with results independent of other tokens."""
+    return activation_mul(adapted_linear_invariant(x, weight, bias, table, plan), act)

@@ -79,6 +79,7 @@ def _vector_kernel(
     WIDTH: tl.constexpr,
     NATIVE: tl.constexpr,
     S_PARTS: tl.constexpr,  # of adapters, as the following
+    SUMS: tl.constexpr,  # S_PARTS rounded up
     LARGEST: tl.constexpr,
     MODULES: tl.constexpr,
     PAGES: tl.constexpr,
@@ -156,8 +157,8 @@ def _vector_kernel(
     if s_ptr is not None:
         total += expanded(
             row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
-            *tile_modules(tile, num_rows, second_row, third_row, BLOCK_N, GATED), S_PARTS, LARGEST, MODULES, PAGES,
-            PAGE, FIELDS,
+            *tile_modules(tile, num_rows, second_row, third_row, BLOCK_N, GATED), S_PARTS, SUMS, LARGEST, MODULES,
+            PAGES, PAGE, FIELDS,
         )  # fmt: skip
     if squares_ptr is not None:
         total *= inverse_rms(squares, size, eps)[None, :]

@@ -105,6 +105,7 @@ def _tiles_kernel(
     NATIVE: tl.constexpr,
     WHOLE: tl.constexpr,  # weights and x are int8
     S_PARTS: tl.constexpr,  # of adapters, as the following
+    SUMS: tl.constexpr,  # S_PARTS rounded up
     LARGEST: tl.constexpr,
     MODULES: tl.constexpr,
     PAGES: tl.constexpr,
@@ -221,17 +222,17 @@ def _tiles_kernel(
             if PAIR:
                 acc += expanded(
                     pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
-                    third_row, 0, 0, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                    third_row, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
                 )  # fmt: skip
                 up += expanded(
                     num_rows // 2 + pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr,
-                    second_row, third_row, 1, 1, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                    second_row, third_row, 1, 1, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
                 )  # fmt: skip
             else:
                 acc += expanded(
                     row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
-                    third_row, *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST,
-                    MODULES, PAGES, PAGE, FIELDS,
+                    third_row, *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS,
+                    LARGEST, MODULES, PAGES, PAGE, FIELDS,
                 )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]

@@ -36,14 +36,14 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
     """Arguments of kernels that call :func:`expanded`; ``s_ptr`` is None where there are no adapters."""
     if expansion is None:
         return dict.fromkeys(("s_ptr", "of_token_ptr", "memory_ptr", "pages_ptr", "places_ptr"), None) | dict.fromkeys(
-            ("second_row", "third_row", "S_PARTS", "LARGEST", "MODULES", "PAGES", "PAGE", "FIELDS"), 0
+            ("second_row", "third_row", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES", "PAGE", "FIELDS"), 0
         )
     s, table, plan = expansion
     return {
         "s_ptr": s, "of_token_ptr": plan.of_token, "memory_ptr": table.memory, "pages_ptr": table.pages,
         "places_ptr": table.places, "second_row": table.bounds[0], "third_row": table.bounds[1], "S_PARTS": len(s),
-        "LARGEST": table.largest, "MODULES": len(table.widths), "PAGES": table.pages.shape[1],
-        "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
+        "SUMS": next_power_of_2(len(s)), "LARGEST": table.largest, "MODULES": len(table.widths),
+        "PAGES": table.pages.shape[1], "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
     }  # fmt: skip
 
 
@@ -56,8 +56,8 @@ def module_of(row, second_row, third_row):
 @triton.jit
 def expanded(
     row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row, first_module,
-    last_module, S_PARTS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr,
-    PAGE: tl.constexpr, FIELDS: tl.constexpr,
+    last_module, S_PARTS: tl.constexpr, SUMS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr,
+    PAGES: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     """What adapters add to a tile: float32 [rows, tokens], of outputs ``row`` [rows], all of the modules from
     ``first_module`` to ``last_module``, and of any ``token`` [tokens]. Each token's sums are its own, rank by rank."""
@@ -70,15 +70,15 @@ def expanded(
     STEP: tl.constexpr = RANKS if row.shape[0] * token.shape[0] <= LARGE_TILE else RANKS // 2
     number = tl.arange(0, STEP)
     total = tl.zeros((row.shape[0], token.shape[0]), tl.float32)
-    sums = s_ptr + token.to(tl.int64)[:, None] * (MODULES * LARGEST) + number[None, :]
-    distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
+    part = tl.arange(0, SUMS)
+    sums = s_ptr + (part.to(tl.int64)[:, None, None] * num_tokens + token[None, :, None]) * (MODULES * LARGEST)
+    sums += number[None, None, :]
     for module in range(first_module, last_module + 1):
         mine = module_of(row, second_row, third_row) == module
         for begin in range(0, most, STEP):
             inside = begin < rank
-            s = tl.zeros((token.shape[0], STEP), tl.float32)
-            for part in tl.static_range(S_PARTS):
-                s += tl.load(sums + part * distance + module * LARGEST + begin, mask=inside[:, None], other=0.0)
+            held = (part < S_PARTS)[:, None, None] & inside[None, :, None]
+            s = tl.sum(tl.load(sums + module * LARGEST + begin, mask=held, other=0.0), axis=0)
             mask = mine[:, None] & inside[None, :]
             offset = b[None, :] + row[:, None] * rank[None, :] + begin
             place = elements(pages_ptr, adapter[None, :], offset, mask, PAGES, PAGE)

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+Ints: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:
     """The first ``number`` [1] of M places say something; tokens in none of them have no adapter.
 
-    Segment i is the tokens from ``first_token[i]`` on, ``count[i]`` of them, with the adapter in place ``adapter[i]`` of
-    the tables. All are int32, and no token is in two.
+    Segment i is the tokens from ``first_token[i]`` on, ``count[i]`` of them, with the adapter in place ``adapter[i]``
+    of the tables. All are int32, and no token is in two.
     """
 
     first_token: torch.Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.linear.activation import activate
+from pagebus.kernels.lora.expand import module_of
 
 
 @triton.jit
@@ -19,6 +20,15 @@ def tile_rows(tile, num_rows, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: 
     row = tile * (ROWS // HALVES) + within
     exists = (within < ROWS // HALVES) & (row < num_rows // HALVES)
     return tl.where(exists, row + place // WIDTH * (num_rows // HALVES), 0), exists
+
+
+@triton.jit
+def tile_modules(tile, num_rows, second_row, third_row, ROWS: tl.constexpr, GATED: tl.constexpr):
+    """The first and the last of an adapter's modules that the rows of ``tile`` belong to."""
+    if GATED:
+        return 0, 1
+    last = tl.minimum(tile * ROWS + ROWS, num_rows) - 1
+    return module_of(tile * ROWS, second_row, third_row), module_of(last, second_row, third_row)
 
 
 @triton.jit

@@ -27,9 +27,11 @@ from pagebus.kernels.linear.epilogue import (
     split_gated,
     store_residual,
     store_tile,
+    tile_modules,
     tile_places,
     tile_rows,
 )
+from pagebus.kernels.lora.expand import Expansion, expanded, expansion_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,24 @@ def _vector_kernel(
     zero_ptr,
     stride_scale,
     stride_group,
+    s_ptr,  # None, or what adapters add: see `Expansion`
+    of_token_ptr,
+    memory_ptr,
+    pages_ptr,
+    places_ptr,
+    second_row,
+    third_row,
     CODE: tl.constexpr,  # 0: weights are as x; others are for one token only
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     NATIVE: tl.constexpr,
+    S_PARTS: tl.constexpr,  # of adapters, as the following
+    SUMS: tl.constexpr,  # S_PARTS rounded up
+    LARGEST: tl.constexpr,
+    MODULES: tl.constexpr,
+    PAGES: tl.constexpr,
+    PAGE: tl.constexpr,
+    FIELDS: tl.constexpr,
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
@@ -138,6 +154,12 @@ def _vector_kernel(
             else:
                 w = fetched
         total = tl.sum(acc, axis=1)[:, None] if BLOCK_M == 1 else tl.sum(acc, axis=2)
+    if s_ptr is not None:
+        total += expanded(
+            row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
+            *tile_modules(tile, num_rows, second_row, third_row, BLOCK_N, GATED), S_PARTS, SUMS, LARGEST, MODULES,
+            PAGES, PAGE, FIELDS,
+        )  # fmt: skip
     if squares_ptr is not None:
         total *= inverse_rms(squares, size, eps)[None, :]
     total = add_bias(total, bias_ptr, row)
@@ -170,12 +192,13 @@ def vector_linear(
     gated: int,
     before: HalfNorm | None = None,
     after: Addition | None = None,
+    expansion: Expansion | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K], plus bias [N], into out [T, N]; ``gated``: act(gate) * up, the activation
     of this number in `GATES`, into out [T, N / 2]. Quantized weights are for one token.
 
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
-    norm's weight.
+    norm's weight. ``expansion``: what adapters add to the product.
     """
     (num_tokens, size), (num_rows, _) = x.shape, shape_of(weight)
     assert after is None or not gated
@@ -194,6 +217,7 @@ def vector_linear(
         size,
         0.0 if before is None else before.eps,
         **coded_arguments(weight),
+        **expansion_arguments(expansion),
         GATED=gated,
         PARTS=parts,
         BLOCK_PARTS=next_power_of_2(parts),

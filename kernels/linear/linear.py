@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from pagebus.kernels.linear.dispatch import (
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
 from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
 from pagebus.kernels.linear.skinny_gemm import TileConfig, tiles_linear
+from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig, specialized_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig, widened_linear
 
@@ -103,16 +105,19 @@ def _run(
     *,
     gated: int = 0,
     after: Addition | None = None,
+    expansion: Expansion | None = None,
 ) -> torch.Tensor:
     values, before = (x.x, x) if isinstance(x, HalfNorm) else (x, None)
     assert values.stride(1) == 1
     assert numbers_of(weight).is_contiguous()
     assert bias is None or bias.is_contiguous()
-    norms = {} if before is None and after is None else {"before": before, "after": after}
-    return LAUNCHES[kernel_of(config)](values, weight, bias, out, config, gated=gated, **norms)
+    more: dict[str, Any] = {} if before is None and after is None else {"before": before, "after": after}
+    if expansion is not None:
+        more["expansion"] = expansion
+    return LAUNCHES[kernel_of(config)](values, weight, bias, out, config, gated=gated, **more)
 
 
-def _chosen(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor | Coded) -> Config | None:
+def chosen_config(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor | Coded) -> Config | None:
     """The launch shape of our own kernel; None: the library is faster. That completes no norms."""
     half_normed = isinstance(x, HalfNorm)
     values = x.x if isinstance(x, HalfNorm) else x
@@ -128,11 +133,13 @@ def linear(
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
     config: Config | None = None,
+    expansion: Expansion | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
+    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x.
+    With a launch shape of tiles or vectors, ``expansion`` is what adapters add, here and below."""
     values = x.x if isinstance(x, HalfNorm) else x
     wide = dtype == torch.float32 and values.dtype != torch.float32
-    config = config or _chosen("wide" if wide else "plain", x, weight)
+    config = config or chosen_config("wide" if wide else "plain", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
@@ -140,7 +147,7 @@ def linear(
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return linear_reference(x, weight, bias, dtype)
     out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or values.dtype, device=values.device)
-    return _run(x, weight, bias, out, config)
+    return _run(x, weight, bias, out, config, expansion=expansion)
 
 
 def gated_linear(
@@ -149,17 +156,18 @@ def gated_linear(
     bias: torch.Tensor | None = None,
     config: Config | None = None,
     act: str = "silu",
+    expansion: Expansion | None = None,
 ) -> torch.Tensor:
     """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; ``act`` one of
     `GATES`."""
-    config = config or _chosen("gated", x, weight)
+    config = config or chosen_config("gated", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
         return activation_mul(F.linear(x, weight, bias), act)
     values = x.x if isinstance(x, HalfNorm) else x
     out = torch.empty((len(values), shape_of(weight)[0] // 2), dtype=values.dtype, device=values.device)
-    return _run(x, weight, bias, out, config, gated=GATES[act])
+    return _run(x, weight, bias, out, config, gated=GATES[act], expansion=expansion)
 
 
 def partial_linear(
@@ -169,14 +177,15 @@ def partial_linear(
     residual: torch.Tensor | None = None,
     norm: NextNorm | None = None,
     config: Config | None = None,
+    expansion: Expansion | None = None,
 ) -> torch.Tensor | HalfNorm | None:
     """The product as `add_rms_norm` takes it: [T, N], or float32 [S, T, N] whose sum over S it is; or None, if it has
     been added to ``residual`` [T, N] already; or that, and half of the ``norm`` of the sum. What is added here is
     rounded once, not twice."""
     if config is not None:
-        return _partial(x, weight, bias, config)
+        return _partial(x, weight, bias, config, expansion)
     assert isinstance(weight, torch.Tensor)
-    chosen = _chosen_for_residual(x, weight, bias, residual, norm)
+    chosen = chosen_for_residual(x, weight, bias, residual, norm)
     if chosen.form == "residual":
         assert residual is not None
         assert norm is not None
@@ -189,7 +198,7 @@ def partial_linear(
     return F.linear(x, weight, bias) if chosen.config is None else _partial(x, weight, bias, chosen.config)
 
 
-def _chosen_for_residual(
+def chosen_for_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
     norm: NextNorm | None,
 ) -> LinearChoice:  # fmt: skip
@@ -199,14 +208,17 @@ def _chosen_for_residual(
     )  # fmt: skip
 
 
-def _partial(x: torch.Tensor, weight: torch.Tensor | Coded, bias: torch.Tensor | None, config: Config) -> torch.Tensor:
+def _partial(
+    x: torch.Tensor, weight: torch.Tensor | Coded, bias: torch.Tensor | None, config: Config,
+    expansion: Expansion | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The product, or partial sums of it."""
     if isinstance(config, VectorConfig) or config.splits == 1:
-        return linear(x, weight, bias, config=config)
+        return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
-        return linear(x, weight, bias, config=replace(config, splits=1))
+        return linear(x, weight, bias, config=replace(config, splits=1), expansion=expansion)
     out = torch.empty((config.splits, len(x), shape_of(weight)[0]), dtype=torch.float32, device=x.device)
-    return _run(x, weight, None, out, config)
+    return _run(x, weight, None, out, config, expansion=expansion)
 
 
 def residual_linear(
@@ -216,6 +228,7 @@ def residual_linear(
     residual: torch.Tensor,
     norm: NextNorm,
     config: Config,
+    expansion: Expansion | None = None,
 ) -> HalfNorm:
     """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
     that."""
@@ -226,7 +239,8 @@ def residual_linear(
     split_sums, splits = None, config.splits if isinstance(config, TileConfig) else 1
     if splits > 1:
         split_sums = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
-    _run(x, weight, bias, out, config, after=Addition(residual, norm.weight, squares, split_sums, norm.counters))
+    after = Addition(residual, norm.weight, squares, split_sums, norm.counters)
+    _run(x, weight, bias, out, config, after=after, expansion=expansion)
     return HalfNorm(out, squares, norm.eps)
 
 

@@ -28,9 +28,11 @@ from pagebus.kernels.linear.epilogue import (
     split_gated,
     store_residual,
     store_tile,
+    tile_modules,
     tile_places,
     tile_rows,
 )
+from pagebus.kernels.lora.expand import Expansion, expanded, expansion_arguments
 
 WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64 << 20, 6 << 20, 64
 """Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
@@ -90,11 +92,25 @@ def _tiles_kernel(
     stride_scale,
     stride_group,
     tokens_ptr,  # None, or [T], with WIDTH [T, ceil(K / WIDTH)]: scales of x, which is of the weights' 8 bits
+    s_ptr,  # None, or what adapters add: see `Expansion`
+    of_token_ptr,
+    memory_ptr,
+    pages_ptr,
+    places_ptr,
+    second_row,
+    third_row,
     CODE: tl.constexpr,  # 0: weights are as x
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     NATIVE: tl.constexpr,
     WHOLE: tl.constexpr,  # weights and x are int8
+    S_PARTS: tl.constexpr,  # of adapters, as the following
+    SUMS: tl.constexpr,  # S_PARTS rounded up
+    LARGEST: tl.constexpr,
+    MODULES: tl.constexpr,
+    PAGES: tl.constexpr,
+    PAGE: tl.constexpr,
+    FIELDS: tl.constexpr,
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
@@ -200,6 +216,24 @@ def _tiles_kernel(
         acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
         for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
+    if s_ptr is not None:
+        WHOLE_SUM: tl.constexpr = SPLITS == 1 or residual_ptr is not None
+        if WHOLE_SUM or split == 0:  # of partial sums, to the first
+            if PAIR:
+                acc += expanded(
+                    pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
+                    third_row, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                )  # fmt: skip
+                up += expanded(
+                    num_rows // 2 + pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr,
+                    second_row, third_row, 1, 1, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                )  # fmt: skip
+            else:
+                acc += expanded(
+                    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
+                    third_row, *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS,
+                    LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]
         acc *= inverse
@@ -249,13 +283,14 @@ def tiles_linear(
     gated: int,
     before: HalfNorm | None = None,
     after: Addition | None = None,
+    expansion: Expansion | None = None,
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K], which may be quantized, plus bias [N], into out [T, N]; ``gated``: act(gate) * up,
     the activation of this number in `GATES`, into out [T, N / 2].
 
     With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
-    norm's weight.
+    norm's weight. ``expansion``: what adapters add to the product.
     """
     (num_tokens, size), (num_rows, _), numbers = x.shape, shape_of(weight), numbers_of(weight)
     tokens, meaning = None, tile_arguments(weight)
@@ -295,6 +330,7 @@ def tiles_linear(
         0.0 if before is None else before.eps,
         **meaning,
         tokens_ptr=tokens,
+        **expansion_arguments(expansion),
         WHOLE=numbers.dtype == torch.int8 and tokens is not None,
         GATED=gated,
         PARTS=parts,

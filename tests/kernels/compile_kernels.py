@@ -59,6 +59,7 @@ from tests.kernels.assembler import assembler_report
 from tests.kernels.attention.launches import long_prompts, meta, meta_cache
 from tests.kernels.batch.launches import drafts
 from tests.kernels.latent.launches import latents
+from tests.kernels.lora.launches import adapters
 from tests.kernels.moe.launches import mixtures
 
 TYPES = {
@@ -326,7 +327,7 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    for name, launch in (*long_prompts(), *mixtures(), *latents(), *drafts()):
+    for name, launch in (*long_prompts(), *mixtures(), *latents(), *drafts(), *adapters()):
         case = name
         launch()
     case = "embedding"

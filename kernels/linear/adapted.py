@@ -1,0 +1,113 @@
+"""Products with weights and with what adapters add to them, for each token its own.
+
+Of few tokens, our own kernels add the second half of it to their tiles, before activations and residuals. Of more
+tokens, and behind the library, it is added in place. Which kernel multiplies is chosen as without adapters.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.linear.activation import activation_mul
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.linear import (
+    chosen_config,
+    chosen_for_residual,
+    gated_linear,
+    linear,
+    linear_invariant,
+    partial_linear,
+    residual_linear,
+)
+from pagebus.kernels.linear.shapes import Config
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.lora.expand import Expansion, expand
+from pagebus.kernels.lora.pages import PagedTable
+from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
+from pagebus.kernels.lora.shrink import shrink
+
+MOST_FUSED = 64
+"""Tokens of which a tile adds what adapters add, at most: each token reads a B of its own."""
+
+
+def adds_in_tiles(config: Config | None, num_tokens: int) -> bool:
+    """Whether a product of this launch shape (None: the library's) adds what adapters add to its tiles."""
+    return isinstance(config, TileConfig | VectorConfig) and num_tokens <= MOST_FUSED
+
+
+def _shrunk(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan) -> Expansion:
+    """Of half a norm this is undivided as well."""
+    return Expansion(shrink(x.x if isinstance(x, HalfNorm) else x, table, plan), table, plan)
+
+
+def adapted_linear(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
+    config: Config | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
+    config = config or chosen_config("plain", x, weight)
+    expansion = _shrunk(x, table, plan)
+    num_tokens = len(plan.of_token)
+    if adds_in_tiles(config, num_tokens):
+        return linear(x, weight, bias, config=config, expansion=expansion)
+    assert isinstance(x, torch.Tensor)
+    return expand(*expansion, linear(x, weight, bias, config=config))
+
+
+def adapted_gated_linear(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
+    config: Config | None = None, act: str = "silu",
+) -> torch.Tensor:  # fmt: skip
+    """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
+    config = config or chosen_config("gated", x, weight)
+    expansion = _shrunk(x, table, plan)
+    if adds_in_tiles(config, len(plan.of_token)):
+        return gated_linear(x, weight, bias, config=config, act=act, expansion=expansion)
+    assert isinstance(x, torch.Tensor)
+    return activation_mul(expand(*expansion, F.linear(x, weight, bias)), act)
+
+
+def adapted_partial_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    norm: NextNorm | None, table: PagedTable, plan: AdapterPlan,
+) -> torch.Tensor | HalfNorm | None:  # fmt: skip
+    """The sum as `pagebus.kernels.linear.linear.partial_linear` gives a product: [T, N]; or float32 [S, T, N] to be
+    summed up; or, added to ``residual`` [T, N], None or half of the ``norm`` of that."""
+    chosen = chosen_for_residual(x, weight, bias, residual, norm)
+    expansion, config = _shrunk(x, table, plan), chosen.config
+    if chosen.form == "residual":
+        assert residual is not None
+        assert norm is not None
+        assert config is not None
+        return residual_linear(x, weight, bias, residual, norm, config, expansion)
+    if chosen.form == "added":
+        assert residual is not None
+        residual.addmm_(x, weight.t())
+        expand(*expansion, residual)
+        return None
+    if config is not None and adds_in_tiles(config, len(x)):
+        product = partial_linear(x, weight, bias, config=config, expansion=expansion)
+        assert isinstance(product, torch.Tensor)
+        return product
+    product = F.linear(x, weight, bias) if config is None else partial_linear(x, weight, bias, config=config)
+    assert isinstance(product, torch.Tensor)
+    expand(*expansion, product if product.dim() == 2 else product[0])
+    return product
+
+
+def adapted_linear_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan
+) -> torch.Tensor:
+    """`adapted_linear` with results independent of other tokens. Segments are those of decodes, whatever the pass."""
+    assert plan.tokens == DECODE_TOKENS
+    return expand(*_shrunk(x, table, plan), linear_invariant(x, weight, bias))
+
+
+def adapted_gated_linear_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
+    act: str = "silu",
+) -> torch.Tensor:  # fmt: skip
+    """`adapted_gated_linear` with results independent of other tokens."""
+    return activation_mul(adapted_linear_invariant(x, weight, bias, table, plan), act)

@@ -1,0 +1,144 @@
+"""Where kernels find the matrices of adapters: in pages, which may lie anywhere in a pool of blocks.
+
+Of each product A is stored in pieces of 256 inputs, as [K / 256][rows][256], so that a program which multiplies a part
+of K reads one stretch of memory. B is stored as [N][rank]. Ranks are rounded up to a multiple of 8 and filled with
+zeros: then no page ends within 16 bytes of B, nor within a row of a piece of A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.lora.reference import AdapterTable
+
+COLUMNS, RANKS = tl.constexpr(256), tl.constexpr(8)
+"""Inputs of a piece of A; every rank is a multiple of the second."""
+UNIT = 2048
+"""Each matrix begins at a multiple of so many elements, 4 KiB in 16 bits, and so does every page."""
+PLACE_FIELDS = 5
+MOST_MODULES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PagedTable:
+    """Both matrices of one product, for L adapters of up to P pages; R is the largest rank, and J the number of modules
+    whose outputs stand side by side, ``widths`` [J] of each (q, k and v, for example).
+
+    ``memory`` [..] has the model's format. ``pages`` [L, P] int64: the element of it with which each page begins. Pages
+    have ``page_size`` elements; with one page for each adapter, a page is as large as the adapter. ``places`` [L, 5]
+    int32 is about this product: the rank (0: it is not adapted), the rows of A (of all modules), the rows from a module
+    to the next (0: all have the same), and where A and B begin, in elements from the adapter's first page on.
+    ``scales`` [L, J] float32.
+    """
+
+    memory: torch.Tensor
+    pages: torch.Tensor
+    places: torch.Tensor
+    scales: torch.Tensor
+    widths: tuple[int, ...]
+    largest: int
+    page_size: int
+
+    def __post_init__(self) -> None:
+        assert len(self.widths) <= MOST_MODULES
+        assert self.largest % 8 == 0
+        assert self.page_size % UNIT == 0
+        assert self.pages.is_contiguous()
+        assert self.places.is_contiguous()
+        assert self.scales.is_contiguous()
+
+    @property
+    def kernel_page(self) -> int:
+        """The page size, for kernels: of a single page none has to know it, and each size is a kernel of its own."""
+        return 0 if self.pages.shape[1] == 1 else self.page_size
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first outputs of the second module and of the third; where there is none, the number of outputs."""
+        first, total = self.widths[0], sum(self.widths)
+        return first, first + self.widths[1] if len(self.widths) == MOST_MODULES else total
+
+
+class Matrices(NamedTuple):
+    """An adapter of one product: ``a`` [J * r, K], or [r, K] for all modules; ``b`` [N, r]; ``scales`` [J]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scales: Sequence[float]
+
+
+def lay_out(adapter: Matrices) -> tuple[torch.Tensor, list[int]]:
+    """Both matrices as pages hold them; and the rank, the rows of A, those from module to module, where B begins."""
+    rank = adapter.b.shape[1]
+    assert rank % 8 == 0
+    rows, inputs = adapter.a.shape
+    pieces = -(-inputs // 256)
+    a = adapter.a.new_zeros(rows, pieces * 256)
+    a[:, :inputs] = adapter.a
+    a = a.view(rows, pieces, 256).transpose(0, 1).flatten()
+    flat = a.new_zeros(len(a) + -(-adapter.b.numel() // UNIT) * UNIT)
+    flat[: len(a)], flat[len(a) : len(a) + adapter.b.numel()] = a, adapter.b.flatten()
+    return flat, [rank, rows, 0 if rows == rank else rank, len(a)]
+
+
+def contiguous_table(
+    adapters: Sequence[Matrices | None], widths: tuple[int, ...], largest: int, page_size: int = 0
+) -> PagedTable:
+    """A table whose adapters lie behind each other, each in one page; with a ``page_size``, in pages in reverse order.
+    None: this one does not adapt the product."""
+    found = [each for each in adapters if each is not None]
+    device, modules = found[0].a.device, len(widths)
+    flats, places, scales = [], [], []
+    for each in adapters:
+        flat, (rank, rows, step, b) = (found[0].a.new_zeros(UNIT), [0] * 4) if each is None else lay_out(each)
+        flats.append(flat)
+        places.append([rank, rows, step, 0, b])
+        scales.append([0.0] * modules if each is None else [float(scale) for scale in each.scales])
+    size = max(map(len, flats))
+    num_pages = -(-size // page_size) if page_size else 1
+    padded = num_pages * page_size if page_size else size
+    flat = torch.cat([torch.nn.functional.pad(each, (0, padded - len(each))) for each in flats])
+    order = torch.arange(len(flats) * num_pages, device=device)
+    if page_size:
+        flat = flat.view(-1, page_size).flip(0).flatten()
+        order = order.flip(0)
+    return PagedTable(
+        flat,
+        (order * (page_size or padded)).view(len(flats), num_pages),
+        torch.tensor(places, dtype=torch.int32, device=device),
+        torch.tensor(scales, dtype=torch.float32, device=device),
+        widths,
+        largest,
+        page_size or padded,
+    )
+
+
+def reference_tables(
+    adapters: Sequence[Matrices | None], widths: tuple[int, ...], largest: int
+) -> tuple[AdapterTable, AdapterTable]:
+    """A and B of the same adapters as the reference takes them."""
+    found, modules = next(each for each in adapters if each is not None), len(widths)
+    a = found.a.new_zeros(len(adapters), modules, largest, found.a.shape[1])
+    b = found.b.new_zeros(len(adapters), sum(widths), largest)
+    ranks = torch.zeros(len(adapters), modules, dtype=torch.int32, device=a.device)
+    scales = torch.zeros(len(adapters), modules, device=a.device)
+    for index, each in enumerate(adapters):
+        if each is not None:
+            rank = each.b.shape[1]
+            a[index, :, :rank] = each.a.view(-1, rank, a.shape[3])  # one for all modules, or one for each
+            b[index, :, :rank], ranks[index] = each.b, rank
+            scales[index] = torch.tensor(each.scales)
+    return AdapterTable(a.flatten(1, 2), ranks, scales, widths), AdapterTable(b, ranks, scales, widths)
+
+
+@triton.jit
+def elements(pages_ptr, adapter, offset, mask, PAGES: tl.constexpr, PAGE: tl.constexpr):
+    """Where the elements at ``offset`` of an adapter's pages are in memory, int64."""
+    if PAGES == 1:
+        return tl.load(pages_ptr + adapter) + offset
+    return tl.load(pages_ptr + adapter * PAGES + offset // PAGE, mask=mask, other=0) + offset % PAGE

@@ -1,0 +1,132 @@
+"""Which adapter each token of a step has, and segments short enough for a tile, made on the device by one launch.
+
+A captured graph replays it with any mix of adapters. Kernels of the step may read the plan before they wait for the
+kernels in front of them (`pagebus.kernels.common.pdl`): none of them starts before all of it is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+from pagebus.kernels.lora.segments import Segments
+
+FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 256, 16, 64
+"""Passes of up to so many tokens have segments of 16 tokens at most, others of 64."""
+BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPlan:
+    """``segments`` end at every multiple of ``tokens``; ``of_token`` [T] int32 is each token's adapter, or -1."""
+
+    segments: Segments
+    of_token: torch.Tensor
+    tokens: int
+
+
+def segment_tokens(num_tokens: int, *, invariant: bool = False) -> int:
+    """The tokens of a segment, at most. ``invariant``: the same for any number of tokens."""
+    return DECODE_TOKENS if invariant or num_tokens <= FEW_TOKENS else PROMPT_TOKENS
+
+
+def most_segments(num_tokens: int, runs: int, tokens: int) -> int:
+    """How many segments there can be, if tokens come in ``runs`` of neighbours with the same adapter."""
+    return max(1, min(num_tokens, -(-num_tokens // tokens) + runs))
+
+
+def plan_adapters_reference(
+    adapters: torch.Tensor, query_start: torch.Tensor, num_tokens: int, runs: int, tokens: int
+) -> AdapterPlan:
+    """Row r has adapter ``adapters[r]`` [R] int32, -1: none, and tokens ``query_start[r]:query_start[r + 1]`` [R + 1].
+    Tokens behind the last row have none."""
+    rows = torch.repeat_interleave(adapters, query_start.diff()).int()
+    of_token = torch.full((num_tokens,), -1, dtype=torch.int32, device=adapters.device)
+    first = int(query_start[0])
+    of_token[first : first + len(rows)] = rows
+    found: list[list[int]] = []
+    for token, adapter in enumerate(of_token.tolist()):
+        if adapter >= 0:
+            if found and token % tokens and sum(found[-1][:2]) == token and found[-1][2] == adapter:
+                found[-1][1] += 1
+            else:
+                found.append([token, 1, adapter])
+    table = torch.zeros(3, most_segments(num_tokens, runs, tokens), dtype=torch.int32)
+    table[:, : len(found)] = torch.tensor(found, dtype=torch.int32).view(-1, 3).T
+    first_token, count, adapter = table.to(adapters.device)
+    number = torch.tensor([len(found)], dtype=torch.int32, device=adapters.device)
+    return AdapterPlan(Segments(first_token, count, adapter, number), of_token, tokens)
+
+
+@triton.jit
+def _adapter_of(token, adapters_ptr, query_start_ptr, num_rows, LEVELS: tl.constexpr):
+    """The adapter of each token [BLOCK]: that of the last row that begins at or before it."""
+    row = tl.zeros(token.shape, tl.int32)
+    for level in tl.static_range(LEVELS):
+        later = row + (1 << (LEVELS - 1 - level))
+        begin = tl.load(query_start_ptr + later, mask=later < num_rows, other=0)
+        row = tl.where((later < num_rows) & (begin <= token), later, row)
+    inside = (token >= tl.load(query_start_ptr + row)) & (token < tl.load(query_start_ptr + row + 1))
+    return tl.where(inside, tl.load(adapters_ptr + row), -1)
+
+
+@triton.jit
+def _later(left, right):
+    return tl.maximum(left, right)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "capacity"])
+def _plan_adapters_kernel(
+    adapters_ptr,  # [R]
+    query_start_ptr,  # [R + 1]
+    of_token_ptr,  # [T] out
+    first_ptr,  # [M] out
+    count_ptr,  # [M] out
+    adapter_ptr,  # [M] out
+    number_ptr,  # [1] out
+    num_rows,  # R
+    num_tokens,  # T
+    capacity,  # M
+    TOKENS: tl.constexpr,
+    LEVELS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a multiple of TOKENS
+):
+    number = 0
+    for begin in range(0, num_tokens, BLOCK):
+        token = begin + tl.arange(0, BLOCK)
+        here = token < num_tokens
+        adapter = _adapter_of(token, adapters_ptr, query_start_ptr, num_rows, LEVELS)
+        before = _adapter_of(token - 1, adapters_ptr, query_start_ptr, num_rows, LEVELS)
+        behind = _adapter_of(token + 1, adapters_ptr, query_start_ptr, num_rows, LEVELS)
+        tl.store(of_token_ptr + token, adapter, mask=here)
+        adapted = here & (adapter >= 0)
+        starts = adapted & ((token % TOKENS == 0) | (adapter != before))
+        ends = adapted & ((token % TOKENS == TOKENS - 1) | (adapter != behind) | (token == num_tokens - 1))
+        index = number + tl.cumsum(starts.to(tl.int32), axis=0) - 1
+        first = tl.associative_scan(tl.where(starts, token, -1), 0, _later)
+        inside = index < capacity
+        tl.store(first_ptr + index, token, mask=starts & inside)
+        tl.store(adapter_ptr + index, adapter, mask=starts & inside)
+        tl.store(count_ptr + index, token - first + 1, mask=ends & inside)
+        number += tl.sum(starts.to(tl.int32), axis=0)
+    tl.store(number_ptr, tl.minimum(number, capacity))
+
+
+def plan_adapters(
+    adapters: torch.Tensor, query_start: torch.Tensor, num_tokens: int, runs: int, tokens: int
+) -> AdapterPlan:
+    """As `plan_adapters_reference`. It never lets later kernels begin early: see this module."""
+    device, num_rows = adapters.device, len(adapters)
+    assert query_start.shape == (num_rows + 1,)
+    capacity = most_segments(num_tokens, runs, tokens)
+    first, count, adapter = torch.empty(3, capacity, dtype=torch.int32, device=device)
+    number = torch.empty(1, dtype=torch.int32, device=device)
+    of_token = torch.empty(num_tokens, dtype=torch.int32, device=device)
+    _plan_adapters_kernel[(1,)](
+        adapters, query_start, of_token, first, count, adapter, number, num_rows, num_tokens, capacity,
+        TOKENS=tokens, LEVELS=(num_rows - 1).bit_length(), BLOCK=max(tokens, min(BLOCK, next_power_of_2(num_tokens))),
+        num_warps=8 if num_tokens > FEW_TOKENS else 4,
+    )  # fmt: skip
+    return AdapterPlan(Segments(first, count, adapter, number), of_token, tokens)

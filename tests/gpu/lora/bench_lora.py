@@ -1,0 +1,128 @@
+"""Times a layer of Llama-3.1-8B with adapters on all seven modules: `python -m tests.gpu.lora.bench_lora [--parts]`.
+
+Each figure is the median of CUDA graphs of eight layers, whose weights and adapters come from memory. It has the four
+products of a layer with their norms, and no attention. The floor is the time to read the adapters of a step at the
+speed at which an H200 copies memory, 4.30 TB/s; the goal is what issue 22 leaves for a layer. `--parts` also times the
+four launches of the first half alone, and each product with and without adapters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import torch
+
+from pagebus.kernels.layers.norm import rms_norm
+from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.lora.pages import PagedTable
+from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.lora.shrink import shrink
+from tests.gpu.lora.lora_cases import CUDA, HIDDEN, PRODUCTS, Stream, decodes, layers, random, tables
+
+COPY_BYTES_PER_US = 4.30e6
+TOKENS, ADAPTERS, RANKS, LAYERS = (1, 32, 256), (1, 8, 64), (16, 64), 8
+GOALS = {1: 300 / 32, 32: 450 / 32, 256: 800 / 32}
+"""Microseconds that adapters may add to a layer."""
+Tables = list[dict[str, PagedTable]] | None
+
+
+class Bench:
+    """What the layers of a step of so many tokens read and write."""
+
+    def __init__(self, tokens: int) -> None:
+        self.residual, self.attended = random(tokens, HIDDEN), random(tokens, HIDDEN)
+        self.inputs = {name: random(tokens, inputs) for name, (inputs, _) in PRODUCTS.items()}
+
+    def step(self, tables: Tables, plan: AdapterPlan | None) -> float:
+        """Microseconds of a layer."""
+        first: Stream = rms_norm(self.residual, layers()[0].norm.weight, 1e-5)
+        stream = [first]
+
+        def call(index: int) -> None:
+            if index == 0:
+                stream[0] = first
+            of_layer = tables[index % 2] if tables else None
+            stream[0] = layers()[index % 2](stream[0], self.residual, self.attended, of_layer, plan)
+
+        return graph_microseconds([partial(call, index) for index in range(LAYERS)])
+
+    def products(self, tables: Tables, plan: AdapterPlan | None) -> list[float]:
+        """Microseconds of each product with the norm that may follow it."""
+
+        def call(name: str, index: int) -> None:
+            layer = layers()[index % 2]
+            product = layer.product(name, self.inputs[name], self.residual, tables[index % 2] if tables else None, plan)
+            if name in ("o", "down"):
+                layer.added(product, self.residual)
+
+        return [graph_microseconds([partial(call, name, index) for index in range(LAYERS)]) for name in PRODUCTS]
+
+    def shrinks(self, tables: list[dict[str, PagedTable]], plan: AdapterPlan) -> list[float]:
+        """Microseconds of the first half of each product."""
+        calls: list[list[Callable[[], object]]] = [
+            [partial(shrink, self.inputs[name], tables[index % 2][name], plan) for index in range(LAYERS)]
+            for name in PRODUCTS
+        ]
+        return [graph_microseconds(each) for each in calls]
+
+
+def compile_all(tokens: int) -> None:
+    """In a process of its own: launch everything once, so that Triton's cache has the kernels."""
+    bench, some = Bench(tokens), tables(1, 16)
+    for given in (None, some):
+        stream = rms_norm(bench.residual, layers()[0].norm.weight, 1e-5)
+        layers()[0](stream, bench.residual, bench.attended, given, decodes(tokens, 1) if given else None)
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--adapters", nargs="+", type=int, default=ADAPTERS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--parts", action="store_true", help="also time what a layer consists of")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    with ProcessPoolExecutor(len(options.tokens), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_all, options.tokens))
+    print(f"{torch.cuda.get_device_name(CUDA)}, compiled in {time.monotonic() - begun:.0f} s", flush=True)
+    benches = {tokens: Bench(tokens) for tokens in options.tokens}
+    bases = {tokens: bench.step(None, None) for tokens, bench in benches.items()}
+    plain = {tokens: bench.products(None, None) for tokens, bench in benches.items() if options.parts}
+    print(f"{'tokens':>6} {'adapters':>8} {'rank':>4} {'base us':>8} {'us':>8} {'more':>6} {'goal':>6} {'floor':>6}")
+    for rank in options.ranks:
+        for number in options.adapters:
+            both = [tables(number, rank) for _ in range(2)]
+            bytes_ = sum((len(widths) * inputs + sum(widths)) * rank * 2 for inputs, widths in PRODUCTS.values())
+            for tokens, bench in benches.items():
+                if number > tokens:
+                    continue
+                plan, base = decodes(tokens, number), bases[tokens]
+                took, floor = bench.step(both, plan), number * bytes_ / COPY_BYTES_PER_US
+                goal = GOALS.get(tokens, 0.0)
+                print(
+                    f"{tokens:>6} {number:>8} {rank:>4} {base:>8.1f} {took:>8.1f} {took - base:>6.1f} {goal:>6.1f} "
+                    f"{floor:>6.1f}",
+                    flush=True,
+                )
+                if options.parts:
+                    _print_parts(bench, plain[tokens], both, plan)
+            del both
+    for tokens, bench in benches.items():
+        base, took = bases[tokens], bench.step([tables(1, 16)] * 2, decodes(tokens, 0))
+        print(f"{tokens:>6} {0:>8}    - {base:>8.1f} {took:>8.1f} {took - base:>6.1f}   no token has an adapter")
+
+
+def _print_parts(bench: Bench, plain: list[float], both: list[dict[str, PagedTable]], plan: AdapterPlan) -> None:
+    rows = zip(PRODUCTS, plain, bench.products(both, plan), bench.shrinks(both, plan), strict=True)
+    for name, base, took, first in rows:
+        print(f"{'':>16} {name:>10}: {base:.1f} -> {took:.1f}, {took - base:.1f} more; first half alone {first:.1f}")
+
+
+if __name__ == "__main__":
+    main()

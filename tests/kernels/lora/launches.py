@@ -1,0 +1,93 @@
+"""Launches of adapters' kernels, on tensors of no memory, that are compiled for GPUs that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from pagebus.kernels.layers.norm import NextNorm
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
+from pagebus.kernels.linear.shapes import Config
+from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.lora.expand import Expansion, expand
+from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
+from pagebus.kernels.lora.plan import AdapterPlan, most_segments, plan_adapters, segment_tokens
+from pagebus.kernels.lora.segments import Segments
+from pagebus.kernels.lora.shrink import num_parts, shrink
+
+QKV, DOWN = (4096, (4096, 1024, 1024)), (14336, (4096,))
+
+
+def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Each case and its launch: q, k and v, and the product with most inputs, of decodes and of prompts."""
+    for tokens in (1, 64, 2048):
+        for inputs, widths in (QKV, DOWN):
+            for pages in (1, 40):
+                case = f"bf16 adapters of {inputs} inputs and {len(widths)} modules in {pages} pages, {tokens} tokens"
+                yield case, partial(_both_halves, tokens, inputs, widths, pages)
+    for tokens, config in (
+        (1, TileConfig(48, 16, 256, 3, 4)), (32, TileConfig(48, 32, 128, 6, 4)), (1, VectorConfig(8, 512, 4)),
+    ):  # fmt: skip
+        yield f"bf16 adapted linear of {tokens} tokens, {config}", partial(_within, linear, tokens, *QKV, config)
+    for tokens, config in (
+        (1, TileConfig(112, 8, 128, 4, 4)), (16, TileConfig(112, 16, 128, 4, 4)), (32, TileConfig(64, 32, 128, 4, 4)),
+        (64, TileConfig(112, 64, 128, 4, 8)), (1, VectorConfig(4, 1024, 4, 2)),
+    ):  # fmt: skip
+        case = f"bf16 adapted gated linear of {tokens} tokens, {config}"
+        yield case, partial(_within, gated_linear, tokens, 4096, (14336, 14336), config)
+    for tokens, config in ((32, TileConfig(64, 32, 256, 3, 4, 2, tma=True)),
+                           (64, TileConfig(64, 64, 256, 3, 4, 2, tma=True))):  # fmt: skip
+        case = f"bf16 adapted partial linear of {tokens} tokens, {config}"
+        yield case, partial(_within, partial_linear, tokens, *DOWN, config)
+    config = TileConfig(64, 16, 256, 4, 4, 2, tma=True)
+    yield f"bf16 adapted residual linear of 16 tokens, {config}", partial(_into_residual, 16, *DOWN, config)
+    yield "fp32 adapters of 64 tokens", partial(_both_halves, 64, *QKV, 1, torch.float32)
+    yield "plan of adapters", partial(plan_adapters, meta_ints(256), meta_ints(257), 2048, 66, 64)
+
+
+def _within(call: Callable[..., object], tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
+    x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16, device="meta") for size in (tokens, sum(widths)))
+    call(x, weight, config=config, expansion=_expansion(tokens, inputs, widths))
+
+
+def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
+    x, weight, residual = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((tokens, inputs), (sum(widths), inputs), (tokens, sum(widths)))
+    )
+    norm = NextNorm(residual[0], 1e-5, meta_ints(sum(widths)))
+    residual_linear(x, weight, None, residual, norm, config, _expansion(tokens, inputs, widths))
+
+
+def _expansion(tokens: int, inputs: int, widths: tuple[int, ...]) -> Expansion:
+    plan, table = meta_plan(tokens), meta_table(widths, 40)
+    parts = num_parts(inputs, torch.bfloat16, plan.tokens)
+    return Expansion(torch.empty(parts, tokens, len(widths) * table.largest, device="meta"), table, plan)
+
+
+def meta_ints(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int32, device="meta")
+
+
+def meta_table(widths: tuple[int, ...], pages: int, dtype: torch.dtype = torch.bfloat16) -> PagedTable:
+    """64 adapters of rank 64 at most."""
+    memory, starts = (torch.empty(64, pages, dtype=each, device="meta") for each in (dtype, torch.int64))
+    scales = torch.empty(64, len(widths), device="meta")
+    return PagedTable(memory, starts, meta_ints(64, PLACE_FIELDS), scales, widths, 64, 1 << 20)
+
+
+def meta_plan(tokens: int) -> AdapterPlan:
+    size = segment_tokens(tokens)
+    columns = (meta_ints(most_segments(tokens, 66, size)) for _ in range(3))
+    return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size)
+
+
+def _both_halves(
+    tokens: int, inputs: int, widths: tuple[int, ...], pages: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    table, plan = meta_table(widths, pages, dtype), meta_plan(tokens)
+    s = shrink(torch.empty(tokens, inputs, dtype=dtype, device="meta"), table, plan)
+    expand(s, table, plan, torch.empty(tokens, sum(widths), dtype=dtype, device="meta"))

@@ -16,7 +16,7 @@ from pagebus.kernels.moe.grouped import combine_reference, grouped_experts
 from pagebus.kernels.moe.pairs import pair_experts
 from pagebus.kernels.moe.sorting import sort_pairs
 from pagebus.kernels.moe.weights import ExpertWeights
-from pagebus.kernels.specialized.hopper_experts import specialized_experts
+from pagebus.kernels.moe.hopper_experts import specialized_experts
 
 
 def moe_experts_reference(

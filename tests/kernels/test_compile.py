@@ -91,7 +91,7 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert programs * variant["shared"] <= SHARED_LIMIT[arch], variant
             assert programs * 32 * WARPS * variant["registers"] <= REGISTERS, variant
         if variant["kernel"] == "_tiles_kernel":
-            # What adapters add to a tile that is 8 tokens wide suits the older instruction, and the tile takes the same.
+            # What adapters add to a tile 8 tokens wide suits the older instruction, and the tile takes the same.
             older = "adapted" in variant["case"] and "tokens=8" in variant["case"]
             assert variant["mma" if older else "wgmma"] > 0, variant
             assert variant["tma" if "tma=True" in variant["case"] else "cp_async"] > 0, variant

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,12 +69,14 @@ Wanted = Bucket | Resampling
 class Graphs:
     """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: Buckets, *, adapters: bool = False) -> None:
+        """``adapters``: there are graphs for steps with adapters too."""
         self.buckets = buckets
+        self._adapters = adapters
         self._captured: dict[Wanted, _Captured | PiecewiseGraphs | None] = {}
         """None: it cannot be captured."""
-        self._later = deque(buckets.later())
-        self._planned: set[Wanted] = {*buckets.first(), *self._later}
+        self._later = deque(self._of_both(buckets.later()))
+        self._planned: set[Wanted] = {*self._of_both(buckets.first()), *self._later}
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()
         self._closed = False
@@ -86,16 +88,25 @@ class Graphs:
         self._resampling_pool: Any = None
         """Another one: what a pass leaves in the first is read by what is captured here."""
 
-    def bucket(self, work: StepWork) -> Bucket | None:
+    def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
         """What to pad the step to: the smallest graph there is that holds it; None if it runs without a graph.
 
         If a smaller one could be captured, that is the next to be.
         """
-        bucket = self.buckets.fitting(work)
-        if bucket is None or bucket in self._captured:
+        found = self.buckets.fitting(work)
+        if found is None or (adapted and found.pieces):
+            return None
+        bucket = replace(found, adapted=adapted)
+        if bucket in self._captured:
             return bucket
         self._ask(bucket)
-        return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
+        larger = (replace(each, adapted=adapted) for each in self.buckets.above(found))
+        return next((each for each in larger if each in self._captured), None)
+
+    def _of_both(self, buckets: list[Bucket]) -> list[Bucket]:
+        """The same for steps with adapters behind them, if there are any."""
+        more = [replace(each, adapted=True) for each in buckets if self._adapters and not each.pieces]
+        return [*buckets, *more]
 
     def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
@@ -134,7 +145,7 @@ class Graphs:
 
         On the meta device, where there is nothing to capture, their passes are run once.
         """
-        buckets, first = self.buckets.covering_kernels(), self.buckets.first()
+        buckets, first = (self._of_both(each) for each in (self.buckets.covering_kernels(), self.buckets.first()))
         for done, bucket in enumerate(buckets):
             with runner.model.few_layers():
                 _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated

@@ -184,7 +184,7 @@ def _load(
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
     drafter = None if head is None else head.build(model, settings)
-    residents = make_residents(settings, model, tell)
+    residents = make_residents(settings, model, ops, limits.padded_samples, tell)
     comm.connect()
     progress("kernels", 0.0)
     kernels_ready()
@@ -197,7 +197,7 @@ def _load(
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
-        lookup=Lookup(*lookup_sizes(settings)), head=drafter,
+        lookup=Lookup(*lookup_sizes(settings)), head=drafter, adapters=None if residents is None else residents.slots,
     )  # fmt: skip
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
@@ -227,8 +227,6 @@ def _load(
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         max_loras=0 if residents is None else settings.max_loras,
     )
-    if residents is not None:
-        runner.begin_adapters = residents.begin
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
 
 
@@ -337,7 +335,7 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
         if runner.kv_cache.is_cuda:
             run_long_steps(batch, runner)
     if use_graphs:
-        graphs = Graphs(runner.buckets)
+        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None)
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner, thorough=False)

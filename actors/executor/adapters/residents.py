@@ -1,7 +1,8 @@
 """The adapters that an executor holds: what plans load and drop, and which slots have which.
 
-The device thread calls :meth:`Residents.apply` for each plan. Files are read in threads of their own. What has been read is put into its place by the device thread, before the next plan: a plan
-that uses it is written later, because the scheduler waits for the :class:`AdapterRead`.
+The device thread calls :meth:`Residents.apply` for each plan. Files are read in threads of their own. What has been
+read is put into its place by the device thread, before the next plan: a plan that uses it is written later, because the
+scheduler waits for the :class:`AdapterRead`.
 """
 
 from __future__ import annotations

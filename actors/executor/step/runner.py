@@ -203,7 +203,7 @@ class Runner:
         return Launch(None, pieces, long_rows, rows, kernels)
 
     def _bucket(self, work: StepWork) -> Bucket | None:
-        """The bucket to which the step is padded; None if it runs without a graph, as steps with scored prompts must."""
+        """The bucket to which the step is padded; None if it has no graph, as steps with scored prompts."""
         if self.graphs is None or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
             return None
         return self.graphs.bucket(work, adapted=self._adapted)

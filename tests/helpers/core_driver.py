@@ -144,12 +144,14 @@ class CoreDriver:
                     raise AssertionError(f"unexpected {output}")
 
     def lose(self, successor: Driver) -> None:
-        """The engine dies with all steps in flight, and another takes its place."""
+        """The engine dies with all steps in flight, and another, which has run none of later schedulers, takes its
+        place."""
         for _ in range(self._in_flight):
             self.driver.result()
         self._in_flight, self.driver = 0, successor
-        successor.epoch += 1
-        self.take(ReplicaLost(REPLICA, "killed"), replace(self._joined, epoch=1))
+        successor.epoch = self.core.config.epoch  # the core drops results of plans that are another scheduler's
+        self._joined = replace(self._joined, epoch=self._joined.epoch + 1)
+        self.take(ReplicaLost(REPLICA, "killed"), self._joined)
 
     def step(self) -> StepResult:
         """Wait for the next result, and hand it on."""
@@ -171,6 +173,7 @@ class CoreDriver:
         return result
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Until nothing is in flight, or ``until`` says so after a step."""
+        """Until nothing is in flight and nothing is left to do, or until ``until`` says so after a step."""
         while self._in_flight and not until():
             self.step()
+        assert self._in_flight or self.core.is_idle, "the scheduler is stuck"

@@ -174,7 +174,7 @@ ROOMS: dict[str, str] = {
     "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.common",
     "kernels.quantized": "kernels.linear kernels.specialized kernels.moe kernels.coded kernels.layers kernels.common",
-    "kernels.moe": "kernels.linear kernels.coded kernels.common",
+    "kernels.moe": "kernels.linear kernels.specialized kernels.coded kernels.common",
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",

@@ -58,8 +58,7 @@ class Runner:
         graph_tokens: the most tokens of a step that may run from a CUDA graph, 0 for none.
         pieces_tokens: the most tokens of a step that may run from piecewise graphs.
         cache: the blocks, and the model's part of them.
-        lookup: what drafts are looked up by, if any are verified.
-        head: what drafts instead.
+        lookup, head: what drafts are looked up by, if any are verified; and what drafts instead.
         adapters: which slots have which, if any may have one.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
             computes all tokens, not only the sampled ones, which would be decodes.

@@ -224,8 +224,8 @@ def test_sort_pairs(num_experts: int, top_k: int) -> None:
 
 
 def test_choices() -> None:
-    """Both ways are used by the numbers of tokens above."""
+    """All ways are used by the numbers of tokens above; odd sizes have no whole steps for the last."""
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
     for family in FAMILIES.values():
         kinds = {type(choose(count, family.shape, BF16, target)) for count in TOKENS}
-        assert kinds == {Unsorted, Grouped}
+        assert kinds == {Unsorted, Grouped} | (set() if family.shape.hidden % 64 else {Specialized})

@@ -61,6 +61,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
     return make
 
 
+def limits_of(name: str) -> dict[str, Any]:
+    """Longrope goes by the longest length of the process, and transformers by that of the sequence: short ones here."""
+    fields = MODEL_TYPES[name][1]
+    is_long = fields.get("rope_parameters", {}).get("rope_type") == "longrope"
+    return {"max_model_len": fields["original_max_position_embeddings"]} if is_long else {}
+
+
 async def check(system: System, prompts: list[list[int]], expected: list[list[int]]) -> None:
     """As far as transformers' logits leave no doubt."""
     got = await system.generate(prompts, max_tokens=NUM_TOKENS)
@@ -74,7 +81,7 @@ async def test_tokens_equal_transformers(
     """Alone, together and again; a pool of 14 blocks preempts, and copies to the host if told so."""
     folder, prompts, expected = models(name)
     open_bus: OpenBus = memory_bus() if bus == "memory" else redis_bus_factory
-    options = dict(WAYS[way])
+    options = {**limits_of(name), **WAYS[way]}
     if "num_gpu_blocks_override" in options:
         options["num_gpu_blocks_override"] *= num_pages(folder)
 

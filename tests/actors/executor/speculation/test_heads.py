@@ -211,21 +211,21 @@ def test_a_head_within_the_folder_of_its_model(llama: Engines, tmp_path: Path) -
     driver.close()
 
 
-def test_an_executor_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_executor_dies(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another goes on from the tokens alone: what comes is the same, and the head reads them anew."""
-    told = {"spec_method": "eagle3", "spec_model": str(tmp_path / "head"), "spec_tokens": 4}
-    for plain, drafting, head, folder in engines(tmp_path, "llama"):
-        expected = tokens_of(asked(plain, **SAMPLED))
-        core, successor = CoreDriver(drafting), Driver(tmp_path / "model", **SETTINGS, **told)
-        for number, prompt in enumerate(PROMPTS):
-            core.send(str(number), prompt, NUM_TOKENS, SAMPLED)
-        core.run(until=lambda core=core: sum(len(answer.tokens) for answer in core.answers.values()) > 40)
-        watched = drafted(successor, monkeypatch)
-        core.lose(successor)
-        core.run()
-        assert [answer.tokens for answer in core.answers.values()] == expected
-        check_drafts(watched[:12], tmp_path / "model", head, folder)
-        successor.close()
+    plain, drafting, head, folder = llama
+    expected, core = tokens_of(asked(plain, **SAMPLED)), CoreDriver(drafting)
+    for number, prompt in enumerate(PROMPTS):
+        core.send(str(number), prompt, NUM_TOKENS, SAMPLED)
+    core.run(until=lambda: sum(len(answer.tokens) for answer in core.answers.values()) > 40)
+    told = {"spec_method": "eagle3", "spec_model": str(folder), "spec_tokens": 4}
+    successor = Driver(folder.parent / "model", **SETTINGS, **told)
+    watched = drafted(successor, monkeypatch)
+    core.lose(successor)
+    core.run()
+    assert [answer.tokens for answer in core.answers.values()] == expected
+    check_drafts(watched[:12], folder.parent / "model", head, folder)
+    successor.close()
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [

@@ -1,6 +1,6 @@
 """Twelve dense models that no table of launch shapes names, as folders with a ``config.json`` each.
 
-    python -m tests.gpu.bench.dense_shapes FOLDER
+    python -m tests.gpu.dense_shapes FOLDER
     pagebus bench engine --model FOLDER/NAME --load-format dummy --skip-tokenizer-init
 
 1 to 32 billion parameters, heads of 64 to 256, 1 to 16 query heads for a key head, some with biases. Sizes are those of

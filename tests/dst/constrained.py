@@ -51,6 +51,19 @@ class InTurn:
     def consume_token_par(self, tokens: list[tuple[LLMatcher, int]]) -> list[bool]:
         return [matcher.consume_token(token) for matcher, token in tokens]
 
+    def unsafe_compute_mask_ptr_with_draft_token(
+        self, rows: list[tuple[LLMatcher, int, list[int]]], at: int, size: int, count: int
+    ) -> None:
+        for matcher, first, drafts in rows:
+            taken = 0
+            for place in range(first, first + len(drafts) + 1):
+                self.unsafe_compute_mask_ptr([(matcher, place)], at, size, count)
+                if taken == len(drafts) or not matcher.try_consume_tokens(drafts[taken : taken + 1]):
+                    break
+                taken += 1
+            if taken:
+                matcher.rollback(taken)
+
     def unsafe_compute_mask_ptr(self, rows: list[tuple[LLMatcher, int]], at: int, size: int, count: int) -> None:
         for matcher, place in rows:
             assert place < count

@@ -29,7 +29,8 @@ class DraftingOracle(Oracle):
         self._accepted = accepted
 
     def run(self, plan: StepPlan, work: StepWork) -> np.ndarray:
-        """What the device tells of a step: tokens, and by run how many count, the first's index, and drafts."""
+        """What the device tells of a step: tokens; by run how many count, the first's index, and how many drafts stand
+        behind it; and those drafts, where a grammar has to know them."""
         assert work.runs is not None
         self._move(plan)
         for new in plan.new_sequences:
@@ -48,22 +49,32 @@ class DraftingOracle(Oracle):
         told: list[tuple[int, int, int]] = []
         for first in work.runs.starts[:-1].tolist():
             slot = int(work.sample_slots[first])
-            told.append(self._verify(self.rows[slot], verified[slot], sampled[first:], allowed.get(first)))
-        self.constrained.sampled(work, sampled)
-        return np.concatenate([sampled, np.array(told, np.int32).reshape(-1, 3).T.reshape(-1)])
+            masks = [allowed.get(first + place) for place in range(len(verified[slot]) + 1)]
+            told.append(self._verify(self.rows[slot], verified[slot], sampled[first:], masks))
+        columns = np.array(told, np.int32).reshape(-1, 3).T.reshape(-1)
+        results = np.concatenate([sampled, columns, *self._told_drafts(work)])
+        self.constrained.sampled(work, results)
+        return results
+
+    def _told_drafts(self, work: StepWork) -> list[np.ndarray]:
+        """Of each run, those that stand behind it and what does not matter."""
+        assert work.runs is not None
+        slots = work.sample_slots[work.runs.starts[:-1]].tolist() if work.runs.told_drafts else []
+        padding = [0] * work.runs.told_drafts
+        return [np.array((self.rows[slot].drafts + padding)[: len(padding)], np.int32) for slot in slots]
 
     def _verify(
-        self, row: Row, drafts: list[int], sampled: np.ndarray, allowed: np.ndarray | None
+        self, row: Row, drafts: list[int], sampled: np.ndarray, masks: list[np.ndarray | None]
     ) -> tuple[int, int, int]:
-        """One run, its tokens at the beginning of ``sampled``."""
+        """One run, its tokens at the beginning of ``sampled``; ``masks``: the ids that each may be, None: any."""
         index, count = len(row.tokens) - row.new.num_prompt_tokens, 0
         while True:
-            sampled[count] = self._sample(row, allowed)
+            sampled[count] = self._sample(row, masks[count])
             count += 1
             if count > len(drafts) or drafts[count - 1] != sampled[count - 1]:
                 break
         self._accepted.append(count - 1)
-        row.drafts = self._draft(row) if allowed is None else []
+        row.drafts = self._draft(row)
         return count, index, len(row.drafts)
 
     def _draft(self, row: Row) -> list[int]:

@@ -96,7 +96,7 @@ async def test_fewer_places_than_adapters(tmp_path: Path) -> None:
     base = family(tmp_path, "qwen2")
     cases = make_cases(base, tmp_path, 5, asked=3)
     options = {
-        "enable_lora": True, "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 9,
+        "enable_lora": True, "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 10,
         "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01,
     }  # fmt: skip
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:

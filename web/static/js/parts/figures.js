@@ -19,6 +19,11 @@ export class Figures {
     say(dd.small, extra);
   }
 
+  /** Whether a figure is there at all. */
+  show(name, there) {
+    this.values.get(name).parentElement.hidden = !there;
+  }
+
   /** A line below the figure, in a colour (good, bad) or none; "" takes it away. */
   note(name, text, kind = "") {
     const dd = this.values.get(name);

@@ -42,7 +42,9 @@ export function stepsView({ world, view, tools, signal }) {
     figures.set("Decode/s", found ? short(found.decode) : "0", "tokens");
     figures.set("Prefill/s", found ? short(found.prefill) : "0", "tokens");
     figures.set("Wasted", percent(found?.wasted));
-    figures.set("Drafts accepted", ...drafts(world.shownReplicas().get(name)));
+    const replica = world.shownReplicas().get(name);
+    figures.show("Drafts accepted", replica?.most_drafts > 0);
+    figures.set("Drafts accepted", ...drafts(replica));
     figures.set("Bus, plan / result", ...(found ? pair(found.planBus, found.resultBus) : ["–"]));
     say(hint, found ? "" : whyNone());
   };
@@ -53,7 +55,7 @@ export function stepsView({ world, view, tools, signal }) {
 
 /** The share of an executor's drafts that were right, and how many they were. */
 function drafts(replica) {
-  if (!replica?.most_drafts) return ["–", "no speculation"];
+  if (!replica?.most_drafts) return ["–"];
   const drafted = replica.num_drafted, accepted = replica.num_accepted;
   return [drafted ? percent(accepted / drafted) : "–", `${short(drafted)} drafted, ${short(drafted - accepted)} wasted`];
 }

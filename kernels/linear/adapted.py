@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import activation_mul
+from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import (
     chosen_config,
@@ -18,14 +18,17 @@ from pagebus.kernels.linear.linear import (
     gated_linear,
     linear,
     linear_invariant,
+    linear_reference,
     partial_linear,
     residual_linear,
+    whole_norm,
 )
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
+from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
 
 MOST_FUSED = 64
@@ -42,18 +45,39 @@ def _shrunk(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan) ->
     return Expansion(shrink(x.x if isinstance(x, HalfNorm) else x, table, plan), table, plan)
 
 
+def adapted_linear_reference(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
+    return add_adapters_reference(whole_norm(x), table, plan, linear_reference(x, weight, bias))
+
+
+def adapted_gated_linear_reference(
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
+    act: str = "silu",
+) -> torch.Tensor:  # fmt: skip
+    """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
+    return activation_mul_reference(adapted_linear_reference(x, weight, bias, table, plan), act)
+
+
+def adapted_partial_linear_reference(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    norm: NextNorm | None, table: PagedTable, plan: AdapterPlan,
+) -> torch.Tensor | HalfNorm | None:  # fmt: skip
+    """The sum as `pagebus.kernels.linear.linear.partial_linear` gives a product; here it is [T, N]."""
+    return adapted_linear_reference(x, weight, bias, table, plan)
+
+
 def adapted_linear(
     x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
     config: Config | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
     config = config or chosen_config("plain", x, weight)
-    expansion = _shrunk(x, table, plan)
-    num_tokens = len(plan.of_token)
-    if adds_in_tiles(config, num_tokens):
-        return linear(x, weight, bias, config=config, expansion=expansion)
-    assert isinstance(x, torch.Tensor)
-    return expand(*expansion, linear(x, weight, bias, config=config))
+    if adds_in_tiles(config, len(plan.of_token)):
+        return linear(x, weight, bias, config=config, expansion=_shrunk(x, table, plan))
+    x = whole_norm(x)
+    return expand(*_shrunk(x, table, plan), linear(x, weight, bias, config=config))
 
 
 def adapted_gated_linear(
@@ -62,11 +86,10 @@ def adapted_gated_linear(
 ) -> torch.Tensor:  # fmt: skip
     """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
     config = config or chosen_config("gated", x, weight)
-    expansion = _shrunk(x, table, plan)
     if adds_in_tiles(config, len(plan.of_token)):
-        return gated_linear(x, weight, bias, config=config, act=act, expansion=expansion)
-    assert isinstance(x, torch.Tensor)
-    return activation_mul(expand(*expansion, F.linear(x, weight, bias)), act)
+        return gated_linear(x, weight, bias, config=config, act=act, expansion=_shrunk(x, table, plan))
+    x = whole_norm(x)
+    return activation_mul(expand(*_shrunk(x, table, plan), F.linear(x, weight, bias)), act)
 
 
 def adapted_partial_linear(
@@ -75,6 +98,7 @@ def adapted_partial_linear(
 ) -> torch.Tensor | HalfNorm | None:  # fmt: skip
     """The sum as `pagebus.kernels.linear.linear.partial_linear` gives a product: [T, N]; or float32 [S, T, N] to be
     summed up; or, added to ``residual`` [T, N], None or half of the ``norm`` of that."""
+    norm = norm if len(x) <= MOST_FUSED else None  # those that read the rest of it would have to divide it first
     chosen = chosen_for_residual(x, weight, bias, residual, norm)
     expansion, config = _shrunk(x, table, plan), chosen.config
     if chosen.form == "residual":
@@ -98,16 +122,25 @@ def adapted_partial_linear(
 
 
 def adapted_linear_invariant(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan
 ) -> torch.Tensor:
     """`adapted_linear` with results independent of other tokens. Segments are those of decodes, whatever the pass."""
     assert plan.tokens == DECODE_TOKENS
+    assert isinstance(x, torch.Tensor)  # invariant products leave no halves
     return expand(*_shrunk(x, table, plan), linear_invariant(x, weight, bias))
 
 
 def adapted_gated_linear_invariant(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
+    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
     act: str = "silu",
 ) -> torch.Tensor:  # fmt: skip
     """`adapted_gated_linear` with results independent of other tokens."""
     return activation_mul(adapted_linear_invariant(x, weight, bias, table, plan), act)
+
+
+def adapted_partial_linear_invariant(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
+    norm: NextNorm | None, table: PagedTable, plan: AdapterPlan,
+) -> torch.Tensor | HalfNorm | None:  # fmt: skip
+    """`adapted_partial_linear` with results independent of other tokens."""
+    return adapted_linear_invariant(x, weight, bias, table, plan)

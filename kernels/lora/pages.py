@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.common.triton import tl, triton
-from pagebus.kernels.lora.reference import AdapterTable
 
 COLUMNS, RANKS = tl.constexpr(256), tl.constexpr(8)
 """Inputs of a piece of A; every rank is a multiple of the second."""
@@ -118,22 +117,17 @@ def contiguous_table(
     )
 
 
-def reference_tables(
-    adapters: Sequence[Matrices | None], widths: tuple[int, ...], largest: int
-) -> tuple[AdapterTable, AdapterTable]:
-    """A and B of the same adapters as the reference takes them."""
-    found, modules = next(each for each in adapters if each is not None), len(widths)
-    a = found.a.new_zeros(len(adapters), modules, largest, found.a.shape[1])
-    b = found.b.new_zeros(len(adapters), sum(widths), largest)
-    ranks = torch.zeros(len(adapters), modules, dtype=torch.int32, device=a.device)
-    scales = torch.zeros(len(adapters), modules, device=a.device)
-    for index, each in enumerate(adapters):
-        if each is not None:
-            rank = each.b.shape[1]
-            a[index, :, :rank] = each.a.view(-1, rank, a.shape[3])  # one for all modules, or one for each
-            b[index, :, :rank], ranks[index] = each.b, rank
-            scales[index] = torch.tensor(each.scales)
-    return AdapterTable(a.flatten(1, 2), ranks, scales, widths), AdapterTable(b, ranks, scales, widths)
+def read_back(table: PagedTable, adapter: int, inputs: int) -> Matrices | None:
+    """What an adapter's pages say; None: it does not adapt the product."""
+    rank, rows, _, first_a, first_b = table.places[adapter].tolist()
+    if not rank:
+        return None
+    length = max(first_b + sum(table.widths) * rank, first_a + rows * -(-inputs // 256) * 256)
+    begins = table.pages[adapter].tolist()
+    flat = torch.cat([table.memory.flatten()[begin : begin + table.page_size] for begin in begins])[:length]
+    a = flat[first_a:][: rows * -(-inputs // 256) * 256].view(-1, rows, 256).transpose(0, 1).reshape(rows, -1)
+    b = flat[first_b:][: sum(table.widths) * rank].view(-1, rank)
+    return Matrices(a[:, :inputs], b, table.scales[adapter].tolist())
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.lora.segments import Segments
 
 FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 256, 16, 64
@@ -61,11 +61,11 @@ def plan_adapters_reference(
 
 
 @triton.jit
-def _adapter_of(token, adapters_ptr, query_start_ptr, num_rows, LEVELS: tl.constexpr):
+def _adapter_of(token, adapters_ptr, query_start_ptr, num_rows, levels):
     """The adapter of each token [BLOCK]: that of the last row that begins at or before it."""
     row = tl.zeros(token.shape, tl.int32)
-    for level in tl.static_range(LEVELS):
-        later = row + (1 << (LEVELS - 1 - level))
+    for level in range(levels):
+        later = row + (1 << (levels - 1 - level))
         begin = tl.load(query_start_ptr + later, mask=later < num_rows, other=0)
         row = tl.where((later < num_rows) & (begin <= token), later, row)
     inside = (token >= tl.load(query_start_ptr + row)) & (token < tl.load(query_start_ptr + row + 1))
@@ -77,7 +77,7 @@ def _later(left, right):
     return tl.maximum(left, right)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "capacity"])
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "capacity", "levels"])
 def _plan_adapters_kernel(
     adapters_ptr,  # [R]
     query_start_ptr,  # [R + 1]
@@ -89,17 +89,17 @@ def _plan_adapters_kernel(
     num_rows,  # R
     num_tokens,  # T
     capacity,  # M
+    levels,  # 2 to the power of it is R or more
     TOKENS: tl.constexpr,
-    LEVELS: tl.constexpr,
     BLOCK: tl.constexpr,  # a multiple of TOKENS
 ):
     number = 0
     for begin in range(0, num_tokens, BLOCK):
         token = begin + tl.arange(0, BLOCK)
         here = token < num_tokens
-        adapter = _adapter_of(token, adapters_ptr, query_start_ptr, num_rows, LEVELS)
-        before = _adapter_of(token - 1, adapters_ptr, query_start_ptr, num_rows, LEVELS)
-        behind = _adapter_of(token + 1, adapters_ptr, query_start_ptr, num_rows, LEVELS)
+        adapter = _adapter_of(token, adapters_ptr, query_start_ptr, num_rows, levels)
+        before = _adapter_of(token - 1, adapters_ptr, query_start_ptr, num_rows, levels)
+        behind = _adapter_of(token + 1, adapters_ptr, query_start_ptr, num_rows, levels)
         tl.store(of_token_ptr + token, adapter, mask=here)
         adapted = here & (adapter >= 0)
         starts = adapted & ((token % TOKENS == 0) | (adapter != before))
@@ -126,7 +126,22 @@ def plan_adapters(
     of_token = torch.empty(num_tokens, dtype=torch.int32, device=device)
     _plan_adapters_kernel[(1,)](
         adapters, query_start, of_token, first, count, adapter, number, num_rows, num_tokens, capacity,
-        TOKENS=tokens, LEVELS=(num_rows - 1).bit_length(), BLOCK=max(tokens, min(BLOCK, next_power_of_2(num_tokens))),
+        (num_rows - 1).bit_length(), TOKENS=tokens, BLOCK=BLOCK if num_tokens > FEW_TOKENS else FEW_TOKENS,
         num_warps=8 if num_tokens > FEW_TOKENS else 4,
     )  # fmt: skip
     return AdapterPlan(Segments(first, count, adapter, number), of_token, tokens)
+
+
+def plan_step(adapters: torch.Tensor, query_start: torch.Tensor, num_tokens: int) -> AdapterPlan:
+    """The plan of a pass, whatever its rows have."""
+    return plan_adapters(adapters, query_start, num_tokens, len(adapters), segment_tokens(num_tokens))
+
+
+def plan_step_invariant(adapters: torch.Tensor, query_start: torch.Tensor, num_tokens: int) -> AdapterPlan:
+    """`plan_step` for products whose results are independent of other tokens."""
+    return plan_adapters(adapters, query_start, num_tokens, len(adapters), segment_tokens(num_tokens, invariant=True))
+
+
+def plan_step_reference(adapters: torch.Tensor, query_start: torch.Tensor, num_tokens: int) -> AdapterPlan:
+    """`plan_step` on any device."""
+    return plan_adapters_reference(adapters, query_start, num_tokens, len(adapters), segment_tokens(num_tokens))

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
-
-Ints: TypeAlias = Sequence[int] | npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +19,3 @@ class Segments:
     count: torch.Tensor
     adapter: torch.Tensor
     number: torch.Tensor
-
-    @classmethod
-    def of_rows(cls, query_start: Ints, places: Ints, capacity: int, device: torch.device) -> Segments:
-        """Of R rows: row i has the tokens from ``query_start[i]`` to ``query_start[i + 1]``, and the adapter in
-        ``places[i]``, below 0 none.
-
-        Raises:
-            ValueError: there are more than ``capacity``.
-        """
-        starts = np.asarray(query_start, np.int32)
-        begins = np.flatnonzero(np.diff(places, prepend=np.int32(-1)))  # rows that differ from the one before
-        first, ends = starts[begins], np.append(starts[begins[1:]], starts[-1:])
-        adapter = np.asarray(places, np.int32)[begins]
-        kept = (adapter >= 0) & (ends > first)
-        number = int(kept.sum())
-        if number > capacity:
-            raise ValueError(f"{number} segments: there is room for {capacity}")
-        table = np.zeros((3, capacity), np.int32)
-        table[:, :number] = first[kept], (ends - first)[kept], adapter[kept]
-        columns = torch.from_numpy(table).to(device)
-        return cls(columns[0], columns[1], columns[2], torch.tensor([number], dtype=torch.int32, device=device))

@@ -109,8 +109,8 @@ ROOMS: dict[str, str] = {
     "actors.scheduler.order": "",
     "actors.scheduler.config": "actors.model actors.settings",
     "actors.executor.adapters": (
-        "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device actors.model "
-        "actors.settings kernels.lora bus.messages"
+        "actors.executor.models actors.executor.layers actors.executor.device actors.model actors.settings "
+        "kernels.lora bus.messages"
     ),
     "actors.executor": (
         "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
@@ -151,7 +151,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.latent kernels.common "
-        "kernels.moe kernels.layers kernels.linear kernels.lora kernels.coded kernels.quantized"
+        "kernels.moe kernels.layers kernels.lora kernels.coded kernels.quantized bus.messages"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
@@ -159,7 +159,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
         "actors.model actors.settings kernels.attention kernels.latent kernels.moe kernels.quantized kernels.sampling "
-        "kernels.batch kernels.layers kernels.coded kernels.common"
+        "kernels.batch kernels.layers kernels.linear kernels.lora kernels.coded kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
     "actors.model.grammars": "actors.model bus.messages",

@@ -1,8 +1,8 @@
 """The adapters that an executor holds: what plans load and drop, and which slots have which.
 
-The device thread calls :meth:`Residents.apply` for each plan and :meth:`Residents.begin` for each pass. Files are read
-in threads of their own. What has been read is put into its place by the device thread, before the next plan: a plan
-that uses it is written later, because the scheduler waits for the :class:`AdapterRead`.
+The device thread calls :meth:`Residents.apply` for each plan. Files are read in threads of their own. What has been
+read is put into its place by the device thread, before the next plan: a plan that uses it is written later, because the
+scheduler waits for the :class:`AdapterRead`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
-from pagebus.actors.executor.adapters.places import Places
-from pagebus.actors.executor.adapters.reading import HostAdapter, Read, reader
-from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.adapters.places import Image, Places
+from pagebus.actors.executor.adapters.reading import Read, reader
 from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.adapted.slots import AdapterSlots
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.network import Network
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.messages import AdapterRead, AdapterSource, StepPlan
-from pagebus.kernels.lora.segments import Segments
 
 
 class Wanted(NamedTuple):
@@ -41,8 +39,9 @@ class Residents:
     """
 
     def __init__(
-        self, places: Places, read: Read, num_host: int, num_slots: int, tell: Callable[[AdapterRead], None]
+        self, places: Places, slots: AdapterSlots, read: Read, num_host: int, tell: Callable[[AdapterRead], None]
     ) -> None:
+        self.slots = slots
         self._places, self._read, self._tell = places, read, tell
         self._num_host = num_host
         self._content: OrderedDict[int, str] = OrderedDict((place, "") for place in range(places.count))
@@ -50,9 +49,8 @@ class Residents:
         self._held: dict[str, int] = {}
         """Places of what the scheduler counts on."""
         self._wanted: dict[str, Wanted] = {}
-        self._read_by_now: queue.SimpleQueue[tuple[str, Wanted, HostAdapter]] = queue.SimpleQueue()
-        self._host: OrderedDict[str, HostAdapter] = OrderedDict()
-        self._place_of_slot = np.full(num_slots, -1, np.int32)
+        self._read_by_now: queue.SimpleQueue[tuple[str, Wanted, Image | None]] = queue.SimpleQueue()
+        self._host: OrderedDict[str, Image] = OrderedDict()
         self._epoch = 0
 
     def apply(self, plan: StepPlan, scheduler_epoch: int) -> None:
@@ -65,31 +63,17 @@ class Residents:
             self._epoch = scheduler_epoch
             self._held.clear()
             self._wanted.clear()
-            self._place_of_slot.fill(-1)
+            self.slots.of_slot.fill(-1)
         self._settle()
         for digest in plan.dropped_adapters:
             self._held.pop(digest, None)
         for source in plan.loaded_adapters:
             self._load(source, Wanted(scheduler_epoch, plan.step))
-        self._place_of_slot[plan.freed_slots] = -1
+        self.slots.of_slot[plan.freed_slots] = -1
         for new in plan.new_sequences:
             if new.adapter and new.adapter not in self._held:
                 raise PlanError(f"sequence {new.sequence_id} has adapter {new.adapter}, which is not on the device")
-            self._place_of_slot[new.slot] = self._held[new.adapter] if new.adapter else -1
-
-    def begin(self, work: StepWork) -> bool:
-        """Tell the network which tokens of a pass have which adapter; False: none has one."""
-        places = self._place_of_slot[work.slots]
-        if not len(places) or int(places.max()) < 0:
-            self._places.current.begin(None, None)
-            return False
-        device, last = self._places.device, self._place_of_slot[work.sample_slots]
-        rows = np.arange(len(last) + 1, dtype=np.int32)
-        self._places.current.begin(
-            Segments.of_rows(work.query_start, places, len(places), device),
-            Segments.of_rows(rows, last, max(1, len(last)), device),
-        )
-        return True
+            self.slots.of_slot[new.slot] = self._held[new.adapter] if new.adapter else -1
 
     def _load(self, source: AdapterSource, wanted: Wanted) -> None:
         if len(self._held) + len(self._wanted) >= self._places.count:
@@ -104,10 +88,10 @@ class Residents:
 
     def _fetch(self, source: AdapterSource, wanted: Wanted) -> None:
         """Read an adapter, in a thread of its own, and say so."""
-        adapter: HostAdapter = {}
+        adapter: Image | None = None
         error = ""
         try:
-            adapter = self._read(source)
+            adapter = self._places.image(self._read(source))
         except Exception as problem:  # whatever a file may bring about ends a request, not the executor
             error = str(problem) if isinstance(problem, AdapterError) else f"{type(problem).__name__}: {problem}"
         self._read_by_now.put((source.digest, wanted, adapter))
@@ -120,19 +104,19 @@ class Residents:
             is_wanted = self._wanted.get(digest) == wanted
             if is_wanted:
                 del self._wanted[digest]
-            if adapter:
+            if adapter is not None:
                 self._keep(digest, adapter)
                 if is_wanted:
                     self._place(digest, adapter)
 
-    def _keep(self, digest: str, adapter: HostAdapter) -> None:
+    def _keep(self, digest: str, adapter: Image) -> None:
         """In host memory, for its return."""
         self._host[digest] = adapter
         self._host.move_to_end(digest)
         while len(self._host) > self._num_host:
             self._host.popitem(last=False)
 
-    def _place(self, digest: str, adapter: HostAdapter) -> None:
+    def _place(self, digest: str, adapter: Image) -> None:
         """In a place on the device, unless it is in one."""
         if digest in self._host:
             self._host.move_to_end(digest)
@@ -146,8 +130,10 @@ class Residents:
         self._held[digest] = place
 
 
-def make_residents(settings: Settings, network: Network, tell: Callable[[AdapterRead], None]) -> Residents | None:
-    """None where adapters are not enabled.
+def make_residents(
+    settings: Settings, network: Network, ops: Ops, most_samples: int, tell: Callable[[AdapterRead], None]
+) -> Residents | None:
+    """``most_samples``: the most tokens that a step samples. None where adapters are not enabled.
 
     Raises:
         SettingsError: the model only pools, or has latent attention or quantized weights.
@@ -161,7 +147,9 @@ def make_residents(settings: Settings, network: Network, tell: Callable[[Adapter
         raise SettingsError("--enable-lora: not with quantized weights yet")
     places = Places(network, settings.max_loras, settings.max_lora_rank)
     read = reader(network.config, settings.max_lora_rank, network.parameters.dtype)
-    return Residents(places, read, settings.num_host_loras, settings.max_num_seqs + 1, tell)
+    device = network.parameters.device
+    slots = AdapterSlots(network.adapters, ops, settings.max_num_seqs + 1, most_samples, device)
+    return Residents(places, slots, read, settings.num_host_loras, tell)
 
 
 def _answer(digest: str, wanted: Wanted, error: str = "") -> AdapterRead:

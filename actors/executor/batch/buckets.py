@@ -34,13 +34,15 @@ class Bucket:
     decodes.
 
     Without spans it is for decodes alone, one token per row. With ``pieces`` it is for the tokens of any rows, outside
-    attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`).
+    attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`). If it is ``adapted``, its rows may have
+    adapters: any of them, of any rank.
     """
 
     rows: int
     tokens: int
     spans: int = 0
     pieces: bool = False
+    adapted: bool = False
 
 
 def decode_sizes(largest: int) -> list[int]:

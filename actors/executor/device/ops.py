@@ -15,6 +15,8 @@ from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, rotary_kv_write
+from pagebus.kernels.linear import adapted
+from pagebus.kernels.lora import plan
 from pagebus.kernels.moe import routing, shared
 from pagebus.kernels.quantized import experts, products
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
@@ -54,6 +56,10 @@ class Ops:
     apply_bad_words: operations.ApplyBadWords
     token_logprobs: operations.TokenLogprobs
     copy_blocks: operations.CopyBlocks
+    plan_adapters: operations.PlanAdapters
+    adapted_linear: operations.AdaptedProduct
+    adapted_gated_linear: operations.AdaptedGatedProduct
+    adapted_partial_linear: operations.AdaptedResidualProduct
     sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
     """The same, with any number of alternatives."""
     pick_logits: operations.PickLogits = logprobs.pick_logits
@@ -104,6 +110,10 @@ class Ops:
             apply_bad_words=bad_words.apply_bad_words,
             token_logprobs=logprobs.token_logprobs,
             copy_blocks=copy_blocks.copy_blocks,
+            plan_adapters=plan.plan_step,
+            adapted_linear=adapted.adapted_linear,
+            adapted_gated_linear=adapted.adapted_gated_linear,
+            adapted_partial_linear=adapted.adapted_partial_linear,
             rounding=products.rounding_of,
             resolve_starts=drafts.resolve_starts,
             accept_drafts=drafts.accept_drafts,
@@ -144,6 +154,10 @@ class Ops:
             apply_bad_words=bad_words.apply_bad_words_reference,
             token_logprobs=logprobs.token_logprobs_reference,
             copy_blocks=copy_blocks.copy_blocks_reference,
+            plan_adapters=plan.plan_step_reference,
+            adapted_linear=adapted.adapted_linear_reference,
+            adapted_gated_linear=adapted.adapted_gated_linear_reference,
+            adapted_partial_linear=adapted.adapted_partial_linear_reference,
         )
 
     @classmethod
@@ -162,4 +176,8 @@ class Ops:
             paged_attention=paged_attention.paged_attention_invariant,
             head_product=head_product.head_product_invariant,
             latent_attention=latent.latent_attention_invariant,
+            plan_adapters=plan.plan_step_invariant,
+            adapted_linear=adapted.adapted_linear_invariant,
+            adapted_gated_linear=adapted.adapted_gated_linear_invariant,
+            adapted_partial_linear=adapted.adapted_partial_linear_invariant,
         )

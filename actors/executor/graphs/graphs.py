@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,12 +69,14 @@ Wanted = Bucket | Resampling
 class Graphs:
     """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: Buckets, *, adapters: bool = False) -> None:
+        """``adapters``: there are graphs for steps with adapters too."""
         self.buckets = buckets
+        self._adapters = adapters
         self._captured: dict[Wanted, _Captured | PiecewiseGraphs | None] = {}
         """None: it cannot be captured."""
-        self._later = deque(buckets.later())
-        self._planned: set[Wanted] = {*buckets.first(), *self._later}
+        self._later = deque(with_adapted(buckets.later(), adapters=adapters))
+        self._planned: set[Wanted] = {*with_adapted(buckets.first(), adapters=adapters), *self._later}
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()
         self._closed = False
@@ -86,16 +88,20 @@ class Graphs:
         self._resampling_pool: Any = None
         """Another one: what a pass leaves in the first is read by what is captured here."""
 
-    def bucket(self, work: StepWork) -> Bucket | None:
+    def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
         """What to pad the step to: the smallest graph there is that holds it; None if it runs without a graph.
 
         If a smaller one could be captured, that is the next to be.
         """
-        bucket = self.buckets.fitting(work)
-        if bucket is None or bucket in self._captured:
+        found = self.buckets.fitting(work)
+        if found is None or (adapted and found.pieces):
+            return None
+        bucket = replace(found, adapted=adapted)
+        if bucket in self._captured:
             return bucket
         self._ask(bucket)
-        return next((larger for larger in self.buckets.above(bucket) if larger in self._captured), None)
+        larger = (replace(each, adapted=adapted) for each in self.buckets.above(found))
+        return next((each for each in larger if each in self._captured), None)
 
     def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
@@ -134,7 +140,8 @@ class Graphs:
 
         On the meta device, where there is nothing to capture, their passes are run once.
         """
-        buckets, first = self.buckets.covering_kernels(), self.buckets.first()
+        covering, first = self.buckets.covering_kernels(), self.buckets.first()
+        buckets, first = (with_adapted(each, adapters=self._adapters) for each in (covering, first))
         for done, bucket in enumerate(buckets):
             with runner.model.few_layers():
                 _run_empty(runner, bucket)  # kernels compiled, library workspaces allocated
@@ -238,6 +245,12 @@ class Graphs:
             graph.capture_end()
 
 
+def with_adapted(buckets: list[Bucket], *, adapters: bool) -> list[Bucket]:
+    """The buckets, and behind them the same for steps with ``adapters``, if there may be any."""
+    more = [replace(each, adapted=True) for each in buckets if adapters and not each.pieces]
+    return [*buckets, *more]
+
+
 def empty_step() -> StepWork:
     """A step without rows, to be padded to a bucket."""
     ints, flags = np.empty(0, np.int32), np.empty(0, np.bool_)
@@ -274,11 +287,12 @@ def _run_empty(runner: Passes, bucket: Bucket) -> None:
         padded_pass(runner, bucket)
 
 
-def pool_bytes(runner: Passes) -> int:
-    """Bytes that the passes of the largest graphs, whole and in pieces, take on top of what stays: the pool will hold
-    them, at worst side by side."""
-    taken = 0
-    for bucket in filter(None, (runner.buckets.largest(), runner.buckets.largest_pieces())):
+def pool_bytes(runner: Passes, *, adapters: bool) -> int:
+    """Bytes that the passes of the largest graphs, whole, with ``adapters`` and in pieces, take on top of what stays:
+    the pool will hold them, at worst side by side."""
+    taken, pieces = 0, runner.buckets.largest_pieces()
+    largest = [runner.buckets.largest()] if pieces is None else [runner.buckets.largest(), pieces]
+    for bucket in with_adapted(largest, adapters=adapters):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         _run_empty(runner, bucket)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.layers.adapted.products import Adapted
+from pagebus.actors.executor.layers.adapted.products import Adapted, Addition
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import activation_mul_reference
 from pagebus.kernels.quantized.layouts import Weight
 from pagebus.kernels.quantized.products import Inputs
 
@@ -40,8 +39,15 @@ class Linear:
         self.bias = parameters.bias(biases) if bias else None
 
     def __call__(self, x: Inputs) -> torch.Tensor:
-        y = self._ops.linear(x, self.weight, self.bias)
-        return y if self.adapted is None else self.adapted.add(x, y)
+        addition = self._addition
+        if addition is None:
+            return self._ops.linear(x, self.weight, self.bias)
+        return self._ops.adapted_linear(_exact(x), _dense(self.weight), self.bias, *addition)
+
+    @property
+    def _addition(self) -> Addition | None:
+        """What adapters add in the present pass."""
+        return None if self.adapted is None else self.adapted.addition
 
     def rounding(self, x: Inputs) -> torch.dtype | None:
         """To what its inputs may be rounded where they are made, of as many tokens as x [T, ...] has."""
@@ -79,22 +85,29 @@ class ResidualLinear(Linear):
         It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
         result; or it has been, and no more (None).
         """
-        if self._ops.comm.size > 1 or (self.adapted is not None and self.adapted.active):
+        if self._ops.comm.size > 1:
             return self.alone(x)
         following = None
         if before is not None and before.may_be_halved:
             following = NextNorm(before.weight, before.eps, self._counters)
-        return self._ops.partial_linear(x, self.weight, self.bias, residual, following)
+        return self._product(x, residual, following)
 
     def alone(self, x: torch.Tensor | RoundedTokens) -> torch.Tensor:
         """The product of x, added to nothing: [T, out], or partial sums [S, T, out] float32."""
-        product = self._ops.partial_linear(x, self.weight, self.bias, None, None)
+        product = self._product(x, None, None)
         assert isinstance(product, torch.Tensor)
-        if self.adapted is not None and self.adapted.active:
-            return self.adapted.add(x, product if product.dim() == 2 else product.sum(0).to(x.dtype))
         if self._ops.comm.size == 1:
             return product
         return self._ops.comm.all_reduce(product if product.dim() == 2 else product.sum(0).to(x.dtype))
+
+    def _product(
+        self, x: torch.Tensor | RoundedTokens, residual: torch.Tensor | None, following: NextNorm | None
+    ) -> torch.Tensor | HalfNorm | None:
+        addition = self._addition
+        if addition is None:
+            return self._ops.partial_linear(x, self.weight, self.bias, residual, following)
+        assert isinstance(x, torch.Tensor)
+        return self._ops.adapted_partial_linear(x, _dense(self.weight), self.bias, residual, following, *addition)
 
 
 class GatedLinear(Linear):
@@ -112,15 +125,28 @@ class GatedLinear(Linear):
         self._act = act
 
     def __call__(self, x: Inputs) -> torch.Tensor:
-        if self.adapted is not None and self.adapted.active:
-            return activation_mul_reference(super().__call__(x), self._act)
+        if (addition := self._addition) is not None:
+            return self._ops.adapted_gated_linear(
+                _exact(x), _dense(self.weight), self.bias, *addition, act=self._act
+            )  # fmt: skip
         product = self._ops.gated_linear(x, self.weight, self.bias, act=self._act)
         assert isinstance(product, torch.Tensor)
         return product
 
     def before(self, following: Linear, x: Inputs) -> torch.Tensor | RoundedTokens:
         """The same for the ``following`` product alone, rounded if that would round it."""
-        if self.adapted is not None and self.adapted.active:
+        if self._addition is not None:
             return self(x)
         rounded = following.rounding(x)
         return self._ops.gated_linear(x, self.weight, self.bias, act=self._act, rounded=rounded)
+
+
+def _exact(x: Inputs) -> torch.Tensor | HalfNorm:
+    """Inputs of an adapted product: quantized models have no adapters, and others round nothing."""
+    assert not isinstance(x, RoundedTokens)
+    return x
+
+
+def _dense(weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)
+    return weight

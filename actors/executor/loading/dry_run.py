@@ -70,4 +70,4 @@ def dry_run(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None
     with runner.model.few_layers():
         run_all_steps(batch, runner)
     if graph_tokens(settings, config, META):
-        Graphs(runner.buckets).capture(runner, lambda share: None)
+        Graphs(runner.buckets, adapters=runner.adapters is not None).capture(runner, lambda share: None)

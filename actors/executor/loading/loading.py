@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from pagebus.actors.executor.device.device import (
 )
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes
+from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
 from pagebus.actors.executor.loading.head_weights import HeadFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
 from pagebus.actors.executor.loading.warmup import (
     measure_prefill_rate,
+    run_adapted_steps,
     run_full_steps,
     run_head,
     run_long_steps,
@@ -184,7 +186,7 @@ def _load(
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
     drafter = None if head is None else head.build(model, settings)
-    residents = make_residents(settings, model, tell)
+    residents = make_residents(settings, model, ops, limits.padded_samples, tell)
     comm.connect()
     progress("kernels", 0.0)
     kernels_ready()
@@ -197,7 +199,7 @@ def _load(
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
-        lookup=Lookup(*lookup_sizes(settings)), head=drafter,
+        lookup=Lookup(*lookup_sizes(settings)), head=drafter, adapters=None if residents is None else residents.slots,
     )  # fmt: skip
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
@@ -227,8 +229,6 @@ def _load(
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         max_loras=0 if residents is None else settings.max_loras,
     )
-    if residents is not None:
-        runner.begin_adapters = residents.begin
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
 
 
@@ -306,11 +306,15 @@ def _profile(
     """Bytes for the cache: run the largest steps, see what is left."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    graph_bytes, peak = run_full_steps(batch, runner)
+    adapters = runner.adapters
+    with nullcontext() if adapters is None else adapters.assumed():
+        graph_bytes, peak = run_full_steps(batch, runner)
     peak += _prefill_scratch_bytes(batch.limits, runner)
+    num_graphs = 0
     if use_graphs:
-        graph_bytes = max(graph_bytes, pool_bytes(runner))
-    num_graphs = len(runner.buckets.first()) + len(runner.buckets.later()) if use_graphs else 0
+        graph_bytes = max(graph_bytes, pool_bytes(runner, adapters=adapters is not None))
+        buckets = [*runner.buckets.first(), *runner.buckets.later()]
+        num_graphs = len(with_adapted(buckets, adapters=adapters is not None))
     return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
 
 
@@ -336,8 +340,9 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
         run_head(batch, runner)
         if runner.kv_cache.is_cuda:
             run_long_steps(batch, runner)
+        run_adapted_steps(batch, runner)
     if use_graphs:
-        graphs = Graphs(runner.buckets)
+        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None)
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner, thorough=False)

@@ -263,3 +263,16 @@ def run_small_steps(batch: PersistentBatch, runner: Runner, *, thorough: bool) -
         for plan in plans:
             runner.run(batch.apply(plan))
     batch.reset()
+
+
+def run_adapted_steps(batch: PersistentBatch, runner: Runner) -> None:
+    """If sequences may have adapters, run small steps and the largest as if some had one."""
+    if runner.adapters is None:
+        return
+    cuda = runner.kv_cache.is_cuda
+    with runner.adapters.assumed():
+        run_small_steps(batch, runner, thorough=cuda)
+        for plan in full_prompt_steps(batch.limits) if cuda else ():
+            batch.reset()
+            runner.run(batch.apply(plan))
+    batch.reset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs
 from pagebus.actors.executor.graphs.resampling import resampling_of
+from pagebus.actors.executor.layers.adapted.slots import AdapterSlots
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
 from pagebus.actors.executor.memory.kv_cache import Cache
@@ -57,6 +59,7 @@ class Runner:
         pieces_tokens: the most tokens of a step that may run from piecewise graphs.
         cache: the blocks, and the model's part of them.
         lookup, head: what drafts are looked up by, if any are verified; and what drafts instead.
+        adapters: which slots have which, if any may have one.
         decodes_apart: as in :class:`PersistentBatch`; if not, ``ops`` are the invariant ones, and the last layer
             computes all tokens, not only the sampled ones, which would be decodes.
     """
@@ -75,6 +78,7 @@ class Runner:
         decodes_apart: bool = True,
         lookup: Lookup | None = None,
         head: Eagle3 | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.model = model
         self.limits = limits
@@ -89,9 +93,8 @@ class Runner:
         self.select_long_rows: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
         """Returns the parts of prompts whose attention is left to the library, or to our kernel for long prompts,
         perhaps beside ``decodes``."""
-        self.begin_adapters: Callable[[StepWork], bool] = lambda work: False
-        """Tells the model which tokens of a step have adapters, and returns whether any has."""
-        self._adapted = False
+        self.adapters = adapters
+        self._adapted = False  # whether some row of the last step has an adapter
         self.scores: Scores | None = None
         """Log probabilities of the last step, if requested by any of its rows."""
         self.from_graph = False
@@ -149,7 +152,7 @@ class Runner:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples. Where drafts
         are verified more is told behind them: ``work.num_results`` numbers."""
         self.scores = None if work.logprob_rows is None else Scores()
-        self._adapted = self.begin_adapters(work)
+        self._adapted = self.adapters is not None and self.adapters.send(work.slots)
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
         self.from_graph = bucket is not None or launch.pieces is not None
@@ -199,11 +202,10 @@ class Runner:
         return Launch(None, pieces, long_rows, rows, kernels)
 
     def _bucket(self, work: StepWork) -> Bucket | None:
-        """The bucket to which the step is padded; None if it runs without a graph, as steps with scored prompts
-        or adapters must."""
-        if self.graphs is None or self._adapted or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
+        """The bucket to which the step is padded; None if it has no graph, as steps with scored prompts."""
+        if self.graphs is None or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
             return None
-        return self.graphs.bucket(work)
+        return self.graphs.bucket(work, adapted=self._adapted)
 
     def _cut(self, work: StepWork, bucket: Bucket | None, long_rows: tuple[LongRow, ...]) -> QuerySpans:
         """The division for attention of the step's prompts, except ``long_rows``."""
@@ -229,6 +231,7 @@ class Runner:
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
             num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
             sampled=None if _all_wanted(work) else len(work.hidden_index), longest=work.max_query_len,
+            adapted=self._adapted,
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -238,23 +241,14 @@ class Runner:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         return self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
-            sampled=bucket.rows if bucket.spans else None,
+            sampled=bucket.rows if bucket.spans else None, adapted=bucket.adapted,
         )  # fmt: skip
 
     def _forward(
-        self,
-        num_rows: int,
-        num_tokens: int,
-        *,
-        num_decodes: int,
-        spans: Spans | None,
-        padded: bool = False,
-        long_rows: tuple[LongRow, ...] = (),
-        pause: Callable[[], object] = lambda: None,
-        pieces: PiecewiseGraphs | None = None,
-        sampled: int | None,
-        longest: int = 0,
-    ) -> torch.Tensor:
+        self, num_rows: int, num_tokens: int, *, num_decodes: int, spans: Spans | None, padded: bool = False,
+        long_rows: tuple[LongRow, ...] = (), pause: Callable[[], object] = lambda: None,
+        pieces: PiecewiseGraphs | None = None, sampled: int | None, longest: int = 0, adapted: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""
         header, state = self.uploader.header, self.state
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
@@ -279,10 +273,13 @@ class Runner:
             windowed_tables=state.windowed_tables,
             windowed_mappings=tokens.windowed_mappings,
         )
-        if pieces is None:
-            hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
-        else:
+        if pieces is not None:
             hidden = pieces.forward(as_decoder(self.model), tokens, batch)
+        else:
+            ending = None if last is None else last.slots
+            adapters = self.adapters if adapted else None
+            with adapters.planned(slots, query_start, num_tokens, ending) if adapters else nullcontext():
+                hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
 
     def _prepare_inputs(self, tokens: Tokens, num_rows: int) -> None:

@@ -30,8 +30,9 @@ class EagerGraphs(Graphs):
         self.resampled: set[Resampling] = set()
         self._logits = torch.empty(0)
 
-    def bucket(self, work: StepWork) -> Bucket | None:
-        return self.buckets.fitting(work)
+    def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
+        found = self.buckets.fitting(work)
+        return None if found is None else replace(found, adapted=adapted)
 
     def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
         runner = self.runner

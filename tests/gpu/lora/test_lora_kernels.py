@@ -16,7 +16,7 @@ from pagebus.kernels.linear.adapted import (
     adapted_partial_linear,
 )
 from pagebus.kernels.lora.expand import expand
-from pagebus.kernels.lora.pages import Matrices, contiguous_table, reference_tables
+from pagebus.kernels.lora.pages import Matrices, contiguous_table
 from pagebus.kernels.lora.plan import (
     DECODE_TOKENS,
     AdapterPlan,
@@ -24,8 +24,7 @@ from pagebus.kernels.lora.plan import (
     plan_adapters_reference,
     segment_tokens,
 )
-from pagebus.kernels.lora.reference import expand as reference_expand
-from pagebus.kernels.lora.reference import shrink as reference_shrink
+from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
 from tests.gpu.errors import worst_row
 from tests.gpu.lora.lora_cases import HIDDEN, LARGEST, PRODUCTS, layers, random, random_adapter
@@ -64,9 +63,8 @@ def plan_for(tokens: int, size: int | None = None) -> AdapterPlan:
 
 def added(x: torch.Tensor, adapters: list[Matrices | None], widths: tuple[int, ...], plan: AdapterPlan) -> torch.Tensor:
     """What adapters add, in float32, as the reference has it."""
-    a, b = reference_tables(adapters, widths, LARGEST)
     wide = torch.zeros(len(x), sum(widths), device="cuda")
-    return reference_expand(reference_shrink(x, a, plan.segments), b, plan.segments, wide)
+    return add_adapters_reference(x, contiguous_table(adapters, widths, LARGEST), plan, wide)
 
 
 def test_plans() -> None:

@@ -22,9 +22,8 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import linear, partial_linear, residual_linear, whole_norm
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.lora import reference
 from pagebus.kernels.lora.expand import Expansion, expand
-from pagebus.kernels.lora.pages import Matrices, PagedTable, contiguous_table, reference_tables
+from pagebus.kernels.lora.pages import Matrices, PagedTable, contiguous_table
 from pagebus.kernels.lora.plan import (
     DECODE_TOKENS,
     PROMPT_TOKENS,
@@ -32,6 +31,7 @@ from pagebus.kernels.lora.plan import (
     plan_adapters,
     plan_adapters_reference,
 )
+from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import num_parts, shrink
 
 LARGEST, INPUTS = 64, 300
@@ -65,7 +65,7 @@ class Case:
         every = [adapter(8, len(widths)), adapter(16, 1), None, adapter(24, len(widths)), adapter(64, len(widths))]
         self.widths, self.inputs, self.dtype, self.device = widths, inputs, dtype, device
         self.table: PagedTable = contiguous_table(every, widths, LARGEST, page_size)
-        self.references = reference_tables(every, widths, LARGEST)
+        self.adapters = every
         self.weight = self.random(sum(widths), inputs) / inputs**0.5
 
     def random(self, *shape: int) -> torch.Tensor:
@@ -73,15 +73,15 @@ class Case:
 
     def expected(self, x: torch.Tensor, plan: AdapterPlan, y: torch.Tensor) -> torch.Tensor:
         """y [T, N] with what adapters add, in float64."""
-        y, (a, b) = y.double(), self.references
+        y = y.double()
         for token, adapter in enumerate(plan.of_token.tolist()):
-            if adapter >= 0:
-                down = a.values[adapter].double() @ x[token].double()
-                down *= a.scales[adapter].double().repeat_interleave(LARGEST)
-                rows = [
-                    down[module * LARGEST :][:LARGEST].expand(width, -1) for module, width in enumerate(self.widths)
-                ]
-                y[token] += (b.values[adapter].double() * torch.cat(rows)).sum(1)
+            found = self.adapters[adapter] if adapter >= 0 else None
+            if found is not None:
+                rank = found.b.shape[1]
+                down = (found.a.double() @ x[token].double()).view(-1, rank).expand(len(self.widths), rank)
+                down = down * torch.tensor(found.scales, device=self.device).double()[:, None]
+                rows = down.repeat_interleave(torch.tensor(self.widths, device=self.device), dim=0)
+                y[token] += (found.b.double() * rows).sum(1)
         return y
 
 
@@ -104,7 +104,7 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float((result.double() - expected).norm() / expected.norm())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 3)), min_size=1, max_size=12),
     padding=st.integers(0, 5),
@@ -131,10 +131,13 @@ def test_plans(rows: list[tuple[int, int]], padding: int, tokens: int) -> None:
     assert all(first // tokens == (first + count - 1) // tokens for first, count in zip(firsts, counts_, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [DECODE_TOKENS, PROMPT_TOKENS])
-@pytest.mark.parametrize("page_size", [0, 2048])
-@pytest.mark.parametrize("widths", [QKV, GATE_UP])
+@pytest.mark.parametrize(
+    ("widths", "page_size", "tokens", "dtype"),
+    [
+        (QKV, 0, DECODE_TOKENS, DTYPES[-1]), (QKV, 2048, PROMPT_TOKENS, torch.float32),
+        (GATE_UP, 2048, DECODE_TOKENS, torch.float32), (GATE_UP, 0, PROMPT_TOKENS, DTYPES[-1]),
+    ],
+)  # fmt: skip
 def test_both_halves(
     widths: tuple[int, ...], page_size: int, tokens: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -148,9 +151,7 @@ def test_both_halves(
     assert expand(s, case.table, plan, y) is y
     assert error(y, expected) < LIMITS[dtype]
     assert torch.equal(y[plan.of_token < 0], before[plan.of_token < 0])
-    a, b = case.references
-    other = reference.expand(reference.shrink(x, a, plan.segments), b, plan.segments, before)
-    assert error(other, expected) < LIMITS[dtype]
+    assert error(add_adapters_reference(x, case.table, plan, before), expected) < LIMITS[dtype]
 
 
 def test_no_adapters(device: torch.device) -> None:

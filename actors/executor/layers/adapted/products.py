@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-import torch
+import threading
+from typing import NamedTuple
 
-from pagebus.kernels.coded.rounding import RoundedTokens
-from pagebus.kernels.linear.linear import whole_norm
-from pagebus.kernels.lora.reference import AdapterTable, expand, shrink
-from pagebus.kernels.lora.segments import Segments
-from pagebus.kernels.quantized.products import Inputs
+from pagebus.kernels.lora.pages import PagedTable
+from pagebus.kernels.lora.plan import AdapterPlan
 
 
-class AdapterPass:
+class AdapterPass(threading.local):
     """Which tokens of the present pass have which adapter; None: no token has one, and nothing is launched for them.
-    ``last``: the same of the tokens that the last layer goes on with."""
+    ``last``: the same of the tokens that the last layer goes on with.
 
-    __slots__ = ("last", "segments")
+    Each thread has a pass of its own: graphs are captured beside steps.
+    """
 
-    def __init__(self) -> None:
-        self.segments: Segments | None = None
-        self.last: Segments | None = None
+    plan: AdapterPlan | None = None
+    last: AdapterPlan | None = None
 
-    def begin(self, segments: Segments | None, last: Segments | None) -> None:
+    def begin(self, plan: AdapterPlan | None, last: AdapterPlan | None) -> None:
         """For the pass that follows."""
-        self.segments, self.last = segments, last
+        self.plan, self.last = plan, last
 
     def keep_last(self) -> None:
         """From here on the pass has the last tokens only."""
-        self.segments = self.last
+        self.plan = self.last
+
+
+class Addition(NamedTuple):
+    """What adapters add to one product of a pass."""
+
+    table: PagedTable
+    plan: AdapterPlan
 
 
 class Adapted:
-    """The matrices of one product, of all adapters in their places: ``a`` and ``b`` share ranks and scales."""
+    """The matrices of one product, of all adapters in their places."""
 
-    __slots__ = ("_current", "a", "b")
+    __slots__ = ("_current", "table")
 
-    def __init__(self, a: AdapterTable, b: AdapterTable, current: AdapterPass) -> None:
-        self.a, self.b = a, b
+    def __init__(self, table: PagedTable, current: AdapterPass) -> None:
+        self.table = table
         self._current = current
 
     @property
-    def active(self) -> bool:
-        """Whether some token of the present pass has an adapter."""
-        return self._current.segments is not None
-
-    def add(self, x: Inputs, y: torch.Tensor) -> torch.Tensor:
-        """Add to y [T, N], the product of x [T, K], what the adapters of its tokens do."""
-        segments = self._current.segments
-        if segments is None:
-            return y
-        assert not isinstance(x, RoundedTokens)  # quantized models have no adapters
-        return expand(shrink(whole_norm(x), self.a, segments), self.b, segments, y)
+    def addition(self) -> Addition | None:
+        """None: no token of the present pass has an adapter."""
+        plan = self._current.plan
+        return None if plan is None else Addition(self.table, plan)

@@ -117,7 +117,7 @@ class EagerPieces(EagerGraphs):
 
     SIZE = 64
 
-    def bucket(self, work: StepWork) -> Bucket | None:
+    def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
         return None if work.decode_only else Bucket(0, self.SIZE, pieces=True)
 
     def pieces(self, bucket: Bucket) -> PiecewiseGraphs:

@@ -1,0 +1,34 @@
+"""Adapters of an engine on the GPU: every token is that of the adapter's own model, with graphs and without."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagebus.bus.memory.bus import MemoryBus
+from pagebus.bus.memory.server import MemoryServer
+from tests.helpers.model_factory import make_model
+from tests.system.harness import running
+from tests.system.lora.test_tokens import ask, make_cases
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False])
+async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, *, enforce_eager: bool) -> None:
+    """Three adapters of different ranks and the model alone share steps, in float32."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    base = make_model(tmp_path / "base", "llama3", seed=3, std=0.08, head_dim=64, **sizes)
+    cases = make_cases(base, tmp_path, 3)
+    answers = [str(told) for _, _, told in cases]
+    assert len(set(answers)) == len(answers), "the adapters do not differ"
+    options = {
+        "enable_lora": True, "max_loras": 3, "max_num_batched_tokens": 96, "device": "cuda", "dtype": "float32",
+        "enforce_eager": enforce_eager, "num_gpu_blocks_override": 256,
+    }  # fmt: skip
+    async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)
+        await ask(system, cases)  # now from the prefix cache

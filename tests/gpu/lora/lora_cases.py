@@ -10,8 +10,9 @@ import torch
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.linear.adapted import adapted_gated_linear, adapted_linear, adapted_partial_linear
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear
-from pagebus.kernels.lora.pages import Matrices, PagedTable, contiguous_table
+from pagebus.kernels.lora.pages import Matrices, PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan, plan_adapters, segment_tokens
+from tests.kernels.lora.tables import contiguous_table
 
 CUDA, BF16, EPS = "cuda", torch.bfloat16, 1e-5
 HIDDEN, WIDTH, LARGEST = 4096, 14336, 64

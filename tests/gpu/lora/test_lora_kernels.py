@@ -16,7 +16,7 @@ from pagebus.kernels.linear.adapted import (
     adapted_partial_linear,
 )
 from pagebus.kernels.lora.expand import expand
-from pagebus.kernels.lora.pages import Matrices, contiguous_table
+from pagebus.kernels.lora.pages import Matrices
 from pagebus.kernels.lora.plan import (
     DECODE_TOKENS,
     AdapterPlan,
@@ -28,6 +28,7 @@ from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
 from tests.gpu.errors import worst_row
 from tests.gpu.lora.lora_cases import HIDDEN, LARGEST, PRODUCTS, layers, random, random_adapter
+from tests.kernels.lora.tables import contiguous_table
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),

@@ -23,7 +23,7 @@ from pagebus.kernels.linear.linear import linear, partial_linear, residual_linea
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.expand import Expansion, expand
-from pagebus.kernels.lora.pages import Matrices, PagedTable, contiguous_table
+from pagebus.kernels.lora.pages import Matrices, PagedTable
 from pagebus.kernels.lora.plan import (
     DECODE_TOKENS,
     PROMPT_TOKENS,
@@ -33,6 +33,7 @@ from pagebus.kernels.lora.plan import (
 )
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from tests.kernels.lora.tables import contiguous_table
 
 LARGEST, INPUTS = 64, 300
 """Inputs fill neither the last piece of A nor the last part."""

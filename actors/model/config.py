@@ -85,6 +85,8 @@ class ModelConfig:
     """Of which model this is one rank's part; None: it is a whole one. Heads and widths are the part's."""
     grouped: bool = False
     """Whether layers with windows have pages of their own in the cache, where others have none."""
+    num_mtp_layers: int = 0
+    """Layers of the checkpoint that guess tokens after the next; they are none of the ``num_layers``."""
 
     @property
     def latent(self) -> Mla | None:
@@ -312,13 +314,14 @@ def parse_config(
     family = family_of(raw)
     fields = Fields(text_fields(raw, family))
     spec, names, pooler = pooled_spec(family, fields, _architecture(raw), modules, between)
+    guessing = fields.get("num_nextn_predict_layers") or 0
     mixer, feed = spec.layers[0].mixer, spec.layers[0].feed
     if len({(layer.mixer.heads, layer.mixer.kv_heads, layer.mixer.head_dim) for layer in spec.layers}) > 1:
         raise ModelError("config.json: layers that differ in their heads are not supported")
     return ModelConfig(
         architecture=_architecture(raw),
         spec=spec,
-        names=without_layers(names, len(spec.layers), fields.get("num_nextn_predict_layers") or 0),
+        names=without_layers(names, len(spec.layers), guessing),
         vocab_size=spec.vocab,
         hidden_size=spec.hidden,
         intermediate_size=feed.width,
@@ -338,6 +341,7 @@ def parse_config(
         matryoshka_dimensions=_matryoshka_dimensions(raw),
         pooler=pooler,
         reasoning_parser=family.reasoning,
+        num_mtp_layers=guessing,
     )
 
 

@@ -21,10 +21,11 @@ IMAGES = (
 class NameMap:
     """From the names in weight files to ours, which are those of Llama's files.
 
-    ``prefixes`` stand for ``model.``, and tensors that begin with one of ``skip`` are not read. ``renamed`` are parts
-    of names inside a layer: theirs and ours. ``qkv`` and ``gate_up`` name what is stored as one tensor, if it is;
-    ``qkv_by_head``: with the queries of a key head, then that, then its values. ``columns_first``: stacked experts are
-    stored with inputs before outputs; ``gates_by_turns``: those of gate and up alternate.
+    ``prefixes`` stand for ``model.``, and tensors that begin with one of ``skip`` are not read, nor are those whose
+    name, once this is done, does not begin with ``only``. ``renamed`` are parts of names inside a layer: theirs and
+    ours. ``qkv`` and ``gate_up`` name what is stored as one tensor, if it is; ``qkv_by_head``: with the queries of a
+    key head, then that, then its values. ``columns_first``: stacked experts are stored with inputs before outputs;
+    ``gates_by_turns``: those of gate and up alternate.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -35,6 +36,7 @@ class NameMap:
     qkv_by_head: bool = False
     columns_first: bool = False
     gates_by_turns: bool = False
+    only: str = ""
 
     def ours(self, name: str) -> str | None:
         """Our name of a stored tensor; None if it is not read."""
@@ -46,6 +48,8 @@ class NameMap:
                 break
         else:
             name = name.removeprefix("language_model.") if self.prefixes else name
+        if not name.startswith(self.only):
+            return None
         for theirs, mine in self.renamed:
             if theirs in name:
                 return name.replace(theirs, mine)

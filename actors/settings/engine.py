@@ -53,8 +53,9 @@ class EngineSettings:
     spec_method: str = setting(
         "none",
         help="how the next tokens of a sequence are guessed, to be verified several in a step (docs/speculation.md): "
-        "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model",
-        choices=("none", "ngram", "eagle3"),
+        "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model, mtp "
+        "the checkpoint's own layer for that",
+        choices=("none", "ngram", "eagle3", "mtp"),
     )
     spec_model: str | None = setting(
         None, help="folder or hub id of the head that eagle3 asks (default: the folder eagle3 within the model's)"

@@ -29,6 +29,12 @@ def _lower(value: Any) -> str:
     return str(value).lower()
 
 
+def _method(value: Any) -> str:
+    """vLLM has names by family for the layers that checkpoints bring along, and means the same."""
+    name = _lower(value)
+    return "mtp" if name in ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp") else name
+
+
 def _eager(value: Any) -> bool:
     return _lower(value) in ("none", "0")
 
@@ -91,7 +97,7 @@ OBJECTS: Mapping[str, Mapping[str, Part]] = {
     "--kv-events-config": {},
     "--ec-transfer-config": {},
     "--speculative-config": {
-        "method": Part("spec_method", _lower),
+        "method": Part("spec_method", _method),
         "model": Part("spec_model"),
         "num_speculative_tokens": Part("spec_tokens", _whole),
         "prompt_lookup_max": Part("prompt_lookup_max", _whole),

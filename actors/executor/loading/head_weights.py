@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.loading.mtp_weights import MtpFiles, mtp_files
 from pagebus.actors.executor.loading.weight_copy import StoredTensor, copy_weights
 from pagebus.actors.executor.loading.weights import (
     DUMMY_RANGE,
@@ -27,6 +28,7 @@ from pagebus.actors.settings import Settings
 EMBEDDING, OFFSETS, KNOWN = "embed_tokens.weight", "d2t", "t2d"
 FOLDER = "eagle3"
 """Where the head of a model is, if not said otherwise: in this folder within its own."""
+HEADS = ("eagle3", "mtp")
 PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
 """How SafeAILab's format begins names, and ours."""
 INTEGERS = {"I64": np.int64, "I32": np.int32}
@@ -38,6 +40,11 @@ class HeadFiles:
 
     path: Path
     config: Eagle3Config
+
+    @property
+    def cached(self) -> ModelConfig:
+        """What it has in the cache."""
+        return self.config.layer
 
     def build(self, model: Model, settings: Settings, *, with_weights: bool = True) -> Eagle3:
         """The head of ``model``, on its device and in its format. Random weights if the model has such, none if not
@@ -58,6 +65,8 @@ class HeadFiles:
     ) -> Eagle3:
         embedding = None
         if EMBEDDING not in stored:
+            if model.config.shard is not None:
+                raise ModelError(f"it has no {EMBEDDING}, which ranks of a group have a part of each")
             embedding = as_decoder(model).embedding.weight
             own, its = self.config.layer.hidden_size, embedding.shape[1]
             if own != its:
@@ -79,11 +88,13 @@ class HeadFiles:
         return head
 
 
-def head_files(settings: Settings, config: ModelConfig, model: Path | None = None) -> HeadFiles | None:
-    """The head that the settings ask for, if they do: the one they name, else the one in the folder of the ``model``
-    (default: that of the settings). Raises ModelError."""
-    if settings.spec_method != "eagle3" or config.pooler is not None:
+def head_files(settings: Settings, config: ModelConfig, model: Path | None = None) -> HeadFiles | MtpFiles | None:
+    """What the settings ask to draft, if it is a head: the one they name, else the one in the folder of the ``model``
+    (default: that of the settings), or in its own files. Raises ModelError."""
+    if settings.spec_method not in HEADS or config.pooler is not None:
         return None
+    if settings.spec_method == "mtp":
+        return mtp_files(config, model or resolve_model(settings, weights=False))
     if settings.spec_model is not None:
         path = resolve_folder(settings.spec_model, None, weights=True)
     else:

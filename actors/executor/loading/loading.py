@@ -24,6 +24,7 @@ from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapt
 from pagebus.actors.executor.loading.head_weights import HeadFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
+from pagebus.actors.executor.loading.mtp_weights import MtpFiles
 from pagebus.actors.executor.loading.warmup import (
     measure_prefill_rate,
     run_adapted_steps,
@@ -161,7 +162,7 @@ def _load(
     kernels_ready: Callable[[], None],
     memory: HostMemory,
     agreement: Agreement,
-    head: HeadFiles | None,
+    head: HeadFiles | MtpFiles | None,
     cached: CacheFormat,
     tell: Callable[[AdapterRead], None],
 ) -> Loaded:
@@ -237,10 +238,12 @@ def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     return dtype if config.in_one_step else resolve_kv_dtype(settings, dtype)
 
 
-def cache_format(settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | None) -> CacheFormat:
+def cache_format(
+    settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | MtpFiles | None
+) -> CacheFormat:
     """What lies in a block of the cache; of a draft head in the model's own format."""
     kv_dtype = cache_dtype(settings, config, dtype)
-    return CacheFormat(config, settings.block_size, kv_dtype, None if head is None else head.config.layer, dtype)
+    return CacheFormat(config, settings.block_size, kv_dtype, None if head is None else head.cached, dtype)
 
 
 def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, num_blocks: int) -> BatchLimits:
@@ -267,7 +270,7 @@ def num_drafts(settings: Settings, config: ModelConfig) -> int:
     """The most drafts of a row. Models that only pool sample nothing."""
     if settings.spec_method == "none" or config.pooler is not None:
         return 0
-    return settings.spec_tokens or 0
+    return settings.spec_tokens or (config.num_mtp_layers if settings.spec_method == "mtp" else 0)
 
 
 def demand_of(limits: BatchLimits, block_bytes: int) -> KvDemand:

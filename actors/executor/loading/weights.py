@@ -12,19 +12,18 @@ import struct
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zlib import crc32
 
 import torch
 
-from pagebus.actors.executor.layers.parameters import Views
+from pagebus.actors.executor.layers.parameters import Parameters, Views
 from pagebus.actors.executor.loading.formats.finding import Module, find_modules
 from pagebus.actors.executor.loading.formats.modules import read_modules
 from pagebus.actors.executor.loading.formats.noise import fill_layout
 from pagebus.actors.executor.loading.gguf_tensors import gguf_tensors
 from pagebus.actors.executor.loading.weight_copy import FORMATS, StoredTensor, bytes_to_read, copy_weights
-from pagebus.actors.executor.models import Model
-from pagebus.actors.model.config import ModelError, read_json
+from pagebus.actors.model.config import ModelConfig, ModelError, read_json
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.model.pooling.pooler import Pooler
@@ -53,8 +52,18 @@ UNUSED_SUFFIXES = (
 :mod:`pagebus.actors.executor.loading.kv_scales` reads."""
 
 
+class Weighted(Protocol):
+    """A model, or a part of one: ``config`` says what its files hold, ``parameters`` are its tensors."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+
 @torch.inference_mode()
-def load_weights(model: Model, path: Path, load_format: str, seed: int, progress: Progress) -> None:
+def load_weights(model: Weighted, path: Path, load_format: str, seed: int, progress: Progress) -> None:
     """Fill the model's tensors. ``load_format``: "dummy" (random, the same for a seed), or "auto", "gguf" or
     "safetensors".
 
@@ -78,14 +87,14 @@ def load_weights(model: Model, path: Path, load_format: str, seed: int, progress
     progress(1.0)
 
 
-def check_files(model: Model, path: Path) -> None:
+def check_files(model: Weighted, path: Path) -> None:
     """Whether the files in ``path`` have what the model wants, by their headers. Raises ModelError."""
     stored = own_parts(stored_tensors(path, model.config.names), model)
     model.parameters.find(stored)
     check_tensors(stored, _copied(model, _quantized_modules(model, stored)), _tied(model))
 
 
-def unmatched_entries(model: Model) -> list[str]:
+def unmatched_entries(model: Weighted) -> list[str]:
     """Entries of the checkpoint's lists of what is not quantized, or is otherwise, that mean no weight of the model."""
     config = model.config
     if config.quantization is None:
@@ -94,7 +103,7 @@ def unmatched_entries(model: Model) -> list[str]:
     return config.quantization.unmatched([*model.parameters.modules, *views], config.names)
 
 
-def _quantized_modules(model: Model, stored: dict[str, StoredTensor]) -> list[Module]:
+def _quantized_modules(model: Weighted, stored: dict[str, StoredTensor]) -> list[Module]:
     """What is quantized; its tensors, and those of dense weights that files have quantized, are taken out of
     ``stored``."""
     quantization, parameters, names = model.config.quantization, model.parameters, model.config.names
@@ -109,7 +118,7 @@ def _quantized_modules(model: Model, stored: dict[str, StoredTensor]) -> list[Mo
     return found.modules
 
 
-def _copied(model: Model, modules: list[Module]) -> Views:
+def _copied(model: Weighted, modules: list[Module]) -> Views:
     """The model's dense tensors but those that come from a quantized module."""
     dequantized = {f"{module.name}.weight" for module in modules if module.view is not None}
     return {name: view for name, view in model.parameters.views.items() if name not in dequantized}
@@ -132,7 +141,7 @@ def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, Stor
     return found
 
 
-def own_parts(stored: dict[str, StoredTensor], model: Model) -> dict[str, StoredTensor]:
+def own_parts(stored: dict[str, StoredTensor], model: Weighted) -> dict[str, StoredTensor]:
     """The tensors, each with the cut that the model's rank takes of it. Raises ModelError."""
     shard, names = model.config.shard, model.config.names
     if shard is None:
@@ -150,7 +159,7 @@ def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]
     return found
 
 
-def fill_with_noise(model: Model, seed: int) -> None:
+def fill_with_noise(model: Weighted, seed: int) -> None:
     """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
     generator = make_generator(model.parameters.device).manual_seed(seed)
     if model.config.shard is not None:
@@ -162,7 +171,7 @@ def fill_with_noise(model: Model, seed: int) -> None:
         fill_layout(layout, DUMMY_RANGE, generator)
 
 
-def _fill_parts_with_noise(model: Model, shard: Shard, seed: int, generator: torch.Generator) -> None:
+def _fill_parts_with_noise(model: Weighted, shard: Shard, seed: int, generator: torch.Generator) -> None:
     """Random numbers for one rank: tensors that every rank has whole are equal on all of them."""
     for name, view in model.parameters.views.items():
         cut = cut_of(name, shard, model.config.names)
@@ -247,7 +256,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _tied(model: Model) -> set[str]:
+def _tied(model: Weighted) -> set[str]:
     """Tensors that files may have, and that are not read."""
     return {"lm_head.weight", "model.lm_head.weight"} if model.config.tie_word_embeddings else set()
 
@@ -279,7 +288,7 @@ def _some(names: list[str]) -> str:
 
 
 def _copy_all(
-    model: Model, stored: dict[str, StoredTensor], views: Views, modules: list[Module], progress: Progress
+    model: Weighted, stored: dict[str, StoredTensor], views: Views, modules: list[Module], progress: Progress
 ) -> None:
     """Copy every tensor of the model out of its file, in the order in which they lie there; then what is quantized."""
     wanted = sum(bytes_to_read(stored[name]) for name in views)

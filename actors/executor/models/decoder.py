@@ -71,6 +71,9 @@ class Decoder(Network):
         self.kinds = self.layers[len(self.layers) // 2].kinds
         self._ends_with_experts = isinstance(spec.layers[-1].feed, Moe)
         self.norm = Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
+        self.taps: list[torch.Tensor] = []
+        """Where the last hidden states of each pass are copied to: [>= T, H] each. If any, those of all tokens are
+        wanted (no ``last`` in the batch)."""
         self.head = _head_of(config, parameters, self.embedding, ops)
         if config.pooler is not None and config.pooler.has_head:
             tokens = self.head.weight if isinstance(self.head, Head) else None
@@ -138,6 +141,8 @@ class Decoder(Network):
         layer.feed_forward(stream, None, step.last_padding)
         hidden = stream.normed(self.norm)
         assert isinstance(hidden, torch.Tensor)
+        for tap in self.taps:
+            tap[: len(hidden)].copy_(hidden)
         return hidden
 
     @torch.inference_mode()
@@ -150,6 +155,11 @@ def as_decoder(model: Network) -> Decoder:
     """``model``, which is one: what only decoders do is asked of no other."""
     assert isinstance(model, Decoder)
     return model
+
+
+def gives_all(model: Network) -> bool:
+    """Whether the hidden states of all tokens of a pass are wanted of it, not only those of the last ones."""
+    return isinstance(model, Decoder) and len(model.taps) > 0
 
 
 def _head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, ops: Ops) -> Head | None:

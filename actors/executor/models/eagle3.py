@@ -20,6 +20,7 @@ from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
+from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.eagle3_config import Eagle3Config
 from pagebus.actors.model.spec import Dense
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
@@ -29,8 +30,9 @@ LAYER = "layers.0"
 
 
 class Eagle3:
-    """The head's tensors are uninitialised until weights are loaded. ``embedding`` [V, H]: the model's, for a head
-    without one of its own. ``token_ids`` [draft_vocab]: which tokens of the vocabulary the head knows."""
+    """A :class:`~pagebus.actors.executor.models.draft_head.DraftHead`. Its tensors are uninitialised until weights are
+    loaded. ``embedding`` [V, H]: the model's, for a head without one of its own. ``token_ids`` [draft_vocab]: which
+    tokens of the vocabulary the head knows."""
 
     def __init__(
         self, config: Eagle3Config, parameters: Parameters, num_positions: int, embedding: torch.Tensor | None
@@ -64,8 +66,19 @@ class Eagle3:
         )
         self._passes = AttentionPasses(ops, attention_shape(layer, dtype, dtype, device), AttentionChooser(setup))
 
+    @property
+    def read_size(self) -> int:
+        return len(self.config.taps) * self.config.target_hidden
+
+    @property
+    def feature_size(self) -> int:
+        return self.config.layer.hidden_size
+
+    def tap(self, model: Decoder, hidden: torch.Tensor) -> None:
+        for index, part in zip(self.config.taps, hidden.split(self.config.target_hidden, dim=1), strict=True):
+            model.layers[index].taps.append(part)
+
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What was read of the model's hidden states [T, taps * target_hidden] -> features [T, H]."""
         if self.config.norm_before_fc:
             hidden = self._before_fc[0](hidden)
         if self.config.fc_norm:
@@ -75,15 +88,12 @@ class Eagle3:
         return self._ops.linear(hidden, self._fc, None)
 
     def cache(self, tokens: Tokens, features: torch.Tensor) -> None:
-        """Store keys and values of positions with these ``features`` [T, H], where ``tokens`` are those behind them."""
         self._attention.project(self._inputs(tokens.ids, features)[0], tokens)
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, features: torch.Tensor, kv_cache: torch.Tensor,
         batch: AttentionBatch,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """One position of each of R sequences: its ``features`` [R, H] and the ``ids`` [R] behind it -> the likeliest
-        token after that [R] int32, and its feature [R, H]. Overwrites ``features``."""
         attention = self._passes.begin(batch)
         tokens = Tokens(ids, positions, None if attention.stores else batch.slot_mapping, kv_cache)
         x, residual = self._inputs(ids, features)

@@ -19,27 +19,25 @@ from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.models.decoder import Decoder
-from pagebus.actors.executor.models.eagle3 import Eagle3
+from pagebus.actors.executor.models.draft_head import DraftHead
 
 
 class HeadDrafts:
-    """``hidden`` [tokens of a step, taps * H]: what is read of the model in each pass. ``features`` [S, H]: that of the
-    last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks. Each pass of
-    the model leaves its ``positions`` and its ``slot_mapping`` in the first T places of these."""
+    """``hidden`` [tokens of a step, read_size]: what is read of the model in each pass. ``features`` [S, F]: that of
+    the last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks. Each pass
+    of the model leaves its ``positions`` and its ``slot_mapping`` in the first T places of these."""
 
     def __init__(
-        self, head: Eagle3, model: Decoder, ops: Ops, state: DeviceBatch, limits: BatchLimits,
+        self, head: DraftHead, model: Decoder, ops: Ops, state: DeviceBatch, limits: BatchLimits,
         positions: torch.Tensor, slot_mapping: torch.Tensor,
     ) -> None:  # fmt: skip
         self.head, self._positions, self._slot_mapping = head, positions, slot_mapping
         self.kv_cache: torch.Tensor | None = None
         self._ops, self._state, self._block_size = ops, state, limits.block_size
-        config, device, dtype = head.config, state.tokens.device, model.parameters.dtype
-        width = config.target_hidden
-        self.hidden = torch.zeros(len(positions), len(config.taps) * width, dtype=dtype, device=device)
-        for place, index in enumerate(config.taps):
-            model.layers[index].taps.append(self.hidden[:, place * width : (place + 1) * width])
-        self.features = torch.zeros(limits.layout.num_slots, config.layer.hidden_size, dtype=dtype, device=device)
+        device, dtype = state.tokens.device, model.parameters.dtype
+        self.hidden = torch.zeros(len(positions), head.read_size, dtype=dtype, device=device)
+        head.tap(model, self.hidden)
+        self.features = torch.zeros(limits.layout.num_slots, head.feature_size, dtype=dtype, device=device)
         self._counts = torch.arange(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
 
     def draft(self, work: StepWork, header: Header, lengths: torch.Tensor) -> None:

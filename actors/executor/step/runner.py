@@ -26,8 +26,8 @@ from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
 from pagebus.actors.executor.memory.kv_cache import Cache
 from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
-from pagebus.actors.executor.models.decoder import as_decoder
-from pagebus.actors.executor.models.eagle3 import Eagle3
+from pagebus.actors.executor.models.decoder import as_decoder, gives_all
+from pagebus.actors.executor.models.draft_head import DraftHead
 from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
 from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.drafting import Drafting, Lookup
@@ -77,7 +77,7 @@ class Runner:
         pieces_tokens: int = 0,
         decodes_apart: bool = True,
         lookup: Lookup | None = None,
-        head: Eagle3 | None = None,
+        head: DraftHead | None = None,
         adapters: AdapterSlots | None = None,
     ) -> None:
         self.model = model
@@ -256,7 +256,7 @@ class Runner:
         self._prepare_inputs(tokens, num_rows)
         index = None if sampled is None else header.hidden_index[:sampled]
         last = None
-        if index is not None and self._decodes_apart:
+        if index is not None and self._decodes_apart and not gives_all(self.model):
             last = LastTokens(index, header.sample_slots[:sampled], header.sample_lens[:sampled])
         batch = AttentionBatch(
             slots=slots,

@@ -25,12 +25,14 @@ def check_speculation(settings: EngineSettings) -> None:
         if settings.spec_model is not None:
             raise SettingsError("a model that guesses (--spec-model) needs a method (--spec-method)")
         return
-    if settings.spec_tokens is None:
+    if settings.spec_tokens is None and settings.spec_method != "mtp":
         raise SettingsError(f"--spec-method {settings.spec_method}: num_speculative_tokens (--spec-tokens) is missing")
-    if settings.spec_method == "eagle3":
-        if settings.prompt_lookup_max is not None or settings.prompt_lookup_min is not None:
-            raise SettingsError("--spec-method eagle3: prompt_lookup_max and prompt_lookup_min are of ngram only")
-    elif settings.spec_model is not None:
+    given = settings.prompt_lookup_max, settings.prompt_lookup_min
+    if settings.spec_method != "ngram" and given != (None, None):
+        raise SettingsError(
+            f"--spec-method {settings.spec_method}: prompt_lookup_max and prompt_lookup_min are of ngram only"
+        )
+    if settings.spec_method != "eagle3" and settings.spec_model is not None:
         raise SettingsError(f"--spec-method {settings.spec_method} needs no model (--spec-model)")
     longest, shortest = lookup_sizes(settings)
     if shortest > longest:

@@ -212,6 +212,8 @@ def test_speculation_as_vllm_says_it() -> None:
     for line in (f"m -sc {given}", "m --spec-method eagle3 --spec-model h --spec-tokens 4"):
         told = settings_of(line)
         assert (told.spec_method, told.spec_model, told.spec_tokens) == ("eagle3", "h", 4)
+    for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
+        assert settings_of(f'm -sc {{"method":"{method}"}}').spec_method == "mtp"
     assert settings_of("m").spec_method == "none"
     assert settings_of('m -sc {"method":"none"}').spec_method == "none"
     assert lookup_sizes(settings_of("m --spec-method ngram --spec-tokens 2")) == (5, 5)
@@ -223,13 +225,15 @@ def test_speculation_as_vllm_says_it() -> None:
     [
         ('{"method":"ngram"}', "num_speculative_tokens (--spec-tokens) is missing"),
         ('{"num_speculative_tokens":4}', "needs a method"),
-        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram, eagle3"),
+        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram, eagle3, mtp"),
         ('{"method":"ngram","num_speculative_tokens":0}', "must be at least 1"),
         ('{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":2,"prompt_lookup_min":3}',
          "prompt_lookup_min=3 cannot be larger than prompt_lookup_max=2"),
         ('{"method":"ngram","num_speculative_tokens":4,"model":"x"}', "--spec-method ngram needs no model"),
         ('{"model":"x"}', "a model that guesses (--spec-model) needs a method"),
         ('{"method":"eagle3","num_speculative_tokens":4,"prompt_lookup_max":2}', "are of ngram only"),
+        ('{"method":"mtp","prompt_lookup_max":2}', "--spec-method mtp: prompt_lookup_max"),
+        ('{"method":"mtp","model":"x"}', "--spec-method mtp needs no model"),
     ],
 )  # fmt: skip
 def test_speculation_that_cannot_be(given: str, why: str) -> None:

@@ -14,7 +14,7 @@ MODEL_HELP = "folder or Hugging Face id, or llama8b or qwen06b: those shapes wit
 
 POSITIVE = (
     *("scale", "requests", "repeats", "steps", "picture_steps", "batch", "num_prompts", "request_rate", "burstiness"),
-    *("max_concurrency", "processes", "timeout_s", "vocab_size"),
+    *("max_concurrency", "processes", "timeout_s", "vocab_size", "loras", "lora_rank"),
 )
 """Options that must be more than 0."""
 
@@ -58,6 +58,7 @@ def _add_engine(benchmarks: Commands) -> None:
         help="batch sizes of the workload decode (default: 1 8 32 64 128 256)",
     )  # fmt: skip
     _add_sizes(run)
+    _add_loras(run)
     run.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (default: 3)")
     _add_waiting(run)
     run.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
@@ -75,6 +76,7 @@ def _add_profile(benchmarks: Commands) -> None:
     run.add_argument("--workload", default="mixed256", metavar="NAME", help="as for engine (default: mixed256)")
     run.add_argument("--batch", type=int, default=256, metavar="N", help="of the workload decode (default: 256)")
     _add_sizes(run)
+    _add_loras(run)
     run.add_argument(
         "--runs-before",
         type=int,
@@ -102,6 +104,14 @@ def _add_serve(benchmarks: Commands) -> None:
     server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="completions or chats")
     server.add_argument("--endpoint", metavar="PATH", help="(default: /v1/completions or /v1/chat/completions)")
     server.add_argument("--model", metavar="NAME", help="(default: the first that the server lists)")
+    server.add_argument(
+        "--lora-modules",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="adapters that requests name in place of the model",
+    )
+    server.add_argument("--lora-assignment", choices=("random", "round-robin"), default="random", help="how they do")
     server.add_argument("--header", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="sent each time")
     server.add_argument("--extra-body", default="{}", metavar="JSON", help="fields added to every request")
     load = serve.add_argument_group("load")
@@ -168,6 +178,14 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--requests", type=int, metavar="N", help="requests of a workload (default: its own number)")
     group.add_argument("--scale", type=float, default=1.0, metavar="X", help="all lengths times this (default: 1)")
     group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts (default: 0)")
+
+
+def _add_loras(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--loras", type=int, metavar="N",
+        help="random adapters that requests take turns with, all in one step unless --max-loras says less",
+    )  # fmt: skip
+    group.add_argument("--lora-rank", type=int, default=16, metavar="R", help="rank of these adapters (default: 16)")
 
 
 def _add_waiting(group: argparse._ArgumentGroup) -> None:

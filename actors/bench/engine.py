@@ -15,6 +15,7 @@ from typing import Any
 
 from pagebus.actors.bench.driver.deployment import BenchError, Deployment, as_served, deployed, scratch
 from pagebus.actors.bench.driver.graphs import told_by_lease, until_captured
+from pagebus.actors.bench.driver.loras import write_adapters
 from pagebus.actors.bench.driver.points import Point, Workload, make_workloads
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests
 from pagebus.actors.bench.measures.costs import Costs
@@ -27,7 +28,7 @@ from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.sources import to_args
 from pagebus.actors.simulator.workloads import make_workload
 from pagebus.actors.telemetry.progress import Progress
-from pagebus.bus.messages import GenerateRequest
+from pagebus.bus.messages import AdapterSource, GenerateRequest
 
 DEFAULT_BUDGET = {True: 8192, False: 2048}
 """Most tokens of a step on CUDA, and on a CPU, unless it is said."""
@@ -63,6 +64,7 @@ def chosen(workloads: Mapping[str, Workload], names: Iterable[str]) -> dict[str,
 def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
     """Run all workloads that were asked for, print the table, write the JSON."""
     workloads = chosen(workloads_for(arguments, settings, arguments.batches), arguments.workloads)
+    settings = with_loras(settings, arguments)
     results: Results = {
         "benchmark": "engine",
         "model": settings.model or "shipped",
@@ -71,15 +73,14 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
         "requests": arguments.requests,
         "repeats": arguments.repeats,
         "wait_for_graphs": arguments.wait_for_graphs,
+        "loras": arguments.loras,
+        "lora_rank": arguments.lora_rank,
         "ceilings": measure_ceilings() if uses_cuda(settings) else {},
         "points": [],
     }
     for served, names in by_settings(workloads, settings, vars(arguments)):
         part = {name: workloads[name] for name in names}
-        running = _run_all(
-            served, part, arguments.repeats, arguments.workload_seed, wait_for_graphs=arguments.wait_for_graphs
-        )
-        results["points"] += asyncio.run(running)
+        results["points"] += asyncio.run(_run_all(served, part, arguments))
     print(table(results))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
@@ -117,18 +118,27 @@ def served_for(workload: Workload, settings: Settings, given: Iterable[str]) -> 
     return settings.replace(**wanted)
 
 
+def with_loras(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    """Settings with which all adapters of ``--loras`` are in one step. What was given goes before them."""
+    wanted = {"enable_lora": True, "max_loras": arguments.loras, "max_lora_rank": arguments.lora_rank}
+    given = vars(arguments)
+    return settings.replace(**{key: each for key, each in wanted.items() if key not in given and arguments.loras})
+
+
 async def _run_all(
-    settings: Settings, workloads: Mapping[str, Workload], repeats: int, seed: int, *, wait_for_graphs: bool
+    settings: Settings, workloads: Mapping[str, Workload], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Every point of the workloads, ``repeats`` times, on one deployment."""
+    """Every point of the workloads, ``--repeats`` times, on one deployment."""
+    repeats, seed = arguments.repeats, arguments.workload_seed
     with scratch() as folder:
         served = as_served(settings, folder)
         config = with_quantization(served, ModelConfig.load(resolve_model(served, weights=False)))
+        adapters = loras_for(arguments, config, folder)
         async with deployed(served, folder / "serve.log") as deployment:
             watch, costs = Watch(deployment), Costs.of(config, deployment.info)
             progress = Progress(sys.stderr, terminal=sys.stderr.isatty())
-            await watch.run(warm_up(deployment))
-            if wait_for_graphs:
+            await watch.run(warm_up(deployment, adapters))
+            if arguments.wait_for_graphs:
                 await until_captured(told_by_lease(deployment), progress)
             rows = []
             for workload in workloads.values():
@@ -136,7 +146,7 @@ async def _run_all(
                 for repeat in range(repeats):
                     for number, point in enumerate(workload.points):
                         progress.show(f"{point.name}, run {repeat + 1} of {repeats}")
-                        requests = _requests_of(point, deployment, (seed, repeat), number)
+                        requests = _requests_of(point, deployment, (seed, repeat), number, adapters)
                         run = await watch.run(requests, scheduler=point.shown and repeat == repeats - 1)
                         if point.shown:
                             runs[point.name].append(make_figures(run, costs, batch=point.batch))
@@ -145,20 +155,30 @@ async def _run_all(
     return rows
 
 
-def _requests_of(point: Point, deployment: Deployment, seed: Sequence[int], number: int) -> list[GenerateRequest]:
+def loras_for(arguments: argparse.Namespace, config: ModelConfig, folder: Path) -> Sequence[AdapterSource]:
+    """The adapters that requests take turns with: ``--loras`` random ones of rank ``--lora-rank``, in ``folder``."""
+    if not arguments.loras:
+        return ()
+    return write_adapters(folder / "loras", config, arguments.loras, arguments.lora_rank)
+
+
+def _requests_of(
+    point: Point, deployment: Deployment, seed: Sequence[int], number: int, adapters: Sequence[AdapterSource]
+) -> list[GenerateRequest]:
     """The point's requests. Prompts begin alike within a workload and a repeat only."""
     workload = zlib.crc32(point.name.partition("/")[0].encode())
     prompts = make_prompts(point.trace, deployment.vocab_size, (*seed, workload), number)
     name = "-".join(map(str, (point.name, *seed, number)))
-    return make_requests(point.trace, prompts, name, point.temperature)
+    return make_requests(point.trace, prompts, name, point.temperature, adapters)
 
 
-def warm_up(deployment: Deployment) -> list[GenerateRequest]:
-    """A few requests that are not counted."""
-    trace, max_model_len = make_workload("single", requests=4), int(deployment.info["max_model_len"])
+def warm_up(deployment: Deployment, adapters: Sequence[AdapterSource] = ()) -> list[GenerateRequest]:
+    """A few requests that are not counted; each adapter has one, so that it is read."""
+    trace = make_workload("single", requests=max(4, len(adapters)))
+    max_model_len = int(deployment.info["max_model_len"])
     trace.prompt_tokens = trace.prompt_tokens.clip(max=max_model_len // 2)
     trace.output_tokens = trace.output_tokens.clip(max=max_model_len // 4)
-    return make_requests(trace, make_prompts(trace, deployment.vocab_size, (2**31,)), "warm-up", 0.6)
+    return make_requests(trace, make_prompts(trace, deployment.vocab_size, (2**31,)), "warm-up", 0.6, adapters)
 
 
 # -- the table --------------------------------------------------------------------------------------------------------

@@ -10,10 +10,12 @@ from pathlib import Path
 from pagebus.actors.bench.driver.deployment import BenchError, as_served, deployed, scratch
 from pagebus.actors.bench.driver.points import Workload
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests
-from pagebus.actors.bench.engine import served_for, warm_up
+from pagebus.actors.bench.engine import loras_for, served_for, warm_up, with_loras
 from pagebus.actors.bench.measures.idle import report
 from pagebus.actors.bench.measures.timeline import ActorSpan, chrome_trace, make_spans, picture, summary
 from pagebus.actors.bench.measures.watch import Step, Watch
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.spans import read_spans
 
@@ -21,7 +23,7 @@ from pagebus.actors.telemetry.spans import read_spans
 def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: Workload) -> int:
     """Run the workload once, with spans, and write what its middle steps look like."""
     run, scheduler, executor = asyncio.run(
-        _observe(served_for(workload, settings, vars(arguments)), workload, arguments)
+        _observe(served_for(workload, with_loras(settings, arguments), vars(arguments)), workload, arguments)
     )
     print(f"{report(run, make_spans(run, scheduler, executor))}\n")
     steps = middle(run, arguments.steps)
@@ -45,14 +47,16 @@ async def _observe(
     """All steps of the last run, and what scheduler and executor noted."""
     with scratch() as folder:
         served = as_served(settings, folder, span_dir=str(folder / "spans"))
-        point = workload.points[-1]
+        config = with_quantization(served, ModelConfig.load(resolve_model(served, weights=False)))
+        adapters, point = loras_for(arguments, config, folder), workload.points[-1]
         async with deployed(served, folder / "serve.log") as deployment:
             watch = Watch(deployment)
-            await watch.run(warm_up(deployment))
+            await watch.run(warm_up(deployment, adapters))
             for repeat in range(arguments.runs_before + 1):
                 prompts = make_prompts(point.trace, deployment.vocab_size, (arguments.workload_seed, repeat))
                 name = f"{point.name}-{repeat}"
-                run = await watch.run(make_requests(point.trace, prompts, name, point.temperature))
+                requests = make_requests(point.trace, prompts, name, point.temperature, adapters)
+                run = await watch.run(requests)
         scheduler, executor = (
             read_spans(folder / "spans" / f"{actor}.jsonl") for actor in (deployment.scheduler, deployment.executor)
         )

@@ -107,6 +107,8 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
         headers=headers,
         timeout_s=arguments.timeout_s,
         processes=arguments.processes,
+        lora_modules=tuple(arguments.lora_modules),
+        lora_assignment=arguments.lora_assignment,
     )
 
 

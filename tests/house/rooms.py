@@ -62,8 +62,8 @@ ROOMS: dict[str, str] = {
         "actors.telemetry bus bus.messages"
     ),
     "actors.bench.driver": (
-        "actors.simulator actors.simulator.recording actors.runtime actors.telemetry actors.settings bus.connect "
-        "bus.private_redis bus bus.messages"
+        "actors.simulator actors.simulator.recording actors.runtime actors.model actors.telemetry actors.settings "
+        "bus.connect bus.private_redis bus bus.messages"
     ),
     "actors.simulator": (
         "actors.simulator.recording actors.simulator.drawing actors.scheduler.core actors.scheduler.replica "

@@ -50,6 +50,10 @@ class Spec:
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 3600.0
     processes: int = 1
+    lora_modules: Sequence[str] = ()
+    """Adapters that requests name in place of ``model``."""
+    lora_assignment: str = "random"
+    """How they do that: ``random``, or ``round-robin``."""
 
     @property
     def url(self) -> str:
@@ -94,12 +98,21 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int) -> NDArray[n
     return scaled_times
 
 
+def _model(spec: Spec, number: int) -> str:
+    adapters = spec.lora_modules
+    if not adapters:
+        return spec.model
+    if spec.lora_assignment == "round-robin":
+        return adapters[number % len(adapters)]
+    return adapters[int(np.random.default_rng([spec.seed, 3, number]).integers(len(adapters)))]
+
+
 def _body(spec: Spec, trace: Trace, number: int, prompts: Sequence[Int32Array]) -> bytes:
     options = {"include_usage": True}
     if spec.continuous_usage:
         options["continuous_usage_stats"] = True
     body: dict[str, Any] = {
-        "model": spec.model,
+        "model": _model(spec, number),
         "max_tokens": int(trace.output_tokens[number]),
         "temperature": spec.temperature,
         "stream": True,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from pagebus.actors.simulator.recording.trace import Trace
-from pagebus.bus.messages import GenerateRequest, Int32Array, SamplingParams
+from pagebus.bus.messages import AdapterSource, GenerateRequest, Int32Array, SamplingParams
 
 INGRESS = "bench"
 """The ingress of these requests; its replies have no reader."""
@@ -40,14 +41,25 @@ def make_prompts(trace: Trace, vocab_size: int, seed: Sequence[int], salt: int =
     return prompts
 
 
-def make_requests(trace: Trace, prompts: Sequence[Int32Array], name: str, temperature: float) -> list[GenerateRequest]:
-    """One request for each prompt, with ids ``name-0`` and so on; all of them run to their full length."""
+def make_requests(
+    trace: Trace,
+    prompts: Sequence[Int32Array],
+    name: str,
+    temperature: float,
+    adapters: Sequence[AdapterSource | None] = (),
+) -> list[GenerateRequest]:
+    """One request for each prompt, with ids ``name-0`` and so on; all of them run to their full length.
+
+    ``adapters`` take turns; empty: the model alone.
+    """
+    turns = itertools.cycle(adapters or (None,))
     return [
         GenerateRequest(
             request_id=f"{name}-{index}",
             ingress=INGRESS,
             sampling=SamplingParams(max_tokens=int(output), temperature=temperature, ignore_eos=True, seed=index),
             prompt_token_ids=prompt,
+            adapter=next(turns),
         )
         for index, (prompt, output) in enumerate(zip(prompts, trace.output_tokens, strict=True))
     ]

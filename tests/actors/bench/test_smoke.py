@@ -76,11 +76,12 @@ def test_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_long_contexts(tmp_path: Path) -> None:
-    """Longer prompts are read in more steps."""
+    """Longer prompts are read in more steps, with adapters too."""
     results = run(
         tmp_path / "r.json", "engine", "--workloads", "longctx", "--scale", "0.005", "--repeats", "1",
-        "--max-num-batched-tokens", "64", *CPU,
+        "--max-num-batched-tokens", "64", "--loras", "2", "--lora-rank", "4", *CPU,
     )  # fmt: skip
+    assert {"--enable-lora", "--max-loras=2", "--max-lora-rank=4"} < set(results["settings"])
     figures = check_figures(results)
     steps = [figures[f"longctx/{name}"]["steps"] for name in ("8k", "32k", "131k")]
     assert steps == [1, 3, 11]  # prompts of 41, 164 and 655 tokens
@@ -90,6 +91,7 @@ def test_profile(tmp_path: Path) -> None:
     """The trace holds the steps asked for, on all lanes that a CPU has; the picture is drawn."""
     trace, picture = tmp_path / "trace.json", tmp_path / "picture.svg"
     arguments = ["--requests", "4", "--scale", "0.05", "--steps", "10", "--out", str(trace), "--picture", str(picture)]
+    arguments += ["--loras", "2"]
     assert main(["bench", "profile", *arguments, *CPU]) == 0
     events = json.loads(trace.read_text())["traceEvents"]
     assert {each["cat"] for each in events if each["ph"] in "Xb"} == {

@@ -132,3 +132,16 @@ def test_nothing_but_failures_is_an_error() -> None:
     """Without a success there is nothing to report."""
     with pytest.raises(BenchError, match="no request succeeded"):
         make_figures([outcome(0, sent_s=0.0, first_s=0.0, gaps_s=[], error="refused")], {}, [50])
+
+
+def test_requests_name_adapters_in_place_of_the_model() -> None:
+    """In turns, or drawn by seed: each is named, and each process of the load names the same for one request."""
+
+    def models(spec: Spec, part: int = 0) -> list[str]:
+        return [json.loads(call.body)["model"] for call in make_calls(spec, part=part)]
+
+    spec = dataclasses.replace(SPEC, requests=8, lora_modules=("a", "b", "c"))
+    assert models(dataclasses.replace(spec, lora_assignment="round-robin")) == [*"abcabcab"]
+    drawn = models(spec)
+    assert set(drawn) == {*"abc"}
+    assert [models(dataclasses.replace(spec, processes=2), part) for part in (0, 1)] == [drawn[::2], drawn[1::2]]

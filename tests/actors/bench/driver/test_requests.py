@@ -7,6 +7,7 @@ import numpy as np
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests, scaled
 from pagebus.actors.simulator.recording.trace import make_trace
 from pagebus.actors.simulator.workloads import make_workload
+from pagebus.bus.messages import AdapterSource
 
 
 def test_prompts_have_the_lengths_of_the_trace() -> None:
@@ -57,3 +58,11 @@ def test_requests_run_to_their_full_length() -> None:
     assert [request.request_id for request in requests] == ["run-0", "run-1"]
     assert [request.sampling.max_tokens for request in requests] == [7, 9]
     assert all(request.sampling.ignore_eos and request.sampling.temperature == 0.6 for request in requests)
+
+
+def test_adapters_take_turns() -> None:
+    """The first request has the first adapter, and behind the last adapter the first one comes again."""
+    adapters = [AdapterSource(name=name, path="", digest=name) for name in "ab"]
+    trace = make_trace([3] * 5, 1)
+    requests = make_requests(trace, make_prompts(trace, 10, (0,)), "run", 0.0, adapters)
+    assert [request.adapter for request in requests] == [*adapters, *adapters, adapters[0]]

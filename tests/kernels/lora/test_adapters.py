@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.adapted import (
     adapted_gated_linear,
-    adapted_gated_linear_invariant,
     adapted_linear,
     adapted_linear_invariant,
     adapted_partial_linear,
@@ -33,6 +32,7 @@ from pagebus.kernels.lora.plan import (
 )
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from pagebus.kernels.quantized.adapted import adapted_gated_linear_invariant
 from tests.kernels.lora.tables import contiguous_table
 
 LARGEST, INPUTS = 64, 300

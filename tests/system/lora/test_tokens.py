@@ -19,6 +19,7 @@ from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
+from tests.actors.executor.speculation.tiny_head import TinyHead
 from tests.helpers.lora.adapters import ALL, FUSED, greedy, make_adapter, merged, source_of
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import quantize
@@ -89,18 +90,19 @@ async def test_quantized_weights(tmp_path: Path, packer: str) -> None:
         await ask(system, cases)
 
 
-async def test_drafts(tmp_path: Path) -> None:
-    """Drafts are verified by the model with their row's adapter; text that repeats itself has some at every step."""
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+async def test_drafts(tmp_path: Path, method: str) -> None:
+    """The model verifies drafts with their row's adapter; a head makes them for the model alone."""
     base = family(tmp_path, "qwen2")
     cases: Cases = []
     for source, asked, _ in make_cases(base, tmp_path, 3):
         repeated = [(prompt[:6] * 5)[:-index] for index, prompt in enumerate(asked, 1)]
         adapter = None if source is None else Path(source.path)
         cases.append((source, repeated, greedy(merged(base, adapter), repeated, TOKENS)))
-    options = {
-        "enable_lora": True, "max_loras": 2, "spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }  # fmt: skip
+    drafting: dict[str, object] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    if method == "eagle3":
+        drafting = {"spec_model": str(TinyHead(64, 307, (1, 0, 1)).save(tmp_path / "head"))}
+    options = {"enable_lora": True, "max_loras": 2, "spec_method": method, "spec_tokens": 4, **drafting}
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
         await ask(system, cases)
         (replica,) = system.scheduler.core.replicas.values()

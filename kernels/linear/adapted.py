@@ -128,19 +128,3 @@ def adapted_linear_invariant(
     assert plan.tokens == DECODE_TOKENS
     assert isinstance(x, torch.Tensor)  # invariant products leave no halves
     return expand(*_shrunk(x, table, plan), linear_invariant(x, weight, bias))
-
-
-def adapted_gated_linear_invariant(
-    x: torch.Tensor | HalfNorm, weight: torch.Tensor, bias: torch.Tensor | None, table: PagedTable, plan: AdapterPlan,
-    act: str = "silu",
-) -> torch.Tensor:  # fmt: skip
-    """`adapted_gated_linear` with results independent of other tokens."""
-    return activation_mul(adapted_linear_invariant(x, weight, bias, table, plan), act)
-
-
-def adapted_partial_linear_invariant(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None,
-    norm: NextNorm | None, table: PagedTable, plan: AdapterPlan,
-) -> torch.Tensor | HalfNorm | None:  # fmt: skip
-    """`adapted_partial_linear` with results independent of other tokens."""
-    return adapted_linear_invariant(x, weight, bias, table, plan)

@@ -159,7 +159,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
         "actors.model actors.settings kernels.attention kernels.latent kernels.moe kernels.quantized kernels.sampling "
-        "kernels.batch kernels.layers kernels.linear kernels.lora kernels.coded kernels.common"
+        "kernels.batch kernels.layers kernels.lora kernels.coded kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
     "actors.model.grammars": "actors.model bus.messages",
@@ -173,7 +173,9 @@ ROOMS: dict[str, str] = {
     "kernels.latent": "kernels.attention kernels.layers kernels.common",
     "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.common",
-    "kernels.quantized": "kernels.linear kernels.specialized kernels.moe kernels.coded kernels.layers kernels.common",
+    "kernels.quantized": (
+        "kernels.linear kernels.specialized kernels.moe kernels.coded kernels.lora kernels.layers kernels.common"
+    ),
     "kernels.moe": "kernels.linear kernels.specialized kernels.coded kernels.common",
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",

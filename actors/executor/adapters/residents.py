@@ -136,15 +136,13 @@ def make_residents(
     """``most_samples``: the most tokens that a step samples. None where adapters are not enabled.
 
     Raises:
-        SettingsError: the model only pools, or has latent attention or quantized weights.
+        SettingsError: the model only pools, or has latent attention.
     """
     if not settings.enable_lora:
         return None
     config = network.config
     if not isinstance(network, Decoder) or config.pooler is not None or config.latent is not None:
         raise SettingsError(f"--enable-lora: {config.architecture} is served without adapters")
-    if network.config.quantization is not None:
-        raise SettingsError("--enable-lora: not with quantized weights yet")
     places = Places(network, settings.max_loras, settings.max_lora_rank)
     read = reader(network.config, settings.max_lora_rank, network.parameters.dtype)
     device = network.parameters.device

@@ -312,26 +312,26 @@ class PlanAdapters(Protocol):
 
 
 class AdaptedProduct(Protocol):
-    """:func:`pagebus.kernels.linear.adapted.adapted_linear`"""
+    """:func:`pagebus.kernels.quantized.adapted.adapted_linear`"""
 
     def __call__(
-        self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None, table: PagedTable, plan: AdapterPlan
+        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None, table: PagedTable, plan: AdapterPlan
     ) -> Tensor: ...
 
 
 class AdaptedGatedProduct(Protocol):
-    """:func:`pagebus.kernels.linear.adapted.adapted_gated_linear`"""
+    """:func:`pagebus.kernels.quantized.adapted.adapted_gated_linear`"""
 
     def __call__(
-        self, x: Tensor | HalfNorm, weight: Tensor, bias: Tensor | None, table: PagedTable, plan: AdapterPlan, *,
+        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None, table: PagedTable, plan: AdapterPlan, *,
         act: str = "silu",
     ) -> Tensor: ...  # fmt: skip
 
 
 class AdaptedResidualProduct(Protocol):
-    """:func:`pagebus.kernels.linear.adapted.adapted_partial_linear`"""
+    """:func:`pagebus.kernels.quantized.adapted.adapted_partial_linear`"""
 
     def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None,
+        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None,
         table: PagedTable, plan: AdapterPlan,
     ) -> Tensor | HalfNorm | None: ...  # fmt: skip

@@ -15,10 +15,9 @@ from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, rotary_kv_write
-from pagebus.kernels.linear import adapted
 from pagebus.kernels.lora import plan
 from pagebus.kernels.moe import routing, shared
-from pagebus.kernels.quantized import experts, products
+from pagebus.kernels.quantized import adapted, experts, products
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
 
 

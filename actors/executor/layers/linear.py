@@ -42,7 +42,7 @@ class Linear:
         addition = self._addition
         if addition is None:
             return self._ops.linear(x, self.weight, self.bias)
-        return self._ops.adapted_linear(_exact(x), _dense(self.weight), self.bias, *addition)
+        return self._ops.adapted_linear(_exact(x), self.weight, self.bias, *addition)
 
     @property
     def _addition(self) -> Addition | None:
@@ -50,8 +50,9 @@ class Linear:
         return None if self.adapted is None else self.adapted.addition
 
     def rounding(self, x: Inputs) -> torch.dtype | None:
-        """To what its inputs may be rounded where they are made, of as many tokens as x [T, ...] has."""
-        return self._ops.rounding(x, self.weight, self.form)
+        """To what its inputs may be rounded where they are made, of as many tokens as x [T, ...] has. Adapters read
+        them as they are."""
+        return None if self._addition is not None else self._ops.rounding(x, self.weight, self.form)
 
     def reorder(self, rows: torch.Tensor) -> None:
         """Put these rows of weight and bias in place of the first ones."""
@@ -107,7 +108,7 @@ class ResidualLinear(Linear):
         if addition is None:
             return self._ops.partial_linear(x, self.weight, self.bias, residual, following)
         assert isinstance(x, torch.Tensor)
-        return self._ops.adapted_partial_linear(x, _dense(self.weight), self.bias, residual, following, *addition)
+        return self._ops.adapted_partial_linear(x, self.weight, self.bias, residual, following, *addition)
 
 
 class GatedLinear(Linear):
@@ -127,7 +128,7 @@ class GatedLinear(Linear):
     def __call__(self, x: Inputs) -> torch.Tensor:
         if (addition := self._addition) is not None:
             return self._ops.adapted_gated_linear(
-                _exact(x), _dense(self.weight), self.bias, *addition, act=self._act
+                _exact(x), self.weight, self.bias, *addition, act=self._act
             )  # fmt: skip
         product = self._ops.gated_linear(x, self.weight, self.bias, act=self._act)
         assert isinstance(product, torch.Tensor)
@@ -142,11 +143,6 @@ class GatedLinear(Linear):
 
 
 def _exact(x: Inputs) -> torch.Tensor | HalfNorm:
-    """Inputs of an adapted product: quantized models have no adapters, and others round nothing."""
+    """Inputs of an adapted product, which are never rounded where they are made."""
     assert not isinstance(x, RoundedTokens)
     return x
-
-
-def _dense(weight: Weight) -> torch.Tensor:
-    assert isinstance(weight, torch.Tensor)
-    return weight

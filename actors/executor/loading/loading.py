@@ -187,7 +187,7 @@ def _load(
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
     drafter = None if head is None else head.build(model, settings)
-    residents = make_residents(settings, model, ops, limits.padded_samples, tell)
+    residents = make_residents(settings, model, ops, limits.most_samples, tell)
     comm.connect()
     progress("kernels", 0.0)
     kernels_ready()

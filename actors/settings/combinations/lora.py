@@ -23,8 +23,6 @@ def check_lora(settings: EngineSettings) -> None:
         if settings.lora_modules:
             raise SettingsError("--lora-modules needs --enable-lora")
         return
-    if settings.spec_method != "none":
-        raise SettingsError("--enable-lora: not with --spec-method yet")
     if settings.max_cpu_loras is not None and settings.max_cpu_loras < settings.max_loras:
         raise SettingsError(f"--max-cpu-loras {settings.max_cpu_loras}: must be at least --max-loras")
     named_adapters(settings.lora_modules)

@@ -23,7 +23,7 @@ def test_modules_that_are_neither(modules: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2}, {"spec_method": "ngram", "spec_tokens": 2}, {"max_loras": 4, "max_cpu_loras": 3},
+        {"tensor_parallel_size": 2}, {"max_loras": 4, "max_cpu_loras": 3},
         {"enable_lora": False, "lora_modules": ("a=b",)},
     ],
 )  # fmt: skip

@@ -11,6 +11,8 @@ import torch
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from tests.helpers.model_factory import make_model
+from tests.helpers.quantized.checkpoints import quantize
+from tests.helpers.quantized.packers import PACKERS
 from tests.system.harness import running
 from tests.system.lora.test_tokens import ask, make_cases
 
@@ -18,8 +20,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 @pytest.mark.parametrize("enforce_eager", [True, False])
-async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, *, enforce_eager: bool) -> None:
-    """Three adapters of different ranks and the model alone share steps, in float32."""
+@pytest.mark.parametrize("more", [{}, {"spec_method": "ngram", "spec_tokens": 3, "prompt_lookup_min": 1}])
+async def test_tokens_are_those_of_the_merged_model(
+    tmp_path: Path, more: dict[str, object], *, enforce_eager: bool
+) -> None:
+    """Three adapters of different ranks and the model alone share steps, in float32, with drafts and without."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
     base = make_model(tmp_path / "base", "llama3", seed=3, std=0.08, head_dim=64, **sizes)
     cases = make_cases(base, tmp_path, 3)
@@ -27,8 +32,22 @@ async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, *, enforce_e
     assert len(set(answers)) == len(answers), "the adapters do not differ"
     options = {
         "enable_lora": True, "max_loras": 3, "max_num_batched_tokens": 96, "device": "cuda", "dtype": "float32",
-        "enforce_eager": enforce_eager, "num_gpu_blocks_override": 256,
+        "enforce_eager": enforce_eager, "num_gpu_blocks_override": 256, **more,
     }  # fmt: skip
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
         await ask(system, cases)
         await ask(system, cases)  # now from the prefix cache
+
+
+@pytest.mark.parametrize("packer", ["ct-int8", "gptq-4-zeros"])
+async def test_quantized_weights(tmp_path: Path, packer: str) -> None:
+    """The oracle is the model that the quantized weights mean, with the adapter merged into that, in float32."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    base = make_model(tmp_path / "base", "llama3", seed=3, std=0.08, head_dim=64, **sizes)
+    quantized, dense = quantize(base, tmp_path, PACKERS[packer])
+    cases = make_cases(dense, tmp_path, 3)
+    options = {
+        "enable_lora": True, "max_loras": 3, "device": "cuda", "dtype": "float32", "num_gpu_blocks_override": 256,
+    }  # fmt: skip
+    async with running(quantized, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)

@@ -10,7 +10,6 @@ from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.activation import activation_mul
 from pagebus.kernels.linear.adapted import (
     adapted_gated_linear,
-    adapted_gated_linear_invariant,
     adapted_linear,
     adapted_linear_invariant,
     adapted_partial_linear,
@@ -26,6 +25,7 @@ from pagebus.kernels.lora.plan import (
 )
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
+from pagebus.kernels.quantized.adapted import adapted_gated_linear_invariant
 from tests.gpu.errors import worst_row
 from tests.gpu.lora.lora_cases import HIDDEN, LARGEST, PRODUCTS, layers, random, random_adapter
 from tests.kernels.lora.tables import contiguous_table

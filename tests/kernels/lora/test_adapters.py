@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.adapted import (
     adapted_gated_linear,
-    adapted_gated_linear_invariant,
     adapted_linear,
     adapted_linear_invariant,
     adapted_partial_linear,
@@ -33,6 +32,9 @@ from pagebus.kernels.lora.plan import (
 )
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from pagebus.kernels.quantized import adapted
+from pagebus.kernels.quantized.adapted import adapted_gated_linear_invariant
+from tests.helpers.quantized.random_layouts import LAYOUTS
 from tests.kernels.lora.tables import contiguous_table
 
 LARGEST, INPUTS = 64, 300
@@ -251,3 +253,23 @@ def test_behind_the_library(num_tokens: int, device: torch.device) -> None:
     # More tokens than tiles add for, in our own kernel.
     config = TileConfig(64, 16, 32, 2, 4)
     assert error(adapted_linear(x, case.weight, None, case.table, plan, config), expected) < 1e-6
+
+
+@pytest.mark.parametrize("layout", ["fp8 rows", "int8 rows, zeros", "int4 groups of 128, ordered"])
+def test_quantized_weights(layout: str, device: torch.device) -> None:
+    """Adapters read the inputs in their own order, whatever that of the weight; half norms are divided before."""
+    case, plan = Case(GATE_UP, device, inputs=256), mixed(5, DECODE_TOKENS, device)
+    weight, x = LAYOUTS[layout](sum(GATE_UP), 256, device), case.random(5, 256)
+    half = HalfNorm(x, x.pow(2).sum(1).unsqueeze(0), 1e-5)
+    for inputs in (x, half):
+        whole = whole_norm(inputs)
+        expected = case.expected(whole, plan, F.linear(whole, weight.dense(torch.float32)))
+        gate, up = expected.chunk(2, dim=1)
+        given_ = inputs, weight, None, case.table, plan
+        assert error(adapted.adapted_linear(*given_), expected) < 1e-5
+        assert error(adapted.adapted_linear_reference(*given_), expected) < 1e-5
+        assert error(adapted.adapted_gated_linear(*given_), F.silu(gate) * up) < 1e-5
+        assert error(adapted.adapted_gated_linear_reference(*given_), F.silu(gate) * up) < 1e-5
+    product = adapted.adapted_partial_linear(x, weight, None, None, None, case.table, plan)
+    assert isinstance(product, torch.Tensor)
+    assert error(product, case.expected(x, plan, F.linear(x, weight.dense(torch.float32)))) < 1e-5

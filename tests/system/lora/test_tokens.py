@@ -15,16 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from pagebus.actors.executor.engine import Engine
-from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.families.registry import FAMILIES
-from pagebus.actors.model.quantization.asked import with_quantization
-from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
+from tests.actors.executor.speculation.tiny_head import TinyHead
 from tests.helpers.lora.adapters import ALL, FUSED, greedy, make_adapter, merged, source_of
 from tests.helpers.model_factory import make_golden, make_model
+from tests.helpers.quantized.checkpoints import quantize
+from tests.helpers.quantized.packers import PACKERS
 from tests.helpers.waiting import LIMIT_S, eventually
 from tests.system.harness import System, running
 
@@ -82,13 +81,32 @@ async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, name: str, c
         await ask(system, cases)  # now from the prefix cache
 
 
-async def test_quantized_weights_and_adapters_are_refused(tmp_path: Path) -> None:
-    settings = Settings(model=str(family(tmp_path, "llama2")), device="cpu", enable_lora=True, quantization="int8")
-    config = with_quantization(settings, ModelConfig.load(Path(settings.model)))
-    engine = Engine(settings, config, lambda result: None, path=Path(settings.model))
-    with pytest.raises(SettingsError, match="not with quantized weights yet"):
-        await asyncio.wrap_future(engine.start())
-    assert engine.stop()
+@pytest.mark.parametrize("packer", ["fp8", "ct-int8", "gptq-4-act-order"])
+async def test_quantized_weights(tmp_path: Path, packer: str) -> None:
+    """The oracle is the model that the quantized weights mean, with the adapter merged into that."""
+    quantized, dense = quantize(family(tmp_path, "llama2"), tmp_path, PACKERS[packer])
+    cases = make_cases(dense, tmp_path, 3)
+    async with running(quantized, partial(MemoryBus, MemoryServer()), enable_lora=True, max_loras=3) as system:
+        await ask(system, cases)
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+async def test_drafts(tmp_path: Path, method: str) -> None:
+    """The model verifies drafts with their row's adapter; a head makes them for the model alone."""
+    base = family(tmp_path, "qwen2")
+    cases: Cases = []
+    for source, asked, _ in make_cases(base, tmp_path, 3):
+        repeated = [(prompt[:6] * 5)[:-index] for index, prompt in enumerate(asked, 1)]
+        adapter = None if source is None else Path(source.path)
+        cases.append((source, repeated, greedy(merged(base, adapter), repeated, TOKENS)))
+    drafting: dict[str, object] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    if method == "eagle3":
+        drafting = {"spec_model": str(TinyHead(64, 307, (1, 0, 1)).save(tmp_path / "head"))}
+    options = {"enable_lora": True, "max_loras": 2, "spec_method": method, "spec_tokens": 4, **drafting}
+    async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)
+        (replica,) = system.scheduler.core.replicas.values()
+        assert replica.step_results.acceptance.num_draft_tokens > 0
 
 
 async def test_fewer_places_than_adapters(tmp_path: Path) -> None:

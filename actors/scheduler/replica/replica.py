@@ -60,6 +60,8 @@ class Replica(ReplicaBase):
             self.adapters.use(sequence.request.digest)
         self.slots.enter(sequence, sequence.num_cached)
         self.depth.chances.clear(sequence.slot)
+        if len(sequence.request.prediction):
+            self.depth.watch.wake()
         self.bound[sequence.slot] = sequence
         if sequence.beam_group is not None:
             self.bound.update({member.slot: member for member in take_slots(self, sequence.beam_group)})
@@ -100,8 +102,8 @@ class Replica(ReplicaBase):
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
-        if self.slots.num_drafts:
-            drafted = add_drafts(self, slots, counts, num_decodes)
+        drafted = add_drafts(self, slots, counts, num_decodes) if self.slots.num_drafts else None
+        if drafted is not None:
             self._send_off(drafted.slots, counts, num_decodes, drafted.drafts)
             plan = self.builder.build(
                 self.step, now_s, drafted.num_plain, drafted.slots, drafted.num_scheduled(counts),
@@ -127,9 +129,8 @@ class Replica(ReplicaBase):
         """Count the rows as computed and keep them until their result arrives. The decodes have ``drafts`` [decodes],
         which are counted already."""
         self.step += 1
-        num_drafts = 0
-        if drafts is not None:
-            num_drafts = int(drafts.sum())
+        num_drafts = 0 if drafts is None else int(drafts.sum())
+        if self.slots.num_drafts:
             self.depth.prices.planned(self.slots.computed[slots], num_decodes, num_drafts)
         if self.pacer is not None:
             self.pacer.planned(self.slots.computed[slots], counts, num_decodes, num_drafts)

@@ -120,6 +120,10 @@ class Prices:
         told: NDArray[np.float64] = np.interp(drafts, counts, times) + beyond
         return told
 
+    def most_tried(self, num_rows: int) -> int:
+        """The most drafts that a step of so many decodes is known to have had, 0: none."""
+        return int(max((each.drafts for each in self._size(num_rows).tried.values()), default=0))
+
     def forget(self, num_rows: int) -> None:
         """Believe a little less of what steps of so many decodes cost with drafts: one hiccup is not for ever."""
         for each in self._size(num_rows).tried.values():

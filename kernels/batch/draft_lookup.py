@@ -105,13 +105,14 @@ def look_up_drafts_on_cpu(
     predicted: torch.Tensor,
     first_predicted: int,
 ) -> None:
-    """As `look_up_drafts_reference`: one look at all rows leaves few of them, and in these few places."""
+    """As `look_up_drafts_reference`, row by row: few texts repeat themselves, and these in few places."""
     table, counts, places = tokens.numpy(), predicted.numpy(), slots.numpy()
-    sizes = lengths.numpy().take(places)
     numbers = np.zeros(len(places), np.int32)
-    for row in _repeating(table, places, sizes, counts.take(places), shortest):
-        slot, size = int(places[row]), int(sizes[row])
-        line, count = table[slot], int(counts[slot])
+    sizes, predicted_sizes = lengths.numpy().take(places).tolist(), counts.take(places).tolist()
+    for row, slot in enumerate(places.tolist()):
+        line, size, count = table[slot], sizes[row], predicted_sizes[row]
+        if not count and not _may_repeat(line[:size], shortest):
+            continue
         text, told = line[:size], line[first_predicted : first_predicted + count]
         drafts = _drafts_on_cpu(text, told, num_drafts, shortest, longest)
         if drafts is None:
@@ -125,20 +126,10 @@ def look_up_drafts_on_cpu(
     out.numpy()[:] = numbers
 
 
-def _repeating(table: Tokens, places: Tokens, sizes: Tokens, counts: Tokens, shortest: int) -> list[int]:
-    """The rows [M] that may have drafts: those with predictions, and those whose last ``shortest`` tokens stand
-    somewhere else in their lines too, perhaps behind their ends, where older tokens lie. They are some calls of numpy
-    for all rows together: where nothing repeats itself, looking is to cost nothing."""
-    width = int(np.maximum.reduce(sizes, initial=0))
-    if len(places) < 2 or width <= shortest:
-        return list(range(len(places)))
-    lines, last = table[places, :width], sizes - 1
-    matches = lines[:, shortest - 1 :] == table[places, last][:, None]
-    matches[np.arange(len(places)), np.maximum(sizes - shortest, 0)] = False  # the end itself
-    for back in range(1, shortest):
-        matches &= lines[:, shortest - 1 - back : width - back] == table[places, last - back][:, None]
-    rows: list[int] = (matches.any(axis=1) | (counts > 0)).nonzero()[0].tolist()
-    return rows
+def _may_repeat(text: Tokens, shortest: int) -> bool:
+    """Whether the last ``shortest`` tokens of the text may stand somewhere before: a search through its bytes, the
+    cheapest way to say no."""
+    return text[-shortest:].tobytes() in text[:-1].tobytes()
 
 
 def _drafts_on_cpu(text: Tokens, told: Tokens, num_drafts: int, shortest: int, longest: int) -> Tokens | None:

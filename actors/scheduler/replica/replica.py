@@ -129,8 +129,9 @@ class Replica(ReplicaBase):
         """Count the rows as computed and keep them until their result arrives. The decodes have ``drafts`` [decodes],
         which are counted already."""
         self.step += 1
-        num_drafts = 0 if drafts is None else int(drafts.sum())
-        if self.slots.num_drafts:
+        num_drafts = 0
+        if drafts is not None:
+            num_drafts = int(drafts.sum())
             self.depth.prices.planned(self.slots.computed[slots], num_decodes, num_drafts)
         if self.pacer is not None:
             self.pacer.planned(self.slots.computed[slots], counts, num_decodes, num_drafts)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -15,6 +16,7 @@ from pagebus.actors.scheduler.events import ReplicaSuspended
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.world import World, fits, request
+from tests.helpers.rests import rest_often
 
 MAX_MODEL_LEN = 96
 RARELY = st.sampled_from([False, False, False, True])
@@ -206,4 +208,9 @@ Schedules.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-TestSchedules = Schedules.TestCase
+TestSchedules = pytest.mark.usefixtures("rests")(Schedules.TestCase)
+
+
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest_often(monkeypatch)

@@ -46,6 +46,7 @@ def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decod
     looks = not num_decodes or replica.depth.watch.looks()
     if not looks and num_decodes and not np.count_nonzero(table.moved[decodes]):
         replica.depth.none()
+        replica.depth.prices.skipped()
         return None
     earliest = table.computed[decodes]
     latest = earliest + table.ahead[decodes]

@@ -73,13 +73,17 @@ class Prices:
         """A step has been planned, of rows that begin at ``starts`` [rows], the ``num_decodes`` first of them decodes
         with so many drafts in all; its time comes with :meth:`done`, in order."""
         if num_decodes == 0 or num_decodes < len(starts):
-            self._in_flight.append(None)
+            self.skipped()
             return
         self._in_flight.append((Work(num_decodes, int(starts.sum())), num_drafts))
         size = self._size(num_decodes)
         size.left -= 1
         if not num_drafts:
             size.left, size.span = size.span, min(2 * size.span, MOST_SPAN)
+
+    def skipped(self) -> None:
+        """A step has been planned from whose time nothing is to be learned."""
+        self._in_flight.append(None)
 
     def is_plain_due(self, num_rows: int) -> bool:
         """Whether a step of so many decodes should be without drafts, to learn how long it takes."""

@@ -47,7 +47,8 @@ class Samples:
 
 class KnownLengths:
     """Who knows how long the sequences in the slots [S] are. Drafts in flight make a length ``uncertain`` to the host,
-    until a plan says it. A plain step, which looks for no drafts, tells the device none: what it has is ``outdated``."""
+    until a plan says it. A plain step looks for no drafts and tells the device no lengths: those it has are
+    ``outdated``."""
 
     def __init__(self, num_slots: int) -> None:
         self._uncertain = np.zeros(num_slots, np.bool_)

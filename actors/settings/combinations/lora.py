@@ -23,7 +23,7 @@ def check_lora(settings: EngineSettings) -> None:
         if settings.lora_modules:
             raise SettingsError("--lora-modules needs --enable-lora")
         return
-    if settings.spec_method != "none":
+    if settings.spec_method not in (None, "none"):
         raise SettingsError("--enable-lora: not with --spec-method yet")
     if settings.max_cpu_loras is not None and settings.max_cpu_loras < settings.max_loras:
         raise SettingsError(f"--max-cpu-loras {settings.max_cpu_loras}: must be at least --max-loras")

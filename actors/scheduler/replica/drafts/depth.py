@@ -5,8 +5,8 @@ most tokens in its time. Drafts chosen so have been lucky more often than they w
 by what came of such choices before. Where the best number is none, a few rows try one draft now and then, since only
 what is tried shows that it has become right.
 
-An account bounds what wrong drafts cost, whatever is believed of them: each step pays in a small share of its time, each
-draft takes its price out, and what is accepted comes back. There are no drafts that it cannot pay.
+An account bounds what wrong drafts cost, whatever is believed of them: each step pays in a small share of its time,
+each draft takes its price out, and what is accepted comes back. There are no drafts that it cannot pay.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decod
         _take_blocks(replica, decodes, latest, drafts)
         order = np.argsort(drafts > 0, kind="stable")
         decodes, drafts, earliest, latest = decodes[order], drafts[order], earliest[order], latest[order]
-        slots = np.concatenate((decodes, slots[num_decodes:]))
+        slots = slots.copy()
+        slots[:num_decodes] = decodes
     table.plan_drafts(decodes, drafts)
     return Drafted(slots, drafts, earliest, latest)
 

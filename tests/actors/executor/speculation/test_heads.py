@@ -37,8 +37,8 @@ from tests.actors.executor.speculation.checks import (
 from tests.actors.executor.speculation.tiny_head import TinyHead, plain_drafts, weights_of
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
-from tests.helpers.rests import rest_often
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden, make_reference
+from tests.helpers.rests import rest_often
 
 ALLOWED = (17, 140)
 SAMPLED: dict[str, Any] = {"allowed_token_ids": ALLOWED, "temperature": 2.0, "seed": 5}

@@ -215,7 +215,7 @@ class SlotTable:
             self._flush_full(full)
 
     def plan_drafts(self, slots: Slots, drafts: Int32Array) -> None:
-        """Plan so many drafts more of each slot, beside the tokens of :meth:`advance`. The plan says where they begin."""
+        """Plan so many drafts more of slots, beside the tokens of :meth:`advance`; the plan says where they begin."""
         self._backlogs.clear()
         ahead = self.ahead[slots] + drafts
         self.ahead[slots], self.moved[slots] = ahead, ahead > 0

@@ -15,8 +15,8 @@ from msgspec import structs
 from pagebus.actors.scheduler.events import ReplicaSuspended
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
+from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
-from tests.helpers.rests import rest_often
 
 MAX_MODEL_LEN = 96
 RARELY = st.sampled_from([False, False, False, True])

@@ -32,8 +32,8 @@ from tests.actors.executor.speculation.constrained import (
 )
 from tests.actors.executor.speculation.drafters import Guess, oracle
 from tests.actors.executor.step.test_followers import ABC, TOKEN, VOCABULARY, letters
+from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.engine_driver import Driver
-from tests.helpers.rests import is_rest, rest_often
 
 TOKENIZER = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
 

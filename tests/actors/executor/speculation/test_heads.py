@@ -35,10 +35,10 @@ from tests.actors.executor.speculation.checks import (
     tokens_of,
 )
 from tests.actors.executor.speculation.tiny_head import TinyHead, plain_drafts, weights_of
+from tests.actors.scheduler.rests import rest_often
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden, make_reference
-from tests.helpers.rests import rest_often
 
 ALLOWED = (17, 140)
 SAMPLED: dict[str, Any] = {"allowed_token_ids": ALLOWED, "temperature": 2.0, "seed": 5}
@@ -59,7 +59,7 @@ def engines(folder: Path, family: str, settings: dict[str, Any] = SETTINGS, **fl
     head = TinyHead(hidden, 307, (1, 0, 1), known=ALLOWED, flags=flags, **made)
     its = head.save(folder / "head")
     told = {"spec_method": "eagle3", "spec_model": str(its), "spec_tokens": 4}
-    both = Driver(path, **settings), Driver(path, **settings, **told)
+    both = Driver(path, **settings, spec_method="none"), Driver(path, **settings, **told)
     yield *both, head, its
     for driver in both:
         driver.close()

@@ -31,9 +31,9 @@ from tests.actors.executor.speculation.checks import (
     tokens_of,
 )
 from tests.actors.executor.speculation.drafters import ADVERSARIES, Guess, oracle
+from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
-from tests.helpers.rests import is_rest, rest_often
 
 
 @pytest.fixture(scope="module", params=[LLAMA, MISTRAL, QWEN], ids=lambda config: config.name)

@@ -38,8 +38,8 @@ class Told:
 def simulate(
     rows: Callable[[int], int], chance: Callable[[int], float], num_steps: int, lag: int = 2, found: float = 1.0
 ) -> Told:
-    """Steps of so many rows, of which the share ``found`` could have drafts where the step looks, with such a chance for
-    each; results come ``lag`` later. Which are accepted is spread evenly over rows and steps."""
+    """Steps of so many rows, of which the share ``found`` could have drafts where the step looks, each with such a
+    chance; results come ``lag`` later. Which are accepted is spread evenly over rows and steps."""
     depth, rng = Depth(256), np.random.default_rng(1)
     tokens, plain_tokens, clock_s, plain_s = 0, 0, 0.0, 0.0
     flight, planned, looked = [], [], []

@@ -11,7 +11,7 @@ from pagebus.bus.messages import StepPlan
 
 
 def rest_often(patch: pytest.MonkeyPatch) -> None:
-    """For four steps in nine, whatever is accepted: a row whose drafts are in flight needs some without to be certain again."""
+    """For four steps in nine, whatever is accepted: it takes some until no draft is in flight any more."""
     turns = cycle([True] * 5 + [False] * 4)
     patch.setattr(Watch, "looks", lambda watch: next(turns))
 

@@ -283,7 +283,7 @@ class PersistentBatch:
         )
         _mark_extras(work, sampled[KINDS], indexes < sampled[RULED_UNTIL])
         work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
+            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self._layout.max_tokens
         )
         return work
 
@@ -331,7 +331,7 @@ class PersistentBatch:
         deltas["sample_starts"] = bounds.starts[samples.rows]
         deltas["run_starts"], deltas["run_slots"] = runs.starts, slots[samples.finished]
         work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
+            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self._layout.max_tokens
         )
         return work
 

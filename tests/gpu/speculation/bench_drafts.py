@@ -139,7 +139,7 @@ def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[
     """One engine without speculation, then one with it."""
     rows: list[dict[str, Any]] = []
     lookup = {"spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    for given, modes in (({}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
+    for given, modes in (({"spec_method": "none"}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
         modes = [mode for mode in modes if mode in arguments.modes and not (arguments.core and mode == "idle")]
         if not modes:
             continue

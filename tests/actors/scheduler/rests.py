@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from itertools import cycle
-
 import pytest
 
+from pagebus.actors.scheduler.replica.drafts import depth
 from pagebus.actors.scheduler.replica.drafts.watch import Watch
 from pagebus.bus.messages import StepPlan
 
 
+class RestlessWatch(Watch):
+    """Rests four steps in nine, whatever is accepted: it takes some until no draft is in flight any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps = 0
+
+    def looks(self) -> bool:
+        self._steps += 1
+        return self._steps % 9 < 5
+
+
 def rest_often(patch: pytest.MonkeyPatch) -> None:
-    """For four steps in nine, whatever is accepted: it takes some until no draft is in flight any more."""
-    turns = cycle([True] * 5 + [False] * 4)
-    patch.setattr(Watch, "looks", lambda watch: next(turns))
+    """Replicas that are made from now on have such a watch."""
+    patch.setattr(depth, "Watch", RestlessWatch)
 
 
 def is_rest(plan: StepPlan) -> bool:

@@ -50,22 +50,28 @@ class EngineSettings:
     pipeline_depth: int = setting(
         4, help="most step plans in flight per executor; more than two only while steps are short", low=1, high=8
     )
-    spec_method: str = setting(
-        "none",
+    spec_method: str | None = setting(
+        None,
         help="how the next tokens of a sequence are guessed, to be verified several in a step (docs/speculation.md): "
         "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model, mtp "
-        "the checkpoint's own layer for that",
+        "the checkpoint's own layer for that, none guesses nothing (default: ngram, where the model allows it)",
         choices=("none", "ngram", "eagle3", "mtp"),
     )
     spec_model: str | None = setting(
         None, help="folder or hub id of the head that eagle3 asks (default: the folder eagle3 within the model's)"
     )
-    spec_tokens: int | None = setting(None, help="most tokens guessed for a sequence and step", low=1, high=16)
+    spec_tokens: int | None = setting(
+        None, help="most tokens guessed for a sequence and step (default: 4)", low=1, high=16
+    )
     prompt_lookup_max: int | None = setting(
         None, help="most last tokens that ngram looks for (default: --prompt-lookup-min, or 5)", low=1, high=64
     )
     prompt_lookup_min: int | None = setting(
-        None, help="fewest last tokens that ngram looks for (default: --prompt-lookup-max, or 5)", low=1, high=64
+        None,
+        help="fewest last tokens that ngram looks for (default: --prompt-lookup-max; else 5 with --spec-method, 3 "
+        "without)",
+        low=1,
+        high=64,
     )
     enable_lora: bool = setting(False, help="serve adapters of the model (docs/lora.md)")
     lora_modules: tuple[str, ...] = setting(

@@ -9,6 +9,7 @@ from typing import Any
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.settings import Settings
+from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.actors.simulator.clients import Clients, Slo
 from pagebus.actors.simulator.drafting_executor import DraftingExecutor
 from pagebus.actors.simulator.executor import ModelExecutor
@@ -124,7 +125,7 @@ class Deployment:
             prefill_tokens_per_s=profile.prefill_tokens_per_s,
             windowed_pages=profile.windowed_pages,
             windowed_tokens=profile.windowed_tokens,
-            num_drafts=0 if settings.spec_method == "none" else settings.spec_tokens or 0,
+            num_drafts=0 if settings.spec_method is None else speculation(settings).tokens,
         )
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """What speculation gains with the shipped model on this machine's CPU, by kind of prompt.
 
-    python -m tests.shipped_model.bench_speculation [--drafts 4] [--shortest 2] [--longest 5] [--batches 1 8]
+    python -m tests.shipped_model.bench_speculation [--drafts 4] [--shortest 3] [--longest 5] [--batches 1 8]
         [--rounds 5] [--threads 1] [--method ngram]
 
 Greedy, float32, scheduler and engine in one process, no bus. ``dictionary``: questions that the model was trained on.
@@ -112,7 +112,7 @@ def bench(plain: Driver, drafting: Driver, batch: int, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafts", type=int, default=4)
-    parser.add_argument("--shortest", type=int, default=2)
+    parser.add_argument("--shortest", type=int, default=3)
     parser.add_argument("--longest", type=int, default=5)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5)
@@ -126,7 +126,7 @@ def main() -> None:
     drafts: dict[str, Any] = {"spec_method": arguments.method, "spec_tokens": arguments.drafts}
     if arguments.method == "ngram":
         drafts |= {"prompt_lookup_min": arguments.shortest, "prompt_lookup_max": arguments.longest}
-    plain, drafting = Driver(FOLDER, **settings), Driver(FOLDER, **settings, **drafts)
+    plain, drafting = Driver(FOLDER, **settings, spec_method="none"), Driver(FOLDER, **settings, **drafts)
     print("| batch | prompts | tokens | drafts | accepted | fewer steps | off, tokens/s | on, tokens/s | ratio |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for batch in arguments.batches:

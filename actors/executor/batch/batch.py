@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagebus.actors.executor.batch import checks
-from pagebus.actors.executor.batch.drafted_rows import RowBounds, check_rows, lay_out, row_bounds
+from pagebus.actors.executor.batch.drafted_rows import KnownLengths, RowBounds, check_rows, lay_out, row_bounds
 from pagebus.actors.executor.batch.layout import NUM_COLUMNS, TOP_K, BatchLimits
 from pagebus.actors.executor.batch.logit_bias import LogitBias
 from pagebus.actors.executor.batch.logprob_rows import LogprobSlots, ranges
@@ -76,6 +76,7 @@ class PersistentBatch:
         self._table.fill(0)
         self._end_ids = np.full((self._size, 2), -1, np.int32)
         self._scored = LogprobSlots(self._size)
+        self._lengths = KnownLengths(self._size)
 
     def reset(self) -> None:
         """Empty every slot for a new scheduler. Rows of logit biases stay on the device until overwritten."""
@@ -116,7 +117,13 @@ class PersistentBatch:
         if len(plan.copy_sources) or len(plan.copy_targets):
             checks.copies(plan, self.limits.num_blocks)
             deltas["copy_sources"], deltas["copy_targets"] = plan.copy_sources, plan.copy_targets
-        return self._drafted_rows(plan, deltas) if self.limits.num_drafts else self._rows(plan, deltas)
+        if not self.limits.num_drafts:
+            return self._rows(plan, deltas)
+        if not self._lengths.is_plain(plan):
+            return self._drafted_rows(plan, deltas)
+        work = self._rows(plan, deltas)
+        self._lengths.passed(plan, work.sample_slots)
+        return work
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -276,7 +283,7 @@ class PersistentBatch:
         )
         _mark_extras(work, sampled[KINDS], indexes < sampled[RULED_UNTIL])
         work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
+            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self._layout.max_tokens
         )
         return work
 
@@ -320,9 +327,11 @@ class PersistentBatch:
         _mark_extras(work, sampled[KINDS], samples.earliest_lens - sampled[PROMPT] < sampled[RULED_UNTIL])
         runs.exact = bounds.earliest.tobytes() == bounds.starts.tobytes()
         runs.told_drafts = self.limits.num_drafts if len(work.constrained) else 0
-        self._note_lengths(plan, work, bounds.starts[samples.rows], slots[samples.finished])
+        self._lengths.followed(plan, bounds, deltas)
+        deltas["sample_starts"] = bounds.starts[samples.rows]
+        deltas["run_starts"], deltas["run_slots"] = runs.starts, slots[samples.finished]
         work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self.limits.max_model_len
+            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self._layout.max_tokens
         )
         return work
 
@@ -332,16 +341,6 @@ class PersistentBatch:
         self.num_computed[slots] = bounds.ends
         self.num_computed[slots[:count]] = bounds.earliest[:count] + ONE
         self.num_tokens[slots[finished]] = self.num_computed[slots[finished]] + ONE
-
-    def _note_lengths(self, plan: StepPlan, work: StepWork, sample_starts: Int32Array, run_slots: Int32Array) -> None:
-        """Put what the device needs to follow lengths into ``deltas``."""
-        assert work.runs is not None
-        if plan.new_sequences:
-            work.deltas["entered_slots"] = np.array([new.slot for new in plan.new_sequences], np.int32)
-            work.deltas["entered_lengths"] = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
-            work.deltas["entered_predicted"] = np.array([new.num_predicted for new in plan.new_sequences], np.int32)
-        work.deltas["sample_starts"] = sample_starts
-        work.deltas["run_starts"], work.deltas["run_slots"] = work.runs.starts, run_slots
 
 
 def _mark_extras(work: StepWork, kinds: Int32Array, ruled: BoolArray) -> None:

@@ -141,13 +141,13 @@ class Buckets:
 
     def later(self) -> list[Bucket]:
         """The other buckets, in order of capture: pieces of the largest steps, which simultaneous prompts make; all
-        others for decodes alone, and for those with drafts; pieces of steps too large for other graphs; and prompts
-        beside a full batch and a nearly empty one."""
+        others for decodes alone; pieces of steps too large for other graphs; prompts beside a full batch and a nearly
+        empty one; and, unless a step has asked for them before, decodes with drafts, which perhaps never come."""
         rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
         pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
-        wanted = dict.fromkeys([*pieces[:1], *decodes, *reversed(self._verified), *pieces, *mixed])
+        wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed, *reversed(self._verified)])
         return [bucket for bucket in wanted if bucket not in self.first()]
 
     def above(self, bucket: Bucket) -> list[Bucket]:

@@ -45,6 +45,55 @@ class Samples:
         return Runs(self.starts, max_total[rows] - num_prompt[rows] - np.int32(1), min_tokens[rows])
 
 
+class KnownLengths:
+    """Who knows how long the sequences in the slots [S] are. Drafts in flight make a length ``uncertain`` to the host,
+    until a plan says it. A plain step looks for no drafts and tells the device no lengths: those it has are
+    ``outdated``."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._uncertain = np.zeros(num_slots, np.bool_)
+        self._outdated = np.zeros(num_slots, np.bool_)
+
+    def is_plain(self, plan: StepPlan) -> bool:
+        """Whether the plan's step looks for no drafts: it does not say where decodes begin, and nobody enters."""
+        return plan.num_decodes > 0 and not len(plan.latest_starts) and not plan.new_sequences
+
+    def passed(self, plan: StepPlan, sample_slots: Int32Array) -> None:
+        """A plain step samples in these slots.
+
+        Raises:
+            PlanError: it does not say where a row begins that drafts may have moved.
+        """
+        self._check_certain(plan.slots)
+        self._outdated[sample_slots] = True
+
+    def followed(self, plan: StepPlan, bounds: RowBounds, deltas: dict[str, Int32Array]) -> None:
+        """Put into ``deltas`` what the device needs to follow the lengths of another step's rows.
+
+        Raises:
+            PlanError: as :meth:`passed`.
+        """
+        if plan.new_sequences:
+            slots = deltas["entered_slots"] = np.array([new.slot for new in plan.new_sequences], np.int32)
+            deltas["entered_lengths"] = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
+            deltas["entered_predicted"] = np.array([new.num_predicted for new in plan.new_sequences], np.int32)
+            self._uncertain[slots] = self._outdated[slots] = False
+        count = len(plan.latest_starts)
+        self._check_certain(plan.slots[count:])
+        self._uncertain[plan.slots[:count]] = bounds.ends[:count] > bounds.earliest[:count] + 1
+        outdated = self._outdated[plan.slots]
+        if np.count_nonzero(outdated):
+            slots = deltas["resumed_slots"] = plan.slots[outdated]
+            deltas["resumed_lengths"] = bounds.starts[outdated] + np.int32(1)
+            self._outdated[slots] = False
+
+    def _check_certain(self, slots: Int32Array) -> None:
+        uncertain = self._uncertain[slots]
+        if np.count_nonzero(uncertain):
+            slot = int(slots[uncertain.argmax()])
+            raise PlanError(f"slot {slot} had drafts, and nothing says where its row starts")
+
+
 def row_bounds(plan: StepPlan, computed: Int32Array) -> RowBounds:
     """Where the rows begin, of which so many tokens are ``computed`` [R] at least.
 

@@ -30,7 +30,7 @@ from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.combinations.speculation import lookup_sizes
+from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.kernels.linear.dispatch import read_user_tables
 
 META = torch.device("meta")
@@ -50,11 +50,11 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     head = head_files(settings, config)
     cache = cache_format(settings, config, dtype, head).allocate(limits.num_blocks, META)
     most_tokens = graph_tokens(settings, config, META)
-    apart = not settings.deterministic
+    apart, wanted = not settings.deterministic, speculation(settings)
     runner = Runner(
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
-        lookup=Lookup(*lookup_sizes(settings)),
+        lookup=Lookup(wanted.longest, wanted.shortest),
         head=None if head is None else head.build(model, settings, with_weights=False),
     )  # fmt: skip
     runner.select_long_rows = PrefillBackend(runner).parts

@@ -45,8 +45,8 @@ from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend,
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, num_layer_weights, planned_model_len
 from pagebus.actors.model.shards.shard import Shard
-from pagebus.actors.settings import Settings
-from pagebus.actors.settings.combinations.speculation import lookup_sizes
+from pagebus.actors.settings import Settings, SettingsError
+from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.bus.messages import AdapterRead
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
@@ -196,11 +196,12 @@ def _load(
     progress("kv cache", 0.0)
     first_cache = cached.allocate(1, device)
     batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
-    most_tokens = graph_tokens(settings, config, device)
+    most_tokens, wanted = graph_tokens(settings, config, device), speculation(settings)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
-        lookup=Lookup(*lookup_sizes(settings)), head=drafter, adapters=None if residents is None else residents.slots,
+        lookup=Lookup(wanted.longest, wanted.shortest), head=drafter,
+        adapters=None if residents is None else residents.slots,
     )  # fmt: skip
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
@@ -267,10 +268,18 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
 
 
 def num_drafts(settings: Settings, config: ModelConfig) -> int:
-    """The most drafts of a row. Models that only pool sample nothing."""
-    if settings.spec_method == "none" or config.pooler is not None:
-        return 0
-    return settings.spec_tokens or (config.num_mtp_layers if settings.spec_method == "mtp" else 0)
+    """The most drafts of a row; by default none of a model that only pools, which samples nothing. Without a number, MTP
+    guesses one token with each of its layers.
+
+    Raises:
+        SettingsError: the settings ask for drafts of such a model.
+    """
+    wanted = speculation(settings)
+    if config.pooler is None:
+        return wanted.tokens or (config.num_mtp_layers if wanted.method == "mtp" else 0)
+    if settings.spec_method is not None and wanted.method != "none":
+        raise SettingsError(f"--spec-method {wanted.method}: this model samples no tokens")
+    return 0
 
 
 def demand_of(limits: BatchLimits, block_bytes: int) -> KvDemand:

@@ -167,7 +167,7 @@ def samples(runner: Runner) -> bool:
 def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
     """Run the largest steps there can be, on CUDA, the last of them with every sequence decoding.
 
-    Returns (bytes that the decode step took beyond what stays, peak bytes of all of them).
+    Returns (bytes that the largest of those that are captured took beyond what stays, peak bytes of all of them).
     """
     limits, plans = batch.limits, full_prompt_steps(batch.limits, samples=samples(runner))
     for plan in plans:
@@ -178,11 +178,13 @@ def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
     torch.cuda.reset_peak_memory_stats()
     if limits.max_model_len > 2:
         runner.run(batch.apply(_decoding(len(plans[-1].slots))))
-        run_drafts(batch, runner)
+        run_drafts(batch, runner, limits.verified_tokens)
         torch.cuda.synchronize()
+    captured_peak = torch.cuda.max_memory_allocated()
+    run_drafts(batch, runner)  # more of them than any graph
+    torch.cuda.synchronize()
     batch.reset()
-    decode_peak = torch.cuda.max_memory_allocated()
-    return decode_peak - before, max(peak, decode_peak)
+    return captured_peak - before, max(peak, torch.cuda.max_memory_allocated())
 
 
 MEASURED_TOKENS, MEASURED_TOKENS_ON_CPU = 2048, 32
@@ -219,12 +221,12 @@ def run_all_steps(batch: PersistentBatch, runner: Runner) -> None:
     run_small_steps(batch, runner, thorough=True)
 
 
-def run_drafts(batch: PersistentBatch, runner: Runner) -> None:
-    """Verify as many drafts as a step can, of sequences all of whose tokens are computed."""
+def run_drafts(batch: PersistentBatch, runner: Runner, most_tokens: int | None = None) -> None:
+    """Verify as many drafts as a step can, or one of ``most_tokens``, of sequences all of whose tokens are computed."""
     limits, width = batch.limits, 1 + batch.limits.num_drafts
     slots = np.flatnonzero(batch.sequence_ids).astype(np.int32)
     fits = batch.num_computed[slots] + width < limits.max_model_len
-    slots = slots[fits][: limits.max_num_batched_tokens // width]
+    slots = slots[fits][: (most_tokens or limits.max_num_batched_tokens) // width]
     if width == 1 or not len(slots):
         return
     starts, counts = batch.num_computed[slots], np.full(len(slots), width, np.int32)

@@ -107,6 +107,8 @@ class ConstrainedRuns:
         assert self.work is not None
         runs, count = self.work.runs, len(self.work.positions)
         if runs is None:
+            for follower in self.followers:
+                follower.drafts = []
             return [[token] for token in told[self.rows].tolist()]
         tokens, about = told[:count].tolist(), told[count:]
         counts, found = about[: len(runs)].tolist(), about[2 * len(runs) : 3 * len(runs)].tolist()

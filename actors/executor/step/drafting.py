@@ -47,16 +47,23 @@ class Drafting:
         self.look_up = ops.look_up_drafts
 
     def begin(self, work: StepWork, deltas: dict[str, torch.Tensor]) -> None:
-        """Note the sequences that enter, and move the step's rows to where they begin."""
+        """Note the sequences that enter, and those that plain steps have computed, and move the step's rows to where
+        they begin. In a plain step, which looks for no drafts, there is nothing to do."""
+        if work.runs is None:
+            return
         header, rows, samples = self._header, len(work.slots), len(work.positions)
         if "entered_slots" in deltas:
             slots = deltas["entered_slots"].long()
             self.lengths[slots] = deltas["entered_lengths"]
             self.found[slots] = 0
             self.predicted[slots] = deltas["entered_predicted"]
+        if "resumed_slots" in deltas:
+            slots = deltas["resumed_slots"].long()
+            self.lengths[slots] = deltas["resumed_lengths"]
+            self.found[slots] = 0
         if self.head is not None:
             self.head.draft(work, header, self.lengths)
-        if work.runs is not None and work.runs.exact:
+        if work.runs.exact:
             return
         self._ops.resolve_starts(
             self.lengths, header.slots[:rows], header.starts[:rows], header.decode_lens[:rows],
@@ -67,8 +74,7 @@ class Drafting:
     def restore(self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor) -> None:
         """Store the drafts again that plain sampling has overwritten in the extra rows: what is sampled there once more
         reads them as the sequence's past, and is then stored in their place."""
-        assert work.runs is not None
-        if len(work.positions) == len(work.runs):
+        if work.runs is None or work.runs.are_single:
             return
         header, rows = self._header, deltas["extra_rows"]
         columns = header.sample_slots, header.positions, header.hidden_index
@@ -84,8 +90,11 @@ class Drafting:
     def end(
         self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor
     ) -> torch.Tensor:
-        """Accept and draft. Returns the ``num_results`` numbers of the step, int32."""
-        assert work.runs is not None
+        """Accept and draft, but in a plain step. Returns the ``num_results`` numbers of the step, int32."""
+        if work.runs is None:
+            if self.head is not None:
+                self._keep_all(work, self.head)
+            return sampled
         header, slots = self._header, deltas["run_slots"]
         told = self._ops.accept_drafts(
             sampled, input_ids, header.hidden_index, header.indexes, deltas["run_starts"], slots, self.lengths,
@@ -106,6 +115,13 @@ class Drafting:
                 self._lookup.longest, self._vocab_size, ready, self.predicted, self._first_predicted,
             )  # fmt: skip
         return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
+
+    def _keep_all(self, work: StepWork, head: HeadDrafts) -> None:
+        """Have the head keep the features of a plain step's samples."""
+        features, header, count = head.follow(work, self._header), self._header, len(work.positions)
+        if not work.decode_only:
+            features = features[header.hidden_index[:count].long()]
+        head.keep(header.sample_slots[:count], features)
 
     def _promise(self, work: StepWork, ready: torch.Tensor) -> None:
         """How many drafts the head will have for each run [M], once its row asks for them: none where the host needs

@@ -60,6 +60,8 @@ class Replica(ReplicaBase):
             self.adapters.use(sequence.request.digest)
         self.slots.enter(sequence, sequence.num_cached)
         self.depth.chances.clear(sequence.slot)
+        if len(sequence.request.prediction):
+            self.depth.watch.wake()
         self.bound[sequence.slot] = sequence
         if sequence.beam_group is not None:
             self.bound.update({member.slot: member for member in take_slots(self, sequence.beam_group)})
@@ -100,8 +102,8 @@ class Replica(ReplicaBase):
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
-        if self.slots.num_drafts:
-            drafted = add_drafts(self, slots, counts, num_decodes)
+        drafted = add_drafts(self, slots, counts, num_decodes) if self.slots.num_drafts else None
+        if drafted is not None:
             self._send_off(drafted.slots, counts, num_decodes, drafted.drafts)
             plan = self.builder.build(
                 self.step, now_s, drafted.num_plain, drafted.slots, drafted.num_scheduled(counts),

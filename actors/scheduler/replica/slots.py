@@ -38,7 +38,8 @@ Slots = NDArray[np.intp] | Int32Array
 class SlotTable:
     """State of all slots. ``tail`` [num_slots, block_size] holds each sequence's newest tokens at position %
     block_size: those known since its last full block. ``num_drafts``: the most that a row may have; ``drafts``: those
-    of each slot that were ready when its newest result was made."""
+    of each slot that were ready when its newest result was made; ``moved``: since a plan has last said where the slot's
+    row begins, drafts may have moved that."""
 
     def __init__(self, num_slots: int, block_size: int, num_drafts: int = 0) -> None:
         self.num_slots = num_slots
@@ -47,6 +48,7 @@ class SlotTable:
         self.ahead = np.zeros(num_slots, np.int32)
         self.drafts = np.zeros(num_slots, np.int32)
         self.most_drafts = np.zeros(num_slots, np.int32)
+        self.moved = np.zeros(num_slots, np.bool_)
         self.ids = np.zeros(num_slots, np.int32)
         self.prompt = np.zeros(num_slots, np.int32)
         self.known = np.zeros(num_slots, np.int32)
@@ -172,7 +174,7 @@ class SlotTable:
         self.ahead[slot] = self.drafts[slot] = self.most_drafts[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
-        for flag in (self.job, self.beam, self.held):
+        for flag in (self.job, self.beam, self.held, self.moved):
             flag[slot] = False
         self.sequences[slot] = None
         sequence.slot = -1
@@ -213,9 +215,10 @@ class SlotTable:
             self._flush_full(full)
 
     def plan_drafts(self, slots: Slots, drafts: Int32Array) -> None:
-        """Plan so many drafts more of each slot, beside the tokens of :meth:`advance`."""
+        """Plan so many drafts more of slots, beside the tokens of :meth:`advance`; the plan says where they begin."""
         self._backlogs.clear()
-        self.ahead[slots] += drafts
+        ahead = self.ahead[slots] + drafts
+        self.ahead[slots], self.moved[slots] = ahead, ahead > 0
 
     def settle_drafts(self, slots: Slots, accepted: Int32Array, planned: Int32Array) -> None:
         """Of the ``planned`` drafts of each slot in a step whose result has come so many were accepted."""

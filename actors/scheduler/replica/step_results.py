@@ -100,7 +100,7 @@ class StepResults:
         slots = flight.sample_slots
         if not same_ints(ids, flight.sample_ids):
             slots = flight.sample_slots[self._match_some(flight, ids)]
-        if self._table.num_drafts and len(result.num_drafts) != len(ids):
+        if len(result.num_drafts) not in (0, len(ids)):  # none: the step did not look for any
             raise ProtocolError(f"step {result.step}: the result does not tell the drafts of its rows")
         running = self._table.ids[slots] == ids
         if np.count_nonzero(running) == len(ids):
@@ -176,8 +176,10 @@ class StepResults:
         if matched.runs is None:
             table.take_tokens(slots, token_ids)
             if table.num_drafts:
-                told = result.num_drafts if matched.running is None else result.num_drafts[matched.running]
-                table.drafts[matched.slots] = told
+                told = result.num_drafts
+                if len(told) and matched.running is not None:
+                    told = told[matched.running]
+                table.drafts[matched.slots] = told if len(told) else 0
         else:
             for rows in turns(slots):
                 table.take_tokens(slots[rows], token_ids[rows])

@@ -1,16 +1,35 @@
-"""Settings of speculation that only make sense together, with vLLM's rules and defaults."""
+"""What is said of speculation: settings that only make sense together, with vLLM's rules, and what holds by default."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pagebus.actors.settings.declaring import SettingsError
 
 if TYPE_CHECKING:
     from pagebus.actors.settings.engine import EngineSettings
 
+DEFAULT_TOKENS = 4
+DEFAULT_LOOKUP = 5, 3
 LOOKUP_TOKENS = 5
-"""The longest and shortest end that is looked up, where nothing is said."""
+"""The longest and shortest end that is looked up, where ngram is asked for and nothing is said of them: vLLM's."""
+
+
+class Speculation(NamedTuple):
+    """How next tokens are guessed: by ``method``, ``tokens`` at most. The lookup seeks ends from the ``longest`` to the
+    ``shortest``."""
+
+    method: str
+    tokens: int
+    longest: int
+    shortest: int
+
+
+def speculation(settings: EngineSettings) -> Speculation:
+    """What is meant. Where no method is given it is a lookup. MTP without a number has 0 tokens: the model knows it."""
+    method = settings.spec_method or "ngram"
+    tokens = settings.spec_tokens or (DEFAULT_TOKENS if method == "ngram" else 0)
+    return Speculation(method, tokens, *_lookup_sizes(settings))
 
 
 def check_speculation(settings: EngineSettings) -> None:
@@ -19,29 +38,28 @@ def check_speculation(settings: EngineSettings) -> None:
     Raises:
         SettingsError: something is missing, or does not go together.
     """
-    if settings.spec_method == "none":
-        if settings.spec_tokens is not None:
-            raise SettingsError("num_speculative_tokens (--spec-tokens) needs a method (--spec-method)")
-        if settings.spec_model is not None:
-            raise SettingsError("a model that guesses (--spec-model) needs a method (--spec-method)")
-        return
-    if settings.spec_tokens is None and settings.spec_method != "mtp":
-        raise SettingsError(f"--spec-method {settings.spec_method}: num_speculative_tokens (--spec-tokens) is missing")
+    method = settings.spec_method
+    if method == "none" and settings.spec_tokens is not None:
+        raise SettingsError("num_speculative_tokens (--spec-tokens) needs a method (--spec-method)")
+    if method in (None, "none") and settings.spec_model is not None:
+        raise SettingsError("a model that guesses (--spec-model) needs a method (--spec-method)")
+    if method == "eagle3" and settings.spec_tokens is None:
+        raise SettingsError("--spec-method eagle3: num_speculative_tokens (--spec-tokens) is missing")
     given = settings.prompt_lookup_max, settings.prompt_lookup_min
-    if settings.spec_method != "ngram" and given != (None, None):
-        raise SettingsError(
-            f"--spec-method {settings.spec_method}: prompt_lookup_max and prompt_lookup_min are of ngram only"
-        )
-    if settings.spec_method != "eagle3" and settings.spec_model is not None:
-        raise SettingsError(f"--spec-method {settings.spec_method} needs no model (--spec-model)")
-    longest, shortest = lookup_sizes(settings)
+    if method in ("eagle3", "mtp") and given != (None, None):
+        raise SettingsError(f"--spec-method {method}: prompt_lookup_max and prompt_lookup_min are of ngram only")
+    if method != "eagle3" and settings.spec_model is not None:
+        raise SettingsError(f"--spec-method {method} needs no model (--spec-model)")
+    longest, shortest = _lookup_sizes(settings)
     if shortest > longest:
         raise SettingsError(f"prompt_lookup_min={shortest} cannot be larger than prompt_lookup_max={longest}")
 
 
-def lookup_sizes(settings: EngineSettings) -> tuple[int, int]:
+def _lookup_sizes(settings: EngineSettings) -> tuple[int, int]:
     """The longest and the shortest end of a sequence that is looked up. If one is not given it is as the other."""
     longest, shortest = settings.prompt_lookup_max, settings.prompt_lookup_min
+    if longest is None and shortest is None and settings.spec_method is None:
+        return DEFAULT_LOOKUP
     if longest is None:
         longest = LOOKUP_TOKENS if shortest is None else shortest
     return longest, longest if shortest is None else shortest

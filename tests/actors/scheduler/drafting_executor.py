@@ -18,6 +18,8 @@ class DraftingExecutor(FakeExecutor):
     num_drafts: int = 3
     drafts: dict[int, list[int]] = field(default_factory=dict)
     """By slot: those behind its last token."""
+    unknown: dict[int, bool] = field(default_factory=dict)
+    """Slots whose rows may begin elsewhere than the host knows."""
     num_accepted: int = 0
 
     @property
@@ -27,8 +29,9 @@ class DraftingExecutor(FakeExecutor):
     def _run(self, plan: StepPlan) -> StepResult:
         first, bounds = [new.slot for new in plan.new_sequences], len(plan.earliest_starts)
         for slot in first:
-            self.drafts[slot] = []
-        assert plan.num_decodes <= bounds == len(plan.latest_starts)
+            self.drafts[slot], self.unknown[slot] = [], False
+        assert bounds == len(plan.latest_starts)
+        assert bounds >= plan.num_decodes or not bounds
         for row, (slot, count) in enumerate(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)):
             state = self.slots[slot]
             if row < bounds:
@@ -39,6 +42,9 @@ class DraftingExecutor(FakeExecutor):
                 assert count <= 1 + self.num_drafts
                 assert (count == 1) == (row < plan.num_decodes)
                 self._lay_out(state, self.drafts[slot], count - 1)
+                self.unknown[slot] = earliest < latest or count > 1
+            elif row < plan.num_decodes:
+                assert not self.unknown.get(slot), f"slot {slot}: nothing says where its row begins"
         return super()._run(plan)
 
     def _lay_out(self, state: Slot, drafts: list[int], count: int) -> None:
@@ -51,13 +57,14 @@ class DraftingExecutor(FakeExecutor):
     def _sample(self, plan: StepPlan) -> StepResult:
         rows: list[tuple[int, int, int, int, int]] = []
         tops: list[tuple[int, np.ndarray, np.ndarray]] = []
+        looks = not plan.num_decodes or len(plan.latest_starts) > 0
         for slot, count in zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True):
             state = self.slots[slot]
             if state.computed < len(state.tokens):
                 continue
             width = count if slot in plan.slots[: len(plan.earliest_starts)] else 1
             tokens = self._verify(state, self.drafts[slot][: width - 1], width - 1)
-            self.drafts[slot] = self._draft(state)
+            self.drafts[slot] = self._draft(state) if looks else []
             self._report(state, tokens, rows, tops)
         return self._result(plan, rows, tops)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -14,6 +15,7 @@ from msgspec import structs
 from pagebus.actors.scheduler.events import ReplicaSuspended
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
+from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
 
 MAX_MODEL_LEN = 96
@@ -206,4 +208,9 @@ Schedules.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-TestSchedules = Schedules.TestCase
+TestSchedules = pytest.mark.usefixtures("rests")(Schedules.TestCase)
+
+
+@pytest.fixture
+def rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest_often(monkeypatch)

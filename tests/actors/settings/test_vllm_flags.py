@@ -11,7 +11,7 @@ import pytest
 from pagebus.actors.commands.cli import build_parser, dashed, main
 from pagebus.actors.offline.llm import _checked
 from pagebus.actors.settings import Settings, SettingsError
-from pagebus.actors.settings.combinations.speculation import lookup_sizes
+from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.actors.settings.declaring import flag_of
 from pagebus.actors.settings.sources import field_types, load_settings
 from pagebus.actors.settings.vllm_flags import (
@@ -207,24 +207,30 @@ def test_speculation_as_vllm_says_it() -> None:
         "m --spec-method ngram --num-speculative-tokens 4 --prompt-lookup-max 3",
     ):
         told = settings_of(line)
-        assert (told.spec_method, told.spec_tokens, lookup_sizes(told)) == ("ngram", 4, (3, 3))
+        assert speculation(told) == ("ngram", 4, 3, 3)
     given = '{"method":"eagle3","model":"h","num_speculative_tokens":4}'
     for line in (f"m -sc {given}", "m --spec-method eagle3 --spec-model h --spec-tokens 4"):
         told = settings_of(line)
-        assert (told.spec_method, told.spec_model, told.spec_tokens) == ("eagle3", "h", 4)
+        assert (speculation(told)[:2], told.spec_model) == (("eagle3", 4), "h")
     for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
-        assert settings_of(f'm -sc {{"method":"{method}"}}').spec_method == "mtp"
-    assert settings_of("m").spec_method == "none"
-    assert settings_of('m -sc {"method":"none"}').spec_method == "none"
-    assert lookup_sizes(settings_of("m --spec-method ngram --spec-tokens 2")) == (5, 5)
-    assert lookup_sizes(settings_of("m --spec-method ngram --spec-tokens 2 --prompt-lookup-min 2")) == (2, 2)
+        assert speculation(settings_of(f'm -sc {{"method":"{method}"}}'))[:2] == ("mtp", 0)
+    assert speculation(settings_of('m -sc {"method":"none"}'))[:2] == ("none", 0)
+    assert speculation(settings_of("m --spec-method ngram")) == ("ngram", 4, 5, 5)
+    assert speculation(settings_of("m --spec-method ngram --spec-tokens 2 --prompt-lookup-min 2")) == ("ngram", 2, 2, 2)
+
+
+def test_speculation_by_default() -> None:
+    """A lookup, whose depth and sizes may be said alone."""
+    assert speculation(settings_of("m")) == ("ngram", 4, 5, 3)
+    assert speculation(settings_of("m --spec-tokens 7 --prompt-lookup-max 6")) == ("ngram", 7, 6, 6)
+    assert speculation(settings_of("m --enable-lora"))[:2] == ("ngram", 4)
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ('{"method":"ngram"}', "num_speculative_tokens (--spec-tokens) is missing"),
-        ('{"num_speculative_tokens":4}', "needs a method"),
+        ('{"method":"eagle3"}', "num_speculative_tokens (--spec-tokens) is missing"),
+        ('{"method":"none","num_speculative_tokens":4}', "needs a method"),
         ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram, eagle3, mtp"),
         ('{"method":"ngram","num_speculative_tokens":0}', "must be at least 1"),
         ('{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":2,"prompt_lookup_min":3}',

@@ -31,7 +31,10 @@ class DraftingOracle(Oracle):
     def run(self, plan: StepPlan, work: StepWork) -> np.ndarray:
         """What the device tells of a step: tokens; by run how many count, the first's index, and how many drafts stand
         behind it; and those drafts, where a grammar has to know them."""
-        assert work.runs is not None
+        if work.runs is None:  # a step that looks for no drafts
+            for slot in plan.slots.tolist():
+                self.rows[slot].drafts = []
+            return super().run(plan, work)
         self._move(plan)
         for new in plan.new_sequences:
             self.rows[new.slot].drafts = []

@@ -5,11 +5,11 @@
 
 As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
 beforehand, two in flight; no bus, no scheduler. ``off`` is an engine without speculation. The others are one with the
-lookup: ``idle`` plans no drafts, ``none`` and ``full`` as many as may be in each row of each step. The model says one
+lookup: ``idle`` finds no drafts, ``none`` and ``full`` as many as may be in each row of each step. The model says one
 token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came of a row and step.
 
 With ``--core`` the scheduler's core makes the plans, so it chooses how many drafts there are: by what becomes of them
-and what they cost. There is no ``idle`` then.
+and what they cost, and whether a step looks for some at all.
 
 With ``--cpu`` a tiny model is measured, to see that all this works.
 """
@@ -139,8 +139,8 @@ def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[
     """One engine without speculation, then one with it."""
     rows: list[dict[str, Any]] = []
     lookup = {"spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    for given, modes in (({}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
-        modes = [mode for mode in modes if mode in arguments.modes and not (arguments.core and mode == "idle")]
+    for given, modes in (({"spec_method": "none"}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
+        modes = [mode for mode in modes if mode in arguments.modes]
         if not modes:
             continue
         gc.collect()

@@ -6,6 +6,9 @@ any other draft is wrong.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 
 from pagebus.actors.executor.device.operations import LookUpDrafts
@@ -17,7 +20,7 @@ from tests.helpers.engine_driver import Driver, Grown, HandScheduler, ints
 TOKEN, WRONG = 0, 1
 """What the model answers, and a draft that is never right."""
 MODES = ("off", "idle", "none", "full")
-"""Without speculation; with it, but no draft is planned; with drafts that are all wrong; with drafts that are right."""
+"""Without speculation; with it, but no draft is found; with drafts that are all wrong; with drafts that are right."""
 
 
 class DraftedScheduler(HandScheduler):
@@ -64,7 +67,16 @@ def prepare(driver: Driver, mode: str) -> None:
     runner = driver.engine._loaded.runner
     runner.model.norm.weight.data.zero_()
     if runner.drafting is not None:
-        runner.drafting.look_up = _wrong if mode == "none" else _right(driver)
+        look_up = _right(driver)
+        runner.drafting.look_up = {"none": _wrong, "idle": partial(_vain, look_up)}.get(mode, look_up)
+
+
+def _vain(
+    look_up: LookUpDrafts, tokens: torch.Tensor, lengths: torch.Tensor, found: torch.Tensor, slots: torch.Tensor,
+    num_drafts: int, shortest: int, longest: int, vocab_size: int, *rest: Any,
+) -> None:  # fmt: skip
+    """Look up, and find no token that the model knows."""
+    look_up(tokens, lengths, found, slots, num_drafts, shortest, longest, 0, *rest)
 
 
 def _right(driver: Driver) -> LookUpDrafts:

@@ -2,31 +2,60 @@
 
 The likeliest drafts come first. Of growing numbers of them the one is taken with which the step is expected to have
 most tokens in its time. Drafts chosen so have been lucky more often than they will be, so what is expected is measured
-by what came of such choices before. Where the best number is none, single drafts are tried again now and then, ever
-more seldom while they fail, since only what is tried shows that it has become right.
+by what came of such choices before. Where the best number is none, a few rows try one draft now and then, since only
+what is tried shows that it has become right.
+
+An account bounds what wrong drafts cost, whatever is believed of them: each step pays in a small share of its time,
+each draft takes its price out, and what is accepted comes back. There are no drafts that it cannot pay.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.replica.drafts.chances import Chances
 from pagebus.actors.scheduler.replica.drafts.prices import Prices
+from pagebus.actors.scheduler.replica.drafts.watch import Watch
 from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.bus.messages import Int32Array
 
-LEAST_PAUSE, MOST_PAUSE = 8, 512
-"""Steps without drafts between two in which some are tried."""
+ALLOWANCE = 0.004
+"""What each step pays in, in steps: so much longer they may become, in the long run, by drafts that are wrong."""
+SAVED = 0.5
+"""What the account begins with, and the most that it saves of what steps pay in."""
+MOST_EARNED = 16.0
+"""The most that it keeps of what accepted drafts have brought: enough for a few large steps in flight."""
 NEWEST_SHARE = 0.05
 """Weight of the newest step in how much of what was expected has come."""
 LEAST_HONEST = 0.1
 TRIAL_ROWS = 4
-"""Rows of such a step that get a draft."""
+"""Rows that try a draft at a time."""
+TRIAL_PAUSE = 8
+"""Steps between two trials beside drafts that pay."""
+FIRST_DRAFTS, GROWTH = 32, 4
+"""A step has at most so many drafts, or so many times as many as were tried before with as many rows: prices are not
+guessed far."""
 LEAST_GAIN = 1.02
 """A step with drafts is expected to be so much better than one without: less is lost in noise."""
+FORGET_AFTER = 512
+"""Steps without drafts, though there were some, after which prices are believed less."""
+
+
+class Bet(NamedTuple):
+    """Drafts of a step in flight: how many in how many rows, what was ``paid`` for them, in steps, and how many are
+    ``expected`` to be accepted, 0 in a trial."""
+
+    rows: int = 0
+    drafts: int = 0
+    paid: float = 0.0
+    expected: float = 0.0
+
+
+NO_BET = Bet()
 
 
 class Depth:
@@ -35,57 +64,87 @@ class Depth:
     def __init__(self, num_slots: int) -> None:
         self.chances = Chances(num_slots)
         self.prices = Prices()
+        self.watch = Watch()
+        self.credit = SAVED
         self.num_trials = 0
-        self._pause = LEAST_PAUSE
-        self._waited = 0
-        self._expected: deque[float] = deque()
+        self._waited = self._since_trial = 0
+        self._bets: deque[Bet] = deque()
         self._hoped = self._came = 1.0
+
+    def none(self) -> None:
+        """As :meth:`choose`, of a step that can have no drafts."""
+        if self.credit < SAVED:
+            self.credit += ALLOWANCE
+        self._bets.append(NO_BET)
 
     def choose(self, slots: Slots, wanted: Int32Array, room: int, *, alone: bool) -> Int32Array:
         """Drafts [d] for the step's decodes in ``slots`` [d]: at most ``wanted`` [d] each, and ``room`` in all.
-        ``alone``: the step has no prompts. Call it for each step; :meth:`learn` tells what came of each, in order."""
-        self._expected.append(0.0)
+        ``alone``: the step has no prompts. Call it, or :meth:`none`, for each step; :meth:`learn` tells what came of
+        each, in order."""
+        self.none()
         rows, drafts = wanted.nonzero()[0], np.zeros(len(slots), np.int32)
         if not len(rows) or room <= 0 or (alone and self.prices.is_plain_due(len(slots))):
             return drafts
-        drafts[rows] = self._best(len(slots), self.chances.of(slots[rows]), wanted[rows], room)
-        if np.count_nonzero(drafts):
-            self._waited, self._pause = 0, LEAST_PAUSE
-            return drafts
+        drafts[rows], expected = self._best(len(slots), self.chances.of(slots[rows]), wanted[rows], room)
         self._waited += 1
-        if self._waited >= self._pause:
-            self._try(rows, drafts, min(room, TRIAL_ROWS))
-            if self._pause == MOST_PAUSE:
-                self.prices.forget(len(slots))
+        self._since_trial += 1
+        if not np.count_nonzero(drafts) or self._since_trial >= TRIAL_PAUSE:  # perhaps other rows have become right
+            self._try(slots, rows[drafts[rows] == 0], drafts, min(room - int(drafts.sum()), TRIAL_ROWS))
+        count = int(drafts.sum())
+        if count:
+            self._waited, paid = 0, self._price(len(slots), count)
+            self.credit -= paid
+            self._bets[-1] = Bet(len(slots), count, paid, expected)
+        elif self._waited % FORGET_AFTER == 0:
+            self.prices.forget(len(slots))
         return drafts
 
-    def _best(self, num_rows: int, chances: NDArray[np.float64], wanted: Int32Array, room: int) -> Int32Array:
-        """Of the rows that want some [c]."""
+    def _price(self, num_rows: int, num_drafts: int) -> float:
+        """What so many drafts add to a step of so many rows, in steps."""
+        return float(self.prices.times(num_rows, np.array([num_drafts], np.int32))[0]) - 1
+
+    def _best(
+        self, num_rows: int, chances: NDArray[np.float64], wanted: Int32Array, room: int
+    ) -> tuple[Int32Array, float]:
+        """Of the rows that want some [c], and how many of them are expected to be accepted."""
         places = np.arange(1, int(wanted.max()) + 1)
         of_places = np.where(places <= wanted[:, None], chances[:, None] ** places, 0.0)
-        order = np.argsort(-of_places, axis=None, kind="stable")[: min(room, int(wanted.sum()))]
+        most = max(GROWTH * self.prices.most_tried(num_rows), FIRST_DRAFTS)
+        order = np.argsort(-of_places, axis=None, kind="stable")[: min(room, most, int(wanted.sum()))]
         gained = np.cumsum(of_places.ravel()[order])
         counts = np.unique(np.minimum(1 << np.arange(len(order).bit_length() + 1), len(order)))
         honest = max(min(1.0, self._came / self._hoped), LEAST_HONEST)
-        rates = (num_rows + honest * gained[counts - 1]) / self.prices.times(num_rows, counts)
+        times = self.prices.times(num_rows, counts)
+        rates = np.where(times - 1 <= self.credit, (num_rows + honest * gained[counts - 1]) / times, 0.0)
         best = int(rates.argmax())
         if rates[best] < LEAST_GAIN * num_rows:
-            return np.zeros(len(wanted), np.int32)
-        self._expected[-1] = float(gained[counts[best] - 1])
+            return np.zeros(len(wanted), np.int32), 0.0
         taken = np.bincount(order[: counts[best]] // len(places), minlength=len(wanted))
-        return taken.astype(np.int32)
+        return taken.astype(np.int32), float(gained[counts[best] - 1])
 
     def learn(self, slots: Slots, planned: Int32Array, accepted: Int32Array) -> None:
         """Of the drafts ``planned`` for each slot [m] in the next step so many were ``accepted``."""
-        expected = self._expected.popleft()
+        bet = self._bets.popleft()
+        if not bet.drafts:
+            return
         self.chances.learn(slots, planned, accepted)
-        if expected:
-            self._hoped += (expected - self._hoped) * NEWEST_SHARE
-            self._came += (float(accepted.sum()) - self._came) * NEWEST_SHARE
+        right = float(accepted.sum())
+        if right:
+            self.watch.wake()
+        if bet.expected:
+            self._hoped += (bet.expected - self._hoped) * NEWEST_SHARE
+            self._came += (right - self._came) * NEWEST_SHARE
+        spent = self._price(bet.rows, count) if (count := int(planned.sum())) else 0.0  # perhaps there was no room
+        earned = bet.paid - spent + right / bet.rows
+        self.credit = min(self.credit + earned, MOST_EARNED)
 
-    def _try(self, rows: NDArray[np.intp], drafts: Int32Array, count: int) -> None:
-        """A draft for some of these rows, others each time, in place."""
-        begin = self.num_trials * count % len(rows)
-        drafts[np.roll(rows, -begin)[:count]] = 1
+    def _try(self, slots: Slots, rows: NDArray[np.intp], drafts: Int32Array, count: int) -> None:
+        """A draft for some of these rows, in place, if the account can pay for it: those of which least is known,
+        others each time."""
+        count = min(count, len(rows))
+        if count <= 0 or min(self._price(len(slots), count), SAVED) > self.credit:
+            return
+        rows = np.roll(rows, -(self.num_trials * count % len(rows)))
+        drafts[rows[np.argsort(self.chances.tried[slots[rows]], kind="stable")[:count]]] = 1
         self.num_trials += 1
-        self._waited, self._pause = 0, min(2 * self._pause, MOST_PAUSE)
+        self._since_trial = 0

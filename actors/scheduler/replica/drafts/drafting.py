@@ -39,25 +39,36 @@ class Drafted:
         return widened
 
 
-def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Drafted:
-    """Choose drafts for the decodes among a step's rows, which have their blocks, and take the blocks for them."""
+def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Drafted | None:
+    """Choose drafts for the decodes among a step's rows, which have their blocks, and take the blocks for them. None:
+    nothing is drafted or looked for, and the executor knows where all decodes begin."""
     table, decodes = replica.slots, slots[:num_decodes]
-    latest = table.computed[decodes] + table.ahead[decodes]
-    wanted = np.where(table.drafts[decodes] > 0, table.most_drafts[decodes], 0)
-    wanted = np.minimum(wanted, table.last[decodes] - latest - 1)
-    room = replica.budget - int(counts.sum())
-    drafts = replica.depth.choose(decodes, wanted, room, alone=num_decodes == len(slots))
+    looks = not num_decodes or replica.depth.watch.looks()
+    if not looks and num_decodes and not np.count_nonzero(table.moved[decodes]):
+        replica.depth.none()
+        replica.depth.prices.skipped()
+        return None
+    earliest = table.computed[decodes]
+    latest = earliest + table.ahead[decodes]
+    wanted = table.drafts[decodes]
+    if looks and np.count_nonzero(wanted):
+        wanted = np.where(wanted > 0, table.most_drafts[decodes], 0)
+        wanted = np.minimum(wanted, table.last[decodes] - latest - 1)
+        room = replica.budget - int(counts.sum())
+        drafts = replica.depth.choose(decodes, wanted, room, alone=num_decodes == len(slots))
+    else:
+        replica.depth.none()
+        drafts = np.zeros(num_decodes, np.int32)
     if np.count_nonzero(drafts):
         if replica.pacer is not None and not replica.pacer.has_time(table.computed[slots], counts, drafts):
             drafts[:] = 0
         _take_blocks(replica, decodes, latest, drafts)
-    order = np.argsort(drafts > 0, kind="stable")
-    decodes, drafts, latest = decodes[order], drafts[order], latest[order]
-    earliest = table.computed[decodes]
+        order = np.argsort(drafts > 0, kind="stable")
+        decodes, drafts, earliest, latest = decodes[order], drafts[order], earliest[order], latest[order]
+        slots = slots.copy()
+        slots[:num_decodes] = decodes
     table.plan_drafts(decodes, drafts)
-    reordered = slots.copy()
-    reordered[:num_decodes] = decodes
-    return Drafted(reordered, drafts, earliest, latest)
+    return Drafted(slots, drafts, earliest, latest)
 
 
 def _take_blocks(replica: ReplicaBase, slots: Slots, latest: Int32Array, drafts: Int32Array) -> None:

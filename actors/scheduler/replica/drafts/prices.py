@@ -73,13 +73,17 @@ class Prices:
         """A step has been planned, of rows that begin at ``starts`` [rows], the ``num_decodes`` first of them decodes
         with so many drafts in all; its time comes with :meth:`done`, in order."""
         if num_decodes == 0 or num_decodes < len(starts):
-            self._in_flight.append(None)
+            self.skipped()
             return
         self._in_flight.append((Work(num_decodes, int(starts.sum())), num_drafts))
         size = self._size(num_decodes)
         size.left -= 1
         if not num_drafts:
             size.left, size.span = size.span, min(2 * size.span, MOST_SPAN)
+
+    def skipped(self) -> None:
+        """A step has been planned from whose time nothing is to be learned."""
+        self._in_flight.append(None)
 
     def is_plain_due(self, num_rows: int) -> bool:
         """Whether a step of so many decodes should be without drafts, to learn how long it takes."""
@@ -119,6 +123,10 @@ class Prices:
         beyond = np.maximum(drafts - counts[-1], 0.0) * slope
         told: NDArray[np.float64] = np.interp(drafts, counts, times) + beyond
         return told
+
+    def most_tried(self, num_rows: int) -> int:
+        """The most drafts that a step of so many decodes is known to have had, 0: none."""
+        return int(max((each.drafts for each in self._size(num_rows).tried.values()), default=0))
 
     def forget(self, num_rows: int) -> None:
         """Believe a little less of what steps of so many decodes cost with drafts: one hiccup is not for ever."""

@@ -39,7 +39,7 @@ def drivers(config: Any, folder: Path, **settings: Any) -> Iterator[tuple[Driver
     """An engine without drafts, and one with."""
     path, given = make_reference(folder, config), SETTINGS | settings
     lookup = {"spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    both = Driver(path, **given), Driver(path, **given, **lookup)
+    both = Driver(path, **given, spec_method="none"), Driver(path, **given, **lookup)
     yield both
     for driver in both:
         driver.close()

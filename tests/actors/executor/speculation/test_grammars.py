@@ -32,6 +32,7 @@ from tests.actors.executor.speculation.constrained import (
 )
 from tests.actors.executor.speculation.drafters import Guess, oracle
 from tests.actors.executor.step.test_followers import ABC, TOKEN, VOCABULARY, letters
+from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.engine_driver import Driver
 
 TOKENIZER = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
@@ -70,6 +71,13 @@ def test_right_drafts_save_steps(both: tuple[Driver, Driver]) -> None:
 def test_preempted_sequences_go_on(both: tuple[Driver, Driver]) -> None:
     """What has left the batch with drafts in flight is followed from its accepted tokens."""
     assert check(both, num_blocks=7).preempted
+
+
+def test_steps_that_do_not_look(both: tuple[Driver, Driver], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of before such a step are none of those behind it."""
+    rest_often(monkeypatch)
+    plans = check(both).plans
+    assert sum(map(is_rest, plans)) > 1
 
 
 def test_several_choices(both: tuple[Driver, Driver]) -> None:

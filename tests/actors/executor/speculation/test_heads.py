@@ -35,6 +35,7 @@ from tests.actors.executor.speculation.checks import (
     tokens_of,
 )
 from tests.actors.executor.speculation.tiny_head import TinyHead, plain_drafts, weights_of
+from tests.actors.scheduler.rests import rest_often
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden, make_reference
@@ -58,7 +59,7 @@ def engines(folder: Path, family: str, settings: dict[str, Any] = SETTINGS, **fl
     head = TinyHead(hidden, 307, (1, 0, 1), known=ALLOWED, flags=flags, **made)
     its = head.save(folder / "head")
     told = {"spec_method": "eagle3", "spec_model": str(its), "spec_tokens": 4}
-    both = Driver(path, **settings), Driver(path, **settings, **told)
+    both = Driver(path, **settings, spec_method="none"), Driver(path, **settings, **told)
     yield *both, head, its
     for driver in both:
         driver.close()
@@ -125,9 +126,12 @@ def test_tokens_are_those_without(family: Engines, sampling: dict[str, Any]) -> 
         assert accepted(found) > len(PROMPTS)
 
 
-def test_drafts_are_those_of_the_reference(family: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind chunks of prompts, accepted runs and rejected drafts, beside other sequences."""
+@pytest.mark.parametrize("rests", [False, True])
+def test_drafts_are_those_of_the_reference(family: Engines, rests: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind chunks of prompts, accepted runs, rejected drafts, and steps that want none, beside other sequences."""
     _, drafting, head, folder = family
+    if rests:
+        rest_often(monkeypatch)
     found = drafted(drafting, monkeypatch)
     asked(drafting, **SAMPLED)
     longer = [each for each in found if len(each[1]) > 1]

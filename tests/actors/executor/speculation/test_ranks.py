@@ -26,7 +26,7 @@ LOOKUP: dict[str, Any] = {"spec_method": "ngram", "spec_tokens": 4, "prompt_look
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Driver, RankDriver]]:
     """One rank without drafts, and two with."""
     path = make_reference(tmp_path_factory.mktemp("model"), LLAMA)
-    drivers = Driver(path, **SETTINGS), RankDriver(path, 2, **SETTINGS, **LOOKUP)
+    drivers = Driver(path, **SETTINGS, spec_method="none"), RankDriver(path, 2, **SETTINGS, **LOOKUP)
     yield drivers
     for driver in drivers:
         driver.close()
@@ -67,7 +67,7 @@ def test_wrong_drafts_on_ranks(both: tuple[Driver, RankDriver], guess: Guess) ->
 
 def test_grammars_on_ranks() -> None:
     """Each rank follows the grammar along the drafts, and bans the tokens of its part of the vocabulary."""
-    one, two = Driver(SHIPPED, **SETTINGS), RankDriver(SHIPPED, 2, **SETTINGS, **LOOKUP)
+    one, two = Driver(SHIPPED, **SETTINGS, spec_method="none"), RankDriver(SHIPPED, 2, **SETTINGS, **LOOKUP)
     grammar = following(**LETTERS) | {"ignore_eos": True}
     wanted = [{"temperature": 1.0, "seed": 3, **grammar}, {**grammar}]
 

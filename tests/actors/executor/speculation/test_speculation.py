@@ -31,6 +31,7 @@ from tests.actors.executor.speculation.checks import (
     tokens_of,
 )
 from tests.actors.executor.speculation.drafters import ADVERSARIES, Guess, oracle
+from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 
@@ -170,3 +171,16 @@ def test_padded_steps(
     assert any(bucket.spans and bucket.rows > 6 for bucket in graphs.replayed)
     small = [bucket for bucket in graphs.replayed if bucket.spans and bucket.rows == bucket.tokens < 32]
     assert bool(small) == bool(max_verified)
+
+
+@pytest.mark.parametrize("sampling", [{}, SEEDED, SAMPLINGS["penalties"]], ids=["greedy", "seeded", "penalties"])
+def test_steps_that_do_not_look(
+    llama: tuple[Driver, Driver], sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a step looks for no drafts the device does not follow lengths. It is told them when a step looks again."""
+    rest_often(monkeypatch)
+    found = check_with_and_without(llama, **sampling)[1]
+    rested = [is_rest(plan) for plan in found.plans]
+    assert sum(rested) > 1
+    behind = found.plans[rested.index(True) :]
+    assert any(len(plan.latest_starts) > plan.num_decodes for plan in behind), "drafts come again"

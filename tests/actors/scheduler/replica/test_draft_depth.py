@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from pagebus.actors.scheduler.replica.drafts.chances import Chances
-from pagebus.actors.scheduler.replica.drafts.depth import LEAST_PAUSE, Depth
+from pagebus.actors.scheduler.replica.drafts.depth import ALLOWANCE, SAVED, Depth
 from pagebus.actors.scheduler.replica.drafts.prices import Prices
+from pagebus.actors.scheduler.replica.drafts.watch import LOOK, MOST_REST, PATIENCE, Watch
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from tests.actors.scheduler.drafting_executor import DraftingExecutor
 from tests.actors.scheduler.fake_executor import VOCAB, Slot, next_token
@@ -26,21 +27,28 @@ def step_s(num_rows: int, num_drafts: int) -> float:
 
 @dataclass
 class Told:
-    """What a run has shown: tokens per second beside those without drafts, and the drafts of each step."""
+    """What a run has shown: tokens per second beside those without drafts, the drafts of each step, and which steps
+    looked for some."""
 
     gain: float
     planned: list[int]
+    looked: list[bool]
 
 
-def simulate(rows: Callable[[int], int], chance: Callable[[int], float], num_steps: int, lag: int = 2) -> Told:
-    """Steps of so many rows, all of which could have drafts, with such a chance for each; results come ``lag`` later.
-    Which are accepted is spread evenly over rows and steps."""
+def simulate(
+    rows: Callable[[int], int], chance: Callable[[int], float], num_steps: int, lag: int = 2, found: float = 1.0
+) -> Told:
+    """Steps of so many rows, of which the share ``found`` could have drafts where the step looks, each with such a
+    chance; results come ``lag`` later. Which are accepted is spread evenly over rows and steps."""
     depth, rng = Depth(256), np.random.default_rng(1)
     tokens, plain_tokens, clock_s, plain_s = 0, 0, 0.0, 0.0
-    flight, planned = [], []
+    flight, planned, looked = [], [], []
     for step in range(num_steps):
         slots = np.arange(rows(step))
-        drafts = depth.choose(slots, np.full(len(slots), MOST, np.int32), 8192, alone=True)
+        looked.append(depth.watch.looks())
+        some = looked[-1] and all(looked[-lag:])  # what a step finds is verified some steps later
+        wanted = np.where(rng.random(len(slots)) < found * some, MOST, 0).astype(np.int32)
+        drafts = depth.choose(slots, wanted, 8192, alone=True)
         depth.prices.planned(np.full(len(slots), 500, np.int32), len(slots), int(drafts.sum()))
         planned.append(int(drafts.sum()))
         flight.append((step, slots, drafts))
@@ -54,16 +62,54 @@ def simulate(rows: Callable[[int], int], chance: Callable[[int], float], num_ste
         depth.learn(slots, drafts, accepted)
         clock_s, plain_s = clock_s + time_s, plain_s + step_s(len(slots), 0)
         tokens, plain_tokens = tokens + len(slots) + int(accepted.sum()), plain_tokens + len(slots)
-    return Told(tokens / clock_s / (plain_tokens / plain_s), planned)
+    return Told(tokens / clock_s / (plain_tokens / plain_s), planned, looked)
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 64, 256])
-def test_drafts_that_are_always_wrong_cost_almost_nothing(num_rows: int) -> None:
-    told = simulate(lambda step: num_rows, lambda step: 0.0, 1500)
-    assert told.gain > 0.995
-    assert np.count_nonzero(told.planned[500:]) <= 5
-    assert sum(told.planned[500:]) <= 4 * 5
+@pytest.mark.parametrize("num_rows", [1, 8, 32, 128, 256])
+@pytest.mark.parametrize("num_steps", [256, 4000])
+@pytest.mark.parametrize("lag", [2, 4])
+def test_drafts_that_are_always_wrong_cost_next_to_nothing(num_rows: int, num_steps: int, lag: int) -> None:
+    """The account pays for all of them, so this holds from the first step on."""
+    told = simulate(lambda step: num_rows, lambda step: 0.0, num_steps, lag)
     assert sum(told.planned) > 0
+    assert 1 / told.gain - 1 < SAVED / num_steps + ALLOWANCE + 0.002  # noise of the clock
+    assert told.gain > 0.99
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 256])
+def test_prices_that_jump_cost_next_to_nothing_either(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With any draft a step takes three times as long: as one that has no CUDA graph."""
+    monkeypatch.setattr(
+        f"{__name__}.step_s", lambda num_rows, num_drafts: (4e-3 + 15e-6 * num_rows) * (3 if num_drafts else 1)
+    )
+    told = simulate(lambda step: num_rows, lambda step: 0.0, 2000)
+    assert told.gain > 0.99
+
+
+def test_where_nothing_is_found_few_steps_look() -> None:
+    """And where something is, though never right, no more."""
+    for found in (0.0, 1.0):
+        told = simulate(lambda step: 8, lambda step: 0.0, 2000, found=found)
+        assert all(told.looked[:PATIENCE])
+        assert sum(told.looked[500:]) <= 1500 * LOOK / (LOOK + MOST_REST) + LOOK
+
+
+def test_the_watch_wakes() -> None:
+    watch = Watch()
+    looked = [watch.looks() for _ in range(1000)]
+    rests = np.diff(np.flatnonzero(looked))
+    assert rests.max() == MOST_REST + 1
+    watch.wake()
+    assert all(watch.looks() for _ in range(PATIENCE))
+
+
+@pytest.mark.parametrize(("num_rows", "lag"), [(1, 2), (1, 4), (8, 2), (32, 4)])
+def test_it_is_soon_noticed_that_text_repeats_itself(num_rows: int, lag: int) -> None:
+    """However long there was nothing: after a rest, and what is under way."""
+    for begin in range(700, 760, 7):
+        phases = [0.0] * begin + [0.97] * 300
+        told = simulate(lambda step: num_rows, phases.__getitem__, len(phases), lag)
+        assert np.mean(told.planned[begin + MOST_REST + 60 :]) > 0.85 * num_rows * MOST
 
 
 @pytest.mark.parametrize(("num_rows", "chance"), [(1, 0.5), (1, 0.95), (16, 0.8), (64, 0.95)])
@@ -88,9 +134,9 @@ def test_text_that_becomes_a_copy_is_noticed() -> None:
     """Trials find out, however long there was nothing: and behind the copy drafts end again."""
     phases = [0.0] * 600 + [0.97] * 900 + [0.0] * 300
     told = simulate(lambda step: 8, phases.__getitem__, len(phases))
-    assert sum(told.planned[300:600]) < 20
+    assert sum(told.planned[300:600]) < 300 * 8 * MOST / 40
     assert np.mean(told.planned[1150:1500]) > 0.9 * 8 * MOST
-    assert sum(told.planned[1700:]) < 20
+    assert sum(told.planned[1700:]) < 100 * 8 * MOST / 20
 
 
 def test_a_load_that_comes_and_goes() -> None:
@@ -163,4 +209,4 @@ def test_a_liar_is_hardly_asked() -> None:
     made.check_end()
     drafted = [int(plan.num_scheduled[: len(plan.latest_starts)].max(initial=1)) - 1 for plan in executor.plans]
     assert 0 < sum(drafted) < 80
-    assert sum(drafted[400:]) <= 500 // (8 * LEAST_PAUSE) + 1
+    assert sum(drafted[400:]) <= 20

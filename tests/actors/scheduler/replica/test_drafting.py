@@ -103,7 +103,7 @@ def test_drafts_preempt_nobody() -> None:
     made.run()
     made.check_end()
     assert not made.preempted
-    assert {max(widths(plan), default=0) for plan in executor.plans} >= {4}
+    assert max(max(widths(plan), default=0) for plan in executor.plans) >= 3
 
 
 @pytest.mark.parametrize(("most", "wide"), [(0, 1), (2, 3), (16, 4), (None, 4)])

@@ -268,8 +268,8 @@ def batch_limits(settings: Settings, config: ModelConfig, device: torch.device, 
 
 
 def num_drafts(settings: Settings, config: ModelConfig) -> int:
-    """The most drafts of a row; by default none of a model that only pools, which samples nothing. Without a number, MTP
-    guesses one token with each of its layers.
+    """The most drafts of a row; by default none of a model that only pools, which samples nothing. Without a
+    number, MTP guesses one token with each of its layers.
 
     Raises:
         SettingsError: the settings ask for drafts of such a model.

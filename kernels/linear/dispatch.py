@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,12 +17,12 @@ import torch
 from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
+from pagebus.kernels.common.user_tables import until_tables_change, user_folder
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
-from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 
 MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
 """The library keeps its place unless the cost model's best is below this share of it: on a GPU that the model was
@@ -33,6 +31,8 @@ fitted to, and on others."""
 MOST_OF_RESIDUALS = 16
 """Tokens of which the cost model lets a product do half of the next norm, at most: the product behind it then has to be
 ours as well, which estimates do not count. Of more tokens, measured gains were rare."""
+FEWEST_OF_TILES, SOME = 4, 8
+"""Tokens of which most candidates are tiles, and how many of the best are looked at for one."""
 
 
 class Source(StrEnum):
@@ -66,29 +66,14 @@ class _Decision(NamedTuple):
     why: str
 
 
-_user_folder: Path | None = None
-
-
-def read_user_tables(folder: Path | None) -> None:
-    """From now on, choose as the user's tables in ``folder`` say; None: there are none."""
-    global _user_folder
-    _user_folder = folder
-    forget_choices()
-
-
-def forget_choices() -> None:
-    """After tables have changed."""
-    for cached in (load_table, user_table, _product, _residual_product, model_of):
-        cached.cache_clear()
-
-
-@cache
+@until_tables_change
 def user_table(target: Target) -> Table:
     """What the user has measured on such a GPU."""
-    return {} if _user_folder is None else load_user_table(target, _user_folder)
+    folder = user_folder()
+    return {} if folder is None else load_user_table(target, folder)
 
 
-@cache
+@until_tables_change
 def model_of(target: Target) -> CostModel:
     """The cost model of a kind of GPU."""
     return CostModel(machine_of(target))
@@ -137,7 +122,7 @@ def choose_invariant_product(form: str, num_tokens: int, dtype: torch.dtype) -> 
     return LinearChoice(kernel_of(config), form, config, "--deterministic: one order of sums for any number of tokens")
 
 
-@cache
+@until_tables_change
 def _product(
     form: str, num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, half_normed: bool
 ) -> LinearChoice:
@@ -148,21 +133,33 @@ def _product(
     estimate = None
     if 0 < tokens <= BUCKETS[-1] and dtype.itemsize == 2:
         estimate = model_of(target).best(form, num_rows, num_inputs, tokens)
-    if half_normed and (config is None or isinstance(config, SpecializedConfig)):
-        config = _completing(estimate, tokens, num_inputs, dtype)
-        why, source = "completes a norm, which the fastest cannot", Source.RULE
+    if half_normed and not _completes(config, source):
+        config = _completing(product, tokens, dtype, target)
+        why, source = "completes a norm, which the fastest cannot, or not as fast", Source.RULE
     kernel = LinearKernel.CUBLAS if config is None else kernel_of(config)
     return LinearChoice(kernel, form, config, why, source, product, estimate)
 
 
-def _completing(estimate: Estimate | None, tokens: int, num_inputs: int, dtype: torch.dtype) -> Config:
-    """The best launch shape that completes a norm, which warps that only load do not."""
-    if estimate and isinstance(estimate.config, TileConfig | VectorConfig) and _is_aligned(num_inputs):
-        return estimate.config
+def _completes(config: Config | None, source: Source) -> bool:
+    """Whether a norm is left to this launch shape: warps that only load complete none. Programs of vectors are so short
+    that each loses a third of its time with the norm's sums, which estimates do not show. Measured ones may be faster
+    all the same."""
+    if isinstance(config, VectorConfig):
+        return source is not Source.MODEL
+    return isinstance(config, TileConfig)
+
+
+def _completing(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> Config:
+    """The tiles that should be fastest, for so many tokens or the fewest that have some."""
+    if 0 < tokens <= BUCKETS[-1] and dtype.itemsize == 2 and _is_aligned(product.inputs):
+        bucket = max(tokens, FEWEST_OF_TILES)
+        for _, config in model_of(target).ranked(product.form, product.rows, product.inputs, bucket, SOME):
+            if isinstance(config, TileConfig):
+                return config
     return invariant_config(tokens, dtype)
 
 
-@cache
+@until_tables_change
 def _residual_product(
     num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, biased: bool, adds: bool,
     norms: bool,

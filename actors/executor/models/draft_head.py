@@ -15,6 +15,10 @@ class DraftHead(Protocol):
     p + 1. From both it makes the feature that it expects at p + 1, and the token at p + 2.
 
     ``read_size``: numbers that are read of the model for each token; ``feature_size``: numbers of a feature.
+
+    All but :meth:`tap` may be captured in CUDA graphs, by another thread. So they launch the same kernels whatever the
+    tensors hold, wait for nothing, and keep nothing between calls. Rows that are padding have a ``slot_mapping`` below
+    0 and a context of no tokens: what they get is not read.
     """
 
     @property

@@ -15,6 +15,7 @@ from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import SAMPLINGS, accepted, asked, tokens_of
 from tests.actors.executor.speculation.test_heads import SAMPLED, drafted
 from tests.actors.executor.speculation.test_mtp import MTP, check, made
+from tests.gpu.speculation.test_heads import check_passes_from_graphs
 from tests.helpers.engine_driver import Driver
 
 pytestmark = [
@@ -29,7 +30,7 @@ pytestmark = [
 def test_tokens_are_those_without(name: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, name)
     told: dict[str, Any] = {"device": "cuda", "num_gpu_blocks_override": 100, "enforce_eager": eager}
-    plain, drafting = Driver(folder, **SETTINGS | told), Driver(folder, **SETTINGS | told, **MTP)
+    plain, drafting = Driver(folder, **SETTINGS | told, spec_method="none"), Driver(folder, **SETTINGS | told, **MTP)
     for driver in (plain, drafting):
         driver.synchronize()
     for sampling in ({}, SAMPLED, SAMPLINGS["penalties"]):
@@ -39,5 +40,7 @@ def test_tokens_are_those_without(name: str, eager: bool, tmp_path: Path, monkey
     watched = drafted(drafting, monkeypatch)
     asked(drafting, **SAMPLED)
     check(watched[:16], folder)
+    if not eager:
+        check_passes_from_graphs(drafting, monkeypatch)
     plain.close()
     drafting.close()

@@ -21,10 +21,9 @@ from pagebus.actors.executor.device.device import (
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
-from pagebus.actors.executor.loading.head_weights import HeadFiles, head_files
+from pagebus.actors.executor.loading.head_weights import DraftFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
-from pagebus.actors.executor.loading.mtp_weights import MtpFiles
 from pagebus.actors.executor.loading.warmup import (
     measure_prefill_rate,
     run_adapted_steps,
@@ -162,7 +161,7 @@ def _load(
     kernels_ready: Callable[[], None],
     memory: HostMemory,
     agreement: Agreement,
-    head: HeadFiles | MtpFiles | None,
+    head: DraftFiles | None,
     cached: CacheFormat,
     tell: Callable[[AdapterRead], None],
 ) -> Loaded:
@@ -239,9 +238,7 @@ def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     return dtype if config.in_one_step else resolve_kv_dtype(settings, dtype)
 
 
-def cache_format(
-    settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | MtpFiles | None
-) -> CacheFormat:
+def cache_format(settings: Settings, config: ModelConfig, dtype: torch.dtype, head: DraftFiles | None) -> CacheFormat:
     """What lies in a block of the cache; of a draft head in the model's own format."""
     kv_dtype = cache_dtype(settings, config, dtype)
     return CacheFormat(config, settings.block_size, kv_dtype, None if head is None else head.cached, dtype)

@@ -2,12 +2,15 @@
 
 Behind a step (:meth:`HeadDrafts.follow`) the head stores keys and values of all positions that the step has computed,
 whose next tokens are known by then, and keeps the feature of the last accepted one. So its part of the cache is whole
-whether it drafts or not, and blocks that are found, swapped or copied serve it too. It guesses at the beginning of a
+whether it drafts or not, and blocks that are found, swapped or copied serve it too. A model of its own computes these
+positions beside the pass instead (:meth:`HeadDrafts.accompany`). It guesses at the beginning of a
 step (:meth:`HeadDrafts.draft`): there the host has said which rows verify how many drafts, and given them the blocks.
 Rows that verify none cost it no pass.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -51,20 +54,27 @@ class HeadDrafts:
             return
         first, end, most = int(drafted[0]), int(drafted[-1]) + 1, int(widths.max()) - 1
         slots, drafts = header.slots[first:end], header.query_start[first : end + 1].diff() - 1
-        rows = slots.long()
+        rows, lag = slots.long(), self.head.lag
         features, length = self.features[rows], lengths[rows]
         for place in range(most):
             # A row with fewer drafts goes on behind them, where it has a block, and the step itself will write.
-            positions = (length - 2 + (drafts + 1).clamp(max=place)).clamp_(min=0)
-            ids = self._state.tokens[rows, positions.long() + 1]
+            positions = (length - 1 - lag + (drafts + lag).clamp(max=place)).clamp_(min=0)
+            ids = self._state.tokens[rows, positions.long() + lag]
             guess, features = self.head(ids, positions, features, self.kv_cache, self._rows(slots, positions))
             where = torch.where(drafts > place, length + place, -1)
             self._ops.store_sampled(self._state.tokens, slots, where, guess)
+
+    def accompany(self, tokens: Tokens, batch: AttentionBatch, pause: Callable[[], object]) -> None:
+        """Have the head compute the tokens of a pass of the model too, if it has to."""
+        assert self.kv_cache is not None
+        self.head.accompany(tokens, self.kv_cache, batch, pause)
 
     def follow(self, work: StepWork, header: Header) -> torch.Tensor:
         """Store keys and values of the step's tokens, behind its sampling. Returns the features of all [T, H]."""
         assert self.kv_cache is not None
         count, num_rows = work.num_tokens, len(work.slots)
+        if not self.head.feature_size:  # it has been computed beside the pass
+            return self.hidden[:count]
         lens = header.query_start[: num_rows + 1].diff()
         rows = torch.repeat_interleave(header.slots[:num_rows].long(), lens.long(), output_size=count)
         positions = self._positions[:count]

@@ -273,6 +273,8 @@ class Runner:
             windowed_tables=state.windowed_tables,
             windowed_mappings=tokens.windowed_mappings,
         )
+        if self.drafting is not None and self.drafting.head is not None:
+            self.drafting.head.accompany(tokens, batch, pause)
         if pieces is not None:
             hidden = pieces.forward(as_decoder(self.model), tokens, batch)
         else:

@@ -345,13 +345,9 @@ class Runner:
         return tokens
 
     def _sample_again(
-        self,
-        work: StepWork,
-        bucket: Bucket | None,
-        deltas: dict[str, torch.Tensor],
-        logits: torch.Tensor,
+        self, work: StepWork, bucket: Bucket | None, deltas: dict[str, torch.Tensor], logits: torch.Tensor,
         sampled: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """``sampled`` with other tokens in the extra rows, which are also stored in the slots; from a graph, if there
         is one behind that of ``bucket``."""
         if len(work.constrained):

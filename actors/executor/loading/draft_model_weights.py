@@ -63,8 +63,6 @@ def draft_model_files(settings: Settings, target: ModelConfig) -> DraftModelFile
 
 def _check(draft: ModelConfig, target: ModelConfig) -> None:
     """Raises ModelError for a model that cannot draft for the ``target``."""
-    if target.shard is not None:
-        raise ModelError("--spec-method draft_model: not supported with --tensor-parallel-size")
     if target.latent is not None:
         raise ModelError(f"draft models for {target.architecture}, which has latent attention, are not supported")
     if draft.pooler is not None or draft.in_one_step:

@@ -2,10 +2,10 @@
 
 Behind a step (:meth:`HeadDrafts.follow`) the head stores keys and values of all positions that the step has computed,
 whose next tokens are known by then, and keeps the feature of the last accepted one. So its part of the cache is whole
-whether it drafts or not, and blocks that are found, swapped or copied serve it too. A model of its own computes these
-positions beside the pass instead (:meth:`HeadDrafts.accompany`). It guesses at the beginning of a
-step (:meth:`HeadDrafts.draft`): there the host has said which rows verify how many drafts, and given them the blocks.
-Rows that verify none cost it no pass.
+whether it drafts or not, and blocks that are found, swapped or copied serve it too. (A small model computes these
+positions beside the step's own pass: :meth:`HeadDrafts.accompany`.) It guesses at the beginning of a step
+(:meth:`HeadDrafts.draft`): there the host has said which rows verify how many drafts, and given them the blocks. Rows
+that verify none cost it no pass.
 """
 
 from __future__ import annotations

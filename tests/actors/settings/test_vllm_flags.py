@@ -254,6 +254,12 @@ def test_speculation_that_cannot_be(given: str, why: str) -> None:
         settings_of(f"m --speculative-config {given}")
 
 
+def test_ranks_have_no_draft_model() -> None:
+    drafts = '{"method":"draft_model","model":"x","num_speculative_tokens":4}'
+    with pytest.raises(SettingsError, match="not with --tensor-parallel-size"):
+        settings_of(f"m -tp 2 --speculative-config {drafts}")
+
+
 @pytest.mark.parametrize(
     "field", ['"num_speculative_tokens":"4"', '"draft_sample_method":"x"', '"rejection_sample_method":"strict"']
 )

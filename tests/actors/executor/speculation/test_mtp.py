@@ -43,7 +43,7 @@ def made(folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module", params=MODELS)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     folder = made(tmp_path_factory.mktemp("mtp"), request.param)
-    both = Driver(folder, **SETTINGS), Driver(folder, **SETTINGS, **MTP)
+    both = Driver(folder, **SETTINGS, spec_method="none"), Driver(folder, **SETTINGS, **MTP)
     yield *both, folder
     for driver in both:
         driver.close()

@@ -57,8 +57,9 @@ def store_sampled_reference(
     tokens[slots[rows].long(), positions[rows].long()] = sampled[rows].to(tokens.dtype)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "slots_ptr", "starts_ptr", "query_start_ptr", "input_ids_ptr",
-                               "positions_ptr", "slot_mapping_ptr", "context_lens_ptr"])  # fmt: skip
+@triton.jit(do_not_specialize=["num_rows", "num_tokens", "tokens_ptr", "slots_ptr", "starts_ptr", "query_start_ptr",
+                               "input_ids_ptr", "positions_ptr", "slot_mapping_ptr",
+                               "context_lens_ptr"])  # fmt: skip
 def _prepare_inputs_kernel(
     tokens_ptr,  # [S, L] int32
     tables_ptr,  # [S, MB] int32
@@ -172,7 +173,7 @@ def prepare_inputs(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "slots_ptr", "positions_ptr", "sampled_ptr"])
+@triton.jit(do_not_specialize=["num_rows", "tokens_ptr", "slots_ptr", "positions_ptr", "sampled_ptr"])
 def _store_sampled_kernel(
     tokens_ptr,  # [S, L] int32
     slots_ptr,  # [R]

@@ -150,6 +150,10 @@ class Buckets:
         wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed, *reversed(self._verified)])
         return [bucket for bucket in wanted if bucket not in self.first()]
 
+    def row_sizes(self, least: int = 1) -> list[int]:
+        """The numbers of rows, from ``least`` on, to which passes of one token per sequence are padded."""
+        return self._decodes[bisect_left(self._decodes, least) :]
+
     def above(self, bucket: Bucket) -> list[Bucket]:
         """Larger buckets of the same kind that can replace it, fewest tokens first."""
         if bucket.pieces:

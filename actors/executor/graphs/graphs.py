@@ -3,7 +3,8 @@
 A graph holds everything between the upload and the read-back: inputs from the slots, forward, logits of the rows that
 sample, plain sampling, store. It reads rows, lengths and tables from device memory at fixed addresses, so one graph
 serves any content. Sampling beyond plain sampling is a second graph behind it
-(:mod:`pagebus.actors.executor.graphs.resampling`), captured once a step has missed it.
+(:mod:`pagebus.actors.executor.graphs.resampling`), captured once a step has missed it. Passes of a draft head are
+graphs of their own, before a step's and behind it (:mod:`pagebus.actors.executor.graphs.head_passes`).
 
 A few graphs are captured before the engine is ready. They need every kernel that exists, and one of them fits any step
 that another graph would. A separate thread captures the others beside the steps; capturing computes nothing on the
@@ -18,7 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -30,6 +31,14 @@ from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.batch.upload import Uploader
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.graphs.head_passes import (
+    Follow,
+    Guess,
+    Head,
+    HeadPass,
+    covering_guesses,
+    follow_of,
+)
 from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, borrow, capture_pieces, run_pieces
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.models import Model, Tokens
@@ -53,6 +62,9 @@ class Passes(Protocol):
     buckets: Buckets
     uploader: Uploader
 
+    @property
+    def head(self) -> Head | None: ...
+
     def tokens(self, num_tokens: int) -> Tokens: ...
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object]) -> torch.Tensor: ...
@@ -62,20 +74,21 @@ class Passes(Protocol):
     def sample_with_extras(self, extras: Extras, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor: ...
 
 
-Wanted = Bucket | Resampling
+Wanted = Bucket | Resampling | HeadPass
 """What a graph can be of."""
 
 
 class Graphs:
     """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
-    def __init__(self, buckets: Buckets, *, adapters: bool = False) -> None:
-        """``adapters``: there are graphs for steps with adapters too."""
+    def __init__(self, buckets: Buckets, *, adapters: bool = False, passes: Sequence[HeadPass] = ()) -> None:
+        """``adapters``: there are graphs for steps with adapters too; ``passes``: and for these of a draft head."""
         self.buckets = buckets
         self._adapters = adapters
-        self._captured: dict[Wanted, _Captured | PiecewiseGraphs | None] = {}
+        self._captured: dict[Wanted, _Captured | PiecewiseGraphs | torch.cuda.CUDAGraph | None] = {}
         """None: it cannot be captured."""
-        self._later = deque(with_adapted(buckets.later(), adapters=adapters))
+        self._later: deque[Wanted] = deque(with_adapted(buckets.later(), adapters=adapters))
+        self._later.extend(passes)
         self._planned: set[Wanted] = {*with_adapted(buckets.first(), adapters=adapters), *self._later}
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()
@@ -123,6 +136,26 @@ class Graphs:
         captured.graph.replay()
         return captured.sampled
 
+    def guess(self, count: int) -> Guess | None:
+        """What to pad a head's guesses for ``count`` sequences to: as :meth:`bucket`, but there is one even if it is
+        not captured yet. None: there are too many."""
+        sizes = [Guess(rows) for rows in self.buckets.row_sizes(count)]
+        if not sizes:
+            return None
+        if sizes[0] not in self._captured:
+            self._ask(sizes[0])
+        return next((each for each in sizes if self._captured.get(each) is not None), sizes[0])
+
+    def run_head(self, wanted: HeadPass) -> bool:
+        """Launch it. False: there is no graph of it; if one could be captured, that is the next to be."""
+        graph = self._captured.get(wanted)
+        if graph is None:
+            self._ask(wanted)
+            return False
+        assert isinstance(graph, torch.cuda.CUDAGraph)
+        graph.replay()
+        return True
+
     def _ask(self, wanted: Wanted) -> None:
         if wanted not in self._asked:
             self._asked.add(wanted)
@@ -149,6 +182,9 @@ class Graphs:
                 torch.cuda.current_stream().synchronize()
                 self._capture(runner, bucket)
             progress((done + 1) / len(buckets))
+        if runner.head is not None:
+            for guess in covering_guesses(self.buckets):
+                runner.head.run(guess)
 
     def capture_missing(self, runner: Passes, captured: Callable[[float], None] = lambda began_s: None) -> None:
         """Capture missing graphs until :meth:`close`, first those that a step has missed. ``captured`` is called with
@@ -169,6 +205,8 @@ class Graphs:
                 began_s = time.time()
                 if isinstance(wanted, Resampling):
                     self._capture_resampling(runner, wanted)
+                elif isinstance(wanted, Guess | Follow):
+                    self._capture_head(runner, wanted)
                 else:
                     self._capture(runner, wanted)
                 captured(began_s)
@@ -228,6 +266,18 @@ class Graphs:
         else:
             self._captured[wanted] = _Captured(graph, captured.logits, sampled)
 
+    def _capture_head(self, runner: Passes, wanted: HeadPass) -> None:
+        """Steps do without if it fails."""
+        assert runner.head is not None
+        try:
+            with self._capturing() as graph:
+                runner.head.run(wanted)
+        except Exception:
+            log.warning("cannot capture %s of the draft head", wanted, exc_info=True)
+            self._captured[wanted] = None
+        else:
+            self._captured[wanted] = graph
+
     @contextmanager
     def _capturing(self, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
         """What is launched in this block goes into a new graph, what is allocated comes from the pool, that of passes
@@ -285,6 +335,8 @@ def _run_empty(runner: Passes, bucket: Bucket) -> None:
     else:
         runner.uploader.send(empty_step(), bucket)
         padded_pass(runner, bucket)
+        if runner.head is not None:
+            runner.head.run(follow_of(bucket))
 
 
 def pool_bytes(runner: Passes, *, adapters: bool) -> int:

@@ -21,6 +21,7 @@ from pagebus.actors.executor.device.device import (
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
+from pagebus.actors.executor.graphs.head_passes import HeadPass, head_passes
 from pagebus.actors.executor.loading.head_weights import DraftFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
@@ -324,7 +325,13 @@ def _profile(
         graph_bytes = max(graph_bytes, pool_bytes(runner, adapters=adapters is not None))
         buckets = [*runner.buckets.first(), *runner.buckets.later()]
         num_graphs = len(with_adapted(buckets, adapters=adapters is not None))
+        num_graphs += len(_passes(runner))
     return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
+
+
+def _passes(runner: Runner) -> list[HeadPass]:
+    """Those of a draft head that have graphs."""
+    return [] if runner.head is None else head_passes(runner.buckets, follows=runner.head.follows)
 
 
 def _prefill_scratch_bytes(limits: BatchLimits, runner: Runner) -> int:
@@ -351,7 +358,7 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
             run_long_steps(batch, runner)
         run_adapted_steps(batch, runner)
     if use_graphs:
-        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None)
+        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner))
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner, thorough=False)

@@ -240,7 +240,7 @@ def run_drafts(batch: PersistentBatch, runner: Runner, most_tokens: int | None =
 def run_head(batch: PersistentBatch, runner: Runner) -> None:
     """Have a draft head guess, if there is one, for one sequence and for many."""
     limits, length = batch.limits, min(8, batch.limits.max_model_len - 2)
-    if runner.drafting is None or runner.drafting.head is None or length < 1:
+    if runner.head is None or length < 1:
         return
     for count in {1, min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // length))}:
         batch.reset()

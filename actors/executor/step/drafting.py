@@ -11,11 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.models import Model
+from pagebus.actors.executor.models.decoder import as_decoder
+from pagebus.actors.executor.models.draft_head import DraftHead
 from pagebus.actors.executor.step.head_drafts import HeadDrafts
 
 
@@ -33,10 +38,10 @@ class Drafting:
     the token table. ``predicted`` [S]: tokens of the text predicted for each, at the end of that table."""
 
     def __init__(
-        self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup, head: HeadDrafts | None
-    ) -> None:
-        self.head = head
-        """Who drafts in place of the lookup."""
+        self, ops: Ops, state: DeviceBatch, header: Header, limits: BatchLimits, lookup: Lookup, head: DraftHead | None,
+        model: Model,
+    ) -> None:  # fmt: skip
+        """``head``: what drafts for the ``model`` in place of the lookup."""
         self._ops, self._state, self._header, self._lookup = ops, state, header, lookup
         self._num_drafts, self._vocab_size = limits.num_drafts, limits.vocab_size
         size, device = limits.layout.num_slots, state.tokens.device
@@ -45,10 +50,13 @@ class Drafting:
         self.predicted = torch.zeros(size, dtype=torch.int32, device=device)
         self._first_predicted = limits.first_predicted
         self.look_up = ops.look_up_drafts
+        self.head: HeadDrafts | None = None
+        if head is not None:
+            self.head = HeadDrafts(head, as_decoder(model), ops, state, header, self.lengths, limits)
 
-    def begin(self, work: StepWork, deltas: dict[str, torch.Tensor]) -> None:
-        """Note the sequences that enter, and those that plain steps have computed, and move the step's rows to where
-        they begin. In a plain step, which looks for no drafts, there is nothing to do."""
+    def begin(self, work: StepWork, deltas: dict[str, torch.Tensor], graphs: Graphs | None) -> None:
+        """Note the sequences that enter, and those that plain steps have computed, let the head guess, and move the
+        step's rows to where they begin. In a plain step, which looks for no drafts, there is nothing to do."""
         if work.runs is None:
             return
         header, rows, samples = self._header, len(work.slots), len(work.positions)
@@ -62,7 +70,7 @@ class Drafting:
             self.lengths[slots] = deltas["resumed_lengths"]
             self.found[slots] = 0
         if self.head is not None:
-            self.head.draft(work, header, self.lengths)
+            self.head.draft(work, graphs)
         if work.runs.exact:
             return
         self._ops.resolve_starts(
@@ -82,31 +90,31 @@ class Drafting:
         before = torch.where(positions > 0, positions - 1, -1)
         self._ops.store_sampled(self._state.tokens, slots, before, input_ids.index_select(0, index))
 
-    def follow(self, work: StepWork) -> None:
+    def follow(self, work: StepWork, bucket: Bucket | None, graphs: Graphs | None) -> None:
         """In place of :meth:`end` where no row samples."""
         if self.head is not None:
-            self.head.follow(work, self._header)
+            self.head.follow(work, bucket, graphs)
 
     def end(
-        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor
-    ) -> torch.Tensor:
-        """Accept and draft, but in a plain step. Returns the ``num_results`` numbers of the step, int32."""
+        self, work: StepWork, deltas: dict[str, torch.Tensor], input_ids: torch.Tensor, sampled: torch.Tensor,
+        bucket: Bucket | None, graphs: Graphs | None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Accept and draft, but in a plain step. Returns the ``num_results`` numbers of the step, int32. ``bucket``:
+        what it was padded to."""
+        header, count = self._header, len(work.positions)
         if work.runs is None:
             if self.head is not None:
-                self._keep_all(work, self.head)
+                self.lengths[header.sample_slots[:count].long()] = header.positions[:count] + 1
+                self.head.follow(work, bucket, graphs)
             return sampled
-        header, slots = self._header, deltas["run_slots"]
+        slots = deltas["run_slots"]
         told = self._ops.accept_drafts(
             sampled, input_ids, header.hidden_index, header.indexes, deltas["run_starts"], slots, self.lengths,
-            self.found, self._num_drafts, len(work.positions),
+            self.found, self._num_drafts, count,
         )  # fmt: skip
         ready = told[len(told) - len(work.runs) :]
         if self.head is not None:
-            accepted = told[len(work.positions) :][: len(work.runs)] - 1
-            last = deltas["run_starts"][:-1]  # of decodes alone, samples are behind the tokens of the same number
-            if not work.decode_only:
-                last = header.hidden_index[last.long()] + accepted
-            self.head.keep(slots, self.head.follow(work, header)[last.long()])
+            self.head.follow(work, bucket, graphs)
             self._promise(work, ready)
             self.found[slots.long()] = ready
         else:
@@ -115,13 +123,6 @@ class Drafting:
                 self._lookup.longest, self._vocab_size, ready, self.predicted, self._first_predicted,
             )  # fmt: skip
         return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
-
-    def _keep_all(self, work: StepWork, head: HeadDrafts) -> None:
-        """Have the head keep the features of a plain step's samples."""
-        features, header, count = head.follow(work, self._header), self._header, len(work.positions)
-        if not work.decode_only:
-            features = features[header.hidden_index[:count].long()]
-        head.keep(header.sample_slots[:count], features)
 
     def _promise(self, work: StepWork, ready: torch.Tensor) -> None:
         """How many drafts the head will have for each run [M], once its row asks for them: none where the host needs

@@ -6,6 +6,9 @@ whether it drafts or not, and blocks that are found, swapped or copied serve it 
 positions beside the step's own pass: :meth:`HeadDrafts.accompany`.) It guesses at the beginning of a step
 (:meth:`HeadDrafts.draft`): there the host has said which rows verify how many drafts, and given them the blocks. Rows
 that verify none cost it no pass.
+
+All that it computes is in :meth:`HeadDrafts.run`, over memory at fixed addresses: from CUDA graphs, if there are any,
+otherwise launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.graphs.head_passes import Follow, Guess, HeadPass, follow_of
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.draft_head import DraftHead
@@ -27,75 +33,159 @@ from pagebus.actors.executor.models.draft_head import DraftHead
 
 class HeadDrafts:
     """``hidden`` [tokens of a step, read_size]: what is read of the model in each pass. ``features`` [S, F]: that of
-    the last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks. Each pass
-    of the model leaves its ``positions`` and its ``slot_mapping`` in the first T places of these."""
+    the last position that each slot's sequence has computed. ``kv_cache`` is the head's part of the blocks.
+    ``lengths`` [S] are as of :class:`~pagebus.actors.executor.step.drafting.Drafting`."""
 
     def __init__(
-        self, head: DraftHead, model: Decoder, ops: Ops, state: DeviceBatch, limits: BatchLimits,
-        positions: torch.Tensor, slot_mapping: torch.Tensor,
+        self, head: DraftHead, model: Decoder, ops: Ops, state: DeviceBatch, header: Header, lengths: torch.Tensor,
+        limits: BatchLimits,
     ) -> None:  # fmt: skip
-        self.head, self._positions, self._slot_mapping = head, positions, slot_mapping
+        self.head = head
         self.kv_cache: torch.Tensor | None = None
-        self._ops, self._state, self._block_size = ops, state, limits.block_size
-        device, dtype = state.tokens.device, model.parameters.dtype
-        self.hidden = torch.zeros(len(positions), head.read_size, dtype=dtype, device=device)
+        self._ops, self._state, self._header, self._lengths = ops, state, header, lengths
+        self._block_size = limits.block_size
+        device, dtype = lengths.device, model.parameters.dtype
+        most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+        self.hidden = torch.zeros(most_tokens, head.read_size, dtype=dtype, device=device)
         head.tap(model, self.hidden)
-        self.features = torch.zeros(limits.layout.num_slots, head.feature_size, dtype=dtype, device=device)
-        self._counts = torch.arange(limits.max_num_seqs + 1, dtype=torch.int32, device=device)
+        self.features = torch.zeros(len(lengths), head.feature_size, dtype=dtype, device=device)
+        self._inputs = _Inputs(most_tokens, max(limits.padded_samples, limits.verified_tokens), device)
+        self._chain = _Chain(limits, head, dtype, device)
 
-    def draft(self, work: StepWork, header: Header, lengths: torch.Tensor) -> None:
-        """Guess for the rows of the step that verify drafts, of sequences of ``lengths`` [S], and store the drafts
-        behind their tokens."""
+    def draft(self, work: StepWork, graphs: Graphs | None) -> None:
+        """Guess for the rows of the step that verify drafts, and store the drafts behind their tokens."""
         assert work.runs is not None
-        assert self.kv_cache is not None
-        widths = np.diff(work.runs.starts)
+        widths, header = np.diff(work.runs.starts), self._header
         drafted = np.flatnonzero(widths > 1)  # decodes are before them; none has fewer samples than tokens
         if not len(drafted):
             return
         first, end, most = int(drafted[0]), int(drafted[-1]) + 1, int(widths.max()) - 1
         slots, drafts = header.slots[first:end], header.query_start[first : end + 1].diff() - 1
-        rows, lag = slots.long(), self.head.lag
-        features, length = self.features[rows], lengths[rows]
-        for place in range(most):
-            # A row with fewer drafts goes on behind them, where it has a block, and the step itself will write.
-            positions = (length - 1 - lag + (drafts + lag).clamp(max=place)).clamp_(min=0)
-            ids = self._state.tokens[rows, positions.long() + lag]
-            guess, features = self.head(ids, positions, features, self.kv_cache, self._rows(slots, positions))
-            where = torch.where(drafts > place, length + place, -1)
-            self._ops.store_sampled(self._state.tokens, slots, where, guess)
+        wanted = None if graphs is None else graphs.guess(len(slots))
+        if wanted is None:
+            wanted, graphs = Guess(len(slots)), None
+        self._chain.begin(wanted.rows, slots, drafts, self._lengths, self.features)
+        for _ in range(most):
+            self._launch(wanted, graphs)
 
     def accompany(self, tokens: Tokens, batch: AttentionBatch, pause: Callable[[], object]) -> None:
         """Have the head compute the tokens of a pass of the model too, if it has to."""
         assert self.kv_cache is not None
         self.head.accompany(tokens, self.kv_cache, batch, pause)
 
-    def follow(self, work: StepWork, header: Header) -> torch.Tensor:
-        """Store keys and values of the step's tokens, behind its sampling. Returns the features of all [T, H]."""
-        assert self.kv_cache is not None
-        count, num_rows = work.num_tokens, len(work.slots)
-        if not self.head.feature_size:  # it has been computed beside the pass
-            return self.hidden[:count]
-        lens = header.query_start[: num_rows + 1].diff()
-        rows = torch.repeat_interleave(header.slots[:num_rows].long(), lens.long(), output_size=count)
-        positions = self._positions[:count]
-        ids = self._state.tokens[rows, positions.long() + 1]
-        features = self.head.features(self.hidden[:count])
-        self.head.cache(Tokens(ids, positions, self._slot_mapping[:count], self.kv_cache), features)
-        return features
+    @property
+    def follows(self) -> bool:
+        """Whether it computes anything behind a step: what accompanies the step does not."""
+        return self.head.feature_size > 0
 
-    def keep(self, slots: torch.Tensor, features: torch.Tensor) -> None:
-        """Keep the ``features`` [M, H] of the last positions of the sequences in ``slots`` [M]."""
-        self.features[slots.long()] = features
+    def follow(self, work: StepWork, bucket: Bucket | None, graphs: Graphs | None) -> None:
+        """Store keys and values of the step's tokens behind its sampling, and keep the feature of each row's last
+        accepted one. ``bucket``: what the step was padded to."""
+        if not self.follows:
+            return
+        if bucket is None:
+            self.run(Follow(len(work.slots), work.num_tokens))
+        else:
+            self._launch(follow_of(bucket), graphs)
 
-    def _rows(self, slots: torch.Tensor, positions: torch.Tensor) -> AttentionBatch:
-        """A pass of one position of each sequence."""
-        count, places = len(slots), positions.long()
-        blocks = self._state.block_tables[slots.long(), places // self._block_size].long()
-        return AttentionBatch(
+    def _launch(self, wanted: HeadPass, graphs: Graphs | None) -> None:
+        if graphs is None or not graphs.run_head(wanted):
+            self.run(wanted)
+
+    def run(self, wanted: HeadPass) -> None:
+        """What a graph holds."""
+        if isinstance(wanted, Guess):
+            self._guess(wanted.rows)
+        elif self.follows:
+            self._follow(wanted.rows, wanted.tokens)
+
+    def _guess(self, rows: int) -> None:
+        """The next draft of each sequence of the chain."""
+        chain, state = self._chain, self._state
+        slots, starts, ends = chain.slots[:rows], chain.starts[:rows], chain.ends[:rows]
+        counts, features = chain.counts[: rows + 1], chain.features[:rows]
+        tokens = self._prepare(slots, starts, counts, rows)
+        assert tokens.slot_mapping is not None
+        batch = AttentionBatch(
             slots=slots,
-            query_start=self._counts[: count + 1],
-            context_lens=positions + 1,
-            slot_mapping=blocks * self._block_size + places % self._block_size,
-            block_tables=self._state.block_tables,
-            num_decodes=count,
+            query_start=counts,
+            context_lens=self._inputs.context_lens[:rows],
+            slot_mapping=tokens.slot_mapping,
+            block_tables=state.block_tables,
+            num_decodes=rows,
         )
+        guess, following = self.head(tokens.ids, tokens.positions, features, tokens.kv_cache, batch)
+        self._ops.store_sampled(state.tokens[:, self.head.lag + 1 :], slots, starts, guess)
+        features.copy_(following)
+        torch.minimum(starts + 1, ends, out=starts)
+
+    def _follow(self, rows: int, num_tokens: int) -> None:
+        """The step's own tokens; rows behind its last one have none."""
+        header, query_start = self._header, self._header.query_start[: rows + 1]
+        slots, starts = header.slots[:rows], header.starts[:rows]
+        features = self.head.features(self.hidden[:num_tokens])
+        self.head.cache(self._prepare(slots, starts, query_start, num_tokens), features)
+        rows_of = slots.long()
+        computed = torch.minimum(self._lengths[rows_of] - starts - 1, query_start.diff()).clamp_(min=1)
+        last = (query_start[:-1] + computed - 1).clamp_(max=num_tokens - 1)
+        self.features[rows_of] = features.index_select(0, last)
+
+    def _prepare(
+        self, slots: torch.Tensor, starts: torch.Tensor, query_start: torch.Tensor, num_tokens: int
+    ) -> Tokens:  # fmt: skip
+        """The tokens of a pass of the head. Their ids are those that it reads there."""
+        assert self.kv_cache is not None
+        inputs, count = self._inputs, num_tokens
+        ids, positions, mapping = inputs.ids[:count], inputs.positions[:count], inputs.slot_mapping[:count]
+        self._ops.prepare_inputs(
+            self._state.tokens[:, self.head.lag :],
+            self._state.block_tables,
+            slots,
+            starts,
+            query_start,
+            self._block_size,
+            input_ids=ids,
+            positions=positions,
+            slot_mapping=mapping,
+            context_lens=inputs.context_lens[: len(slots)],
+        )
+        return Tokens(ids, positions, mapping, self.kv_cache, padding=mapping)
+
+
+class _Inputs:
+    """Inputs of a pass of the head, at addresses common to all: ``ids``, ``positions``, ``slot_mapping`` [T] and
+    ``context_lens`` [R]."""
+
+    def __init__(self, most_tokens: int, most_rows: int, device: torch.device) -> None:
+        self.ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
+        self.positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
+        self.slot_mapping = torch.zeros(most_tokens, dtype=torch.int64, device=device)
+        self.context_lens = torch.zeros(most_rows, dtype=torch.int32, device=device)
+
+
+class _Chain:
+    """From one guess to the next: the ``slots`` [R] of the sequences, the position that is read now, ``starts`` [R]
+    (negative in rows of nothing), the last one that has a block, ``ends`` [R], and ``features`` [R, F] of the former.
+    ``counts`` are 0, 1, ... R."""
+
+    def __init__(self, limits: BatchLimits, head: DraftHead, dtype: torch.dtype, device: torch.device) -> None:
+        most, self._lag = limits.max_num_seqs, head.lag
+        self._nothing = torch.tensor([[limits.dummy_slot], [-1], [-1]], dtype=torch.int32, device=device)
+        self._rows = self._nothing.repeat(1, most)
+        self.slots, self.starts, self.ends = self._rows
+        self.features = torch.zeros(most, head.feature_size, dtype=dtype, device=device)
+        self.counts = torch.arange(most + 1, dtype=torch.int32, device=device)
+
+    def begin(
+        self, rows: int, slots: torch.Tensor, drafts: torch.Tensor, lengths: torch.Tensor, features: torch.Tensor
+    ) -> None:  # fmt: skip
+        """Begin with the sequences in ``slots`` [N] of these ``lengths`` [S], with ``features`` [S, F], that get so
+        many ``drafts`` [N], padded to ``rows``. A sequence with fewer drafts than others goes on behind its own, where
+        it has a block, and where the step itself will write."""
+        count, length = len(slots), lengths.index_select(0, slots)
+        self.slots[:count] = slots
+        torch.sub(length, 1 + self._lag, out=self.starts[:count]).clamp_(min=0)
+        torch.add(length - 1, drafts, out=self.ends[:count])
+        if rows > count:
+            self._rows[:, count:rows] = self._nothing
+        torch.index_select(features, 0, self.slots[:rows], out=self.features[:rows])

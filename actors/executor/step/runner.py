@@ -130,17 +130,19 @@ class Runner:
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:
-            drafts = None if head is None else HeadDrafts(
-                head, as_decoder(model), ops, self.state, limits, self._positions, self._slot_mappings[0]
-            )  # fmt: skip
-            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup, drafts)
+            self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup, head, model)
         self.use(cache)
 
     def use(self, cache: Cache) -> None:
         """Go on with this cache."""
         self.kv_cache, self.blocks = cache.model, cache.blocks
-        if self.drafting is not None and self.drafting.head is not None:
-            self.drafting.head.kv_cache = cache.head
+        if self.head is not None:
+            self.head.kv_cache = cache.head
+
+    @property
+    def head(self) -> HeadDrafts | None:
+        """What drafts in place of the lookup."""
+        return None if self.drafting is None else self.drafting.head
 
     @property
     def most_results(self) -> int:
@@ -164,7 +166,7 @@ class Runner:
         if not len(work.slots):
             return None
         if self.drafting is not None:
-            self.drafting.begin(work, deltas)
+            self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.replay(bucket)
         else:
@@ -173,7 +175,7 @@ class Runner:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):
                 if self.drafting is not None:
-                    self.drafting.follow(work)
+                    self.drafting.follow(work, bucket, self.graphs)
                 return None
             logits, sampled = self._eager_tokens(work, hidden, deltas)
         if "extra_rows" in deltas:
@@ -185,7 +187,7 @@ class Runner:
             assert self.scores is not None
             self.scores.sampled, self.scores.picked = self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled)
         if self.drafting is not None:
-            return self.drafting.end(work, deltas, self._input_ids, sampled)
+            return self.drafting.end(work, deltas, self._input_ids, sampled, bucket, self.graphs)
         return sampled
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
@@ -273,8 +275,8 @@ class Runner:
             windowed_tables=state.windowed_tables,
             windowed_mappings=tokens.windowed_mappings,
         )
-        if self.drafting is not None and self.drafting.head is not None:
-            self.drafting.head.accompany(tokens, batch, pause)
+        if self.head is not None:
+            self.head.accompany(tokens, batch, pause)
         if pieces is not None:
             hidden = pieces.forward(as_decoder(self.model), tokens, batch)
         else:

@@ -12,6 +12,7 @@ from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Uploader
 from pagebus.actors.executor.graphs.graphs import Graphs, padded_pass
+from pagebus.actors.executor.graphs.head_passes import Guess, HeadPass
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.passes import AttentionPasses
@@ -31,6 +32,7 @@ class EagerGraphs(Graphs):
         self.runner = runner
         self.replayed: set[Bucket] = set()
         self.resampled: set[Resampling] = set()
+        self.head_passes: set[HeadPass] = set()
         self._logits = torch.empty(0)
 
     def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
@@ -44,6 +46,18 @@ class EagerGraphs(Graphs):
             inputs.fill_(10**6)
         self._logits, sampled = padded_pass(runner, bucket)
         return self._logits, sampled
+
+    def guess(self, count: int) -> Guess | None:
+        return next((Guess(rows) for rows in self.buckets.row_sizes(count)), None)
+
+    def run_head(self, wanted: HeadPass) -> bool:
+        self.head_passes.add(wanted)
+        assert self.runner.head is not None
+        inputs = self.runner.head._inputs
+        for each in (inputs.ids, inputs.positions, inputs.slot_mapping, inputs.context_lens):
+            each.fill_(10**6)
+        self.runner.head.run(wanted)
+        return True
 
     def can_resample(self, wanted: Resampling) -> bool:
         return True
@@ -64,6 +78,10 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     )  # fmt: skip
     if runner.drafting is not None:
         monkeypatch.setattr(runner.drafting, "_header", uploader.header)
+    if runner.head is not None:
+        monkeypatch.setattr(runner.head, "_header", uploader.header)
+        rooms = torch.zeros(buckets.largest().tokens, dtype=torch.int32)
+        monkeypatch.setattr(runner.head._inputs, "context_lens", rooms)
     monkeypatch.setattr(runner, "buckets", buckets)
     monkeypatch.setattr(runner, "uploader", uploader)
     monkeypatch.setattr(runner, "graphs", graphs)
@@ -77,6 +95,5 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
 def _models(runner: Runner) -> Iterator[Model]:
     """Those that compute a step: perhaps one that drafts beside its own."""
     yield runner.model
-    drafts = None if runner.drafting is None else runner.drafting.head
-    if drafts is not None and isinstance(drafts.head, DraftModel):
-        yield drafts.head.model
+    if runner.head is not None and isinstance(runner.head.head, DraftModel):
+        yield runner.head.head.model

@@ -41,12 +41,17 @@ class DraftedScheduler(HandScheduler):
         going = [each for each in self.running if each.num_tokens < each.max_total]
         rows = [(each, min(self.num_drafts, each.max_total - each.num_tokens - 1)) for each in going]
         rows.sort(key=lambda row: row[1] > 0)
+        accepted = self.accepted(self.num_drafts)
         starts, appended = ints([each.num_computed for each, _ in rows]), []
         for each, drafts in rows:
             appended += self._grow(each, each.num_tokens + drafts)
-            each.num_tokens += 1 + drafts * self.right
+            each.num_tokens += 1 + min(drafts, accepted)
             each.num_computed = each.num_tokens - 1
         return self._drafted(rows, appended, starts) if rows else None
+
+    def accepted(self, drafts: int) -> int:
+        """How many of so many drafts of a row the next step accepts."""
+        return drafts * self.right
 
     def _drafted(self, rows: list[tuple[Grown, int]], appended: list[tuple[int, int]], starts: Int32Array) -> StepPlan:
         self.step += 1
@@ -67,8 +72,8 @@ def prepare(driver: Driver, mode: str) -> None:
     """Let the model answer one token, and the drafter be right or wrong."""
     runner = driver.engine._loaded.runner
     runner.model.norm.weight.data.zero_()
-    if runner.drafting is not None and runner.drafting.head is not None:
-        drafter = runner.drafting.head.head
+    if runner.head is not None:
+        drafter = runner.head.head
         assert isinstance(drafter, DraftModel)
         # Of random weights, tied, a model says what it reads; turned around, anything else.
         drafter.model.norm.weight.data.fill_(-1.0 if mode == "none" else 0.0)

@@ -16,10 +16,11 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.batch.step_work import StepWork
-from pagebus.actors.executor.batch.upload import Header
+from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.graphs.head_passes import Guess, follow_of
 from pagebus.actors.executor.step.head_drafts import HeadDrafts
 from pagebus.actors.model.config import ModelError
-from tests.actors.executor.eager_graphs import use_eager_graphs
+from tests.actors.executor.eager_graphs import EagerGraphs, use_eager_graphs
 from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import (
     LLAMA,
@@ -81,10 +82,10 @@ def drafted(driver: Driver, patch: pytest.MonkeyPatch) -> list[tuple[list[int], 
     drafts = heads(driver)
     draft = drafts.draft
 
-    def watched(work: StepWork, header: Header, lengths: torch.Tensor) -> None:
-        draft(work, header, lengths)
+    def watched(work: StepWork, graphs: Graphs | None) -> None:
+        draft(work, graphs)
         for row, slot in enumerate(work.slots.tolist()):
-            count, length = int(work.query_start[row + 1] - work.query_start[row]) - 1, int(lengths[slot])
+            count, length = int(work.query_start[row + 1] - work.query_start[row]) - 1, int(drafts._lengths[slot])
             if row >= work.num_decodes and length - 1 <= work.starts[row] and count:
                 line = drafts._state.tokens[slot, : length + count].tolist()
                 found.append((line[:length], line[length:]))
@@ -190,15 +191,34 @@ def test_found_in_the_cache(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_padded_steps(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From graphs, which read the model's hidden states on their way."""
+    """From graphs, which read the model's hidden states on their way; and so do the head's passes."""
     plain, drafting, head, folder = llama
     expected = asked(plain, **SAMPLED)
     graphs = use_eager_graphs(drafting, monkeypatch, Buckets(6, 64, 4, max_samples=30, max_verified=30))
-    monkeypatch.setattr(drafting.engine._loaded.runner, "_context_lens", torch.zeros(64, dtype=torch.int32))
     watched = drafted(drafting, monkeypatch)
     assert tokens_of(asked(drafting, **SAMPLED)) == tokens_of(expected)
     assert graphs.replayed
+    assert {follow_of(bucket) for bucket in graphs.replayed} <= graphs.head_passes
     check_drafts(watched[:12], folder.parent / "model", head, folder)
+
+
+def test_padded_guesses(llama: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they are padded to, all drafts are those of passes that are not."""
+    check_padded_guesses(llama[1], monkeypatch)
+
+
+def check_padded_guesses(drafting: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind steps that run without graphs."""
+    watched = drafted(drafting, monkeypatch)
+    asked(drafting, **SAMPLED)
+    expected, runner = watched[:], drafting.engine._loaded.runner
+    graphs = EagerGraphs(Buckets(6, 64, 4), runner)
+    monkeypatch.setattr(graphs, "bucket", lambda work, adapted: None)
+    monkeypatch.setattr(runner, "graphs", graphs)
+    watched.clear()
+    asked(drafting, **SAMPLED)
+    assert watched == expected
+    assert graphs.head_passes >= {Guess(4), Guess(6)}  # of three and five sequences too
 
 
 def test_a_head_within_the_folder_of_its_model(llama: Engines, tmp_path: Path) -> None:

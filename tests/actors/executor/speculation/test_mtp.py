@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pagebus.actors.executor.batch.buckets import Buckets
+from pagebus.actors.executor.graphs.head_passes import follow_of
 from pagebus.actors.executor.models.mtp import Mtp
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.model.families.experts.glm_moe import FAMILY as GLM
@@ -21,7 +22,7 @@ from pagebus.actors.model.families.latent.deepseek import DEEPSEEK3
 from tests.actors.executor.eager_graphs import use_eager_graphs
 from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import PROMPTS, SAMPLINGS, SEEDED, accepted, asked, tokens_of
-from tests.actors.executor.speculation.test_heads import SAMPLED, drafted, heads
+from tests.actors.executor.speculation.test_heads import SAMPLED, check_padded_guesses, drafted, heads
 from tests.actors.executor.speculation.tiny_mtp import FILE, PlainMtp, add_layer
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
@@ -86,7 +87,13 @@ def test_padded_steps(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None
     watched = drafted(drafting, monkeypatch)
     assert tokens_of(asked(drafting, **SAMPLED)) == tokens_of(expected)
     assert graphs.replayed
+    assert {follow_of(bucket) for bucket in graphs.replayed} <= graphs.head_passes
     check(watched[:8], folder)
+
+
+def test_padded_guesses(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of latents and of experts too."""
+    check_padded_guesses(engines[1], monkeypatch)
 
 
 def test_copies_of_the_models_tensors_are_shared(tmp_path: Path) -> None:

@@ -72,11 +72,10 @@ def prepare(driver: Driver, mode: str) -> None:
     """Let the model answer one token, and the drafter be right or wrong."""
     runner = driver.engine._loaded.runner
     runner.model.norm.weight.data.zero_()
-    if runner.head is not None:
-        drafter = runner.head.head
-        assert isinstance(drafter, DraftModel)
+    head = None if runner.drafting is None else runner.drafting.head
+    if head is not None and isinstance(head.head, DraftModel):
         # Of random weights, tied, a model says what it reads; turned around, anything else.
-        drafter.model.norm.weight.data.fill_(-1.0 if mode == "none" else 0.0)
+        head.head.model.norm.weight.data.fill_(-1.0 if mode == "none" else 0.0)
     elif runner.drafting is not None:
         look_up = _right(driver)
         runner.drafting.look_up = {"none": _wrong, "idle": partial(_vain, look_up)}.get(mode, look_up)

@@ -1,1 +1,1 @@
-"""CUDA graphs of whole steps and of pieces of steps."""
+"""CUDA graphs of whole steps, of pieces of steps, and of passes of a draft head."""

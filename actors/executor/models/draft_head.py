@@ -19,6 +19,10 @@ class DraftHead(Protocol):
     ``read_size``: numbers that are read of the model for each token; ``feature_size``: numbers of a feature. ``lag``:
     by how many positions a head is behind the token that it reads, 1. A whole model reads the token of its position:
     there it is 0, and features have no numbers.
+
+    All but :meth:`tap` may be captured in CUDA graphs, by another thread. So they launch the same kernels whatever the
+    tensors hold, wait for nothing, and keep nothing between calls. Rows that are padding have a ``slot_mapping`` below
+    0 and a context of no tokens: what they get is not read.
     """
 
     @property

@@ -20,7 +20,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
-from pagebus.actors.executor.batch.layout import BatchLimits
+from pagebus.actors.executor.batch.layout import BatchLimits, aligned
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
@@ -136,30 +136,30 @@ class HeadDrafts:
         """The tokens of a pass of the head. Their ids are those that it reads there."""
         assert self.kv_cache is not None
         inputs, count = self._inputs, num_tokens
-        ids, positions, mapping = inputs.ids[:count], inputs.positions[:count], inputs.slot_mapping[:count]
+        ids, positions, mappings = inputs.ids[:count], inputs.positions[:count], inputs.slot_mappings[:, :count]
         self._ops.prepare_inputs(
             self._state.tokens[:, self.head.lag :],
-            self._state.block_tables,
+            self._state.all_tables[:1],
             slots,
             starts,
             query_start,
             self._block_size,
             input_ids=ids,
             positions=positions,
-            slot_mapping=mapping,
+            slot_mapping=mappings,
             context_lens=inputs.context_lens[: len(slots)],
         )
-        return Tokens(ids, positions, mapping, self.kv_cache, padding=mapping)
+        return Tokens(ids, positions, mappings[0], self.kv_cache, padding=mappings[0])
 
 
 class _Inputs:
-    """Inputs of a pass of the head, at addresses common to all: ``ids``, ``positions``, ``slot_mapping`` [T] and
-    ``context_lens`` [R]."""
+    """Inputs of a pass of the head, at addresses common to all: ``ids`` and ``positions`` [T], ``slot_mappings`` [1, T]
+    and ``context_lens`` [R]."""
 
     def __init__(self, most_tokens: int, most_rows: int, device: torch.device) -> None:
         self.ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self.positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        self.slot_mapping = torch.zeros(most_tokens, dtype=torch.int64, device=device)
+        self.slot_mappings = torch.zeros(1, aligned(most_tokens), dtype=torch.int64, device=device)
         self.context_lens = torch.zeros(most_rows, dtype=torch.int32, device=device)
 
 

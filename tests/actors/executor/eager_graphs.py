@@ -54,7 +54,7 @@ class EagerGraphs(Graphs):
         self.head_passes.add(wanted)
         assert self.runner.head is not None
         inputs = self.runner.head._inputs
-        for each in (inputs.ids, inputs.positions, inputs.slot_mapping, inputs.context_lens):
+        for each in (inputs.ids, inputs.positions, inputs.slot_mappings, inputs.context_lens):
             each.fill_(10**6)
         self.runner.head.run(wanted)
         return True

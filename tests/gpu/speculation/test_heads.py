@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on CUDA: tokens are those without, and in float32 drafts are those of the reference.
+"""EAGLE-3 heads on CUDA: tokens are those without, and in float32 drafts are those of the reference, from graphs too.
 
 Runs on a bare GPU host as ``tests/gpu/speculation/test_speculation.py`` does.
 """
@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from pagebus.actors.executor.graphs.head_passes import Follow, Guess, HeadPass
 from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import PROMPTS, SAMPLINGS, accepted, asked, tokens_of
 from tests.actors.executor.speculation.test_heads import SAMPLED, Engines, check_drafts, drafted, engines
+from tests.helpers.engine_driver import Driver
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,6 +61,44 @@ def test_drafts_are_those_of_the_reference(
     found = drafted(drafting, monkeypatch)
     asked(drafting, **SAMPLED)
     check_drafts(found[:24], folder.parent / "model", head, folder, drafting.info.window)
+
+
+def test_passes_from_graphs(heads: tuple[Engines, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, drafting, _, _), told = heads
+    if told["dtype"] != "float32" or drafting.engine._graphs is None:
+        pytest.skip("in bfloat16 rounding decides about guesses; without graphs there is nothing to compare")
+    check_passes_from_graphs(drafting, monkeypatch)
+
+
+def check_passes_from_graphs(drafting: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of the head that graphs hold draft the same, and store the same, as those launched kernel by kernel."""
+    watched, graphs = drafted(drafting, monkeypatch), drafting.engine._graphs
+    assert graphs is not None
+    launched: list[tuple[HeadPass, bool]] = []
+    run_head = graphs.run_head
+
+    def noted(wanted: HeadPass) -> bool:
+        launched.append((wanted, run_head(wanted)))
+        return launched[-1][1]
+
+    monkeypatch.setattr(graphs, "run_head", noted)
+    tokens = tokens_of(asked(drafting, **SAMPLED))
+    drafting.synchronize()  # what was missed is there now
+    launched.clear()
+    watched.clear()
+    assert tokens_of(asked(drafting, **SAMPLED)) == tokens
+    assert {type(wanted) for wanted, _ in launched} == {Guess, Follow}
+    assert all(from_graph for _, from_graph in launched)
+    by_graphs = {tuple(before): drafts for before, drafts in watched}
+
+    monkeypatch.setattr(graphs, "run_head", lambda wanted: False)
+    watched.clear()
+    assert tokens_of(asked(drafting, **SAMPLED)) == tokens
+    both = [(by_graphs[tuple(before)], drafts) for before, drafts in watched if tuple(before) in by_graphs]
+    assert len(both) > len(PROMPTS)
+    for one, other in both:
+        count = min(len(one), len(other))
+        assert one[:count] == other[:count]
 
 
 def test_few_blocks(heads: tuple[Engines, dict[str, Any]]) -> None:

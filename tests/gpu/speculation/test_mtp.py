@@ -15,6 +15,7 @@ from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import SAMPLINGS, accepted, asked, tokens_of
 from tests.actors.executor.speculation.test_heads import SAMPLED, drafted
 from tests.actors.executor.speculation.test_mtp import MTP, check, made
+from tests.gpu.speculation.test_heads import check_passes_from_graphs
 from tests.helpers.engine_driver import Driver
 
 pytestmark = [
@@ -39,5 +40,7 @@ def test_tokens_are_those_without(name: str, eager: bool, tmp_path: Path, monkey
     watched = drafted(drafting, monkeypatch)
     asked(drafting, **SAMPLED)
     check(watched[:16], folder)
+    if not eager:
+        check_passes_from_graphs(drafting, monkeypatch)
     plain.close()
     drafting.close()

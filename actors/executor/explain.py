@@ -18,10 +18,11 @@ from pagebus.actors.executor.step.step_kernels import Choice, StepKernels
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import LinearChoice, Source
+from pagebus.kernels.linear.dispatch import LinearChoice
 from pagebus.kernels.linear.shapes import Config
-from pagebus.kernels.moe import choice as experts
+from pagebus.kernels.moe.choice import ExpertsChoice
 from pagebus.kernels.moe.coded import CodedConfig
+from pagebus.kernels.moe.launch.shapes import Config as ExpertsConfig
 
 CPU = torch.device("cpu")
 DECODES = (1, 8, 32, 64, 128, 256)
@@ -66,17 +67,17 @@ class ExplainedStep:
 def _choice_as_json(choice: Choice) -> dict[str, Any]:
     config = None if choice.config is None else _config_as_json(choice.config)
     found = {"kernel": str(choice.kernel), "form": choice.form, "config": config, "why": choice.why}
-    if not isinstance(choice, LinearChoice):
-        return found | {"source": str(Source.RULE)}
     found["source"] = str(choice.source)
-    if choice.estimate is not None:
+    if isinstance(choice, LinearChoice) and choice.estimate is not None:
         found["estimated_us"] = {"own": round(choice.estimate.us, 2), "library": round(choice.estimate.library, 2)}
+    if isinstance(choice, ExpertsChoice) and choice.us is not None:
+        found["estimated_us"] = {"own": round(choice.us, 2)}
     return found
 
 
-def _config_as_json(config: Config | experts.Config | CodedConfig) -> dict[str, Any]:
+def _config_as_json(config: Config | ExpertsConfig | CodedConfig) -> dict[str, Any]:
     """A launch shape; of experts one for each product."""
-    if not isinstance(config, experts.Config | CodedConfig):
+    if not isinstance(config, ExpertsConfig | CodedConfig):
         return asdict(config)
     parts = config._asdict()
     return parts | {name: asdict(parts[name]) for name in ("gate_up", "down")}

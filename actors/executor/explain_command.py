@@ -139,6 +139,7 @@ def _attention_reasons(steps: list[ExplainedStep]) -> list[str]:
 def _reasons(steps: list[ExplainedStep], product: str) -> list[str]:
     """One line for each kernel and reason; estimates, which differ from step to step, in one line for each kernel."""
     from pagebus.kernels.linear.dispatch import LinearChoice, Source
+    from pagebus.kernels.moe.choice import ExpertsChoice
 
     lines: dict[str, list[str]] = {}
     for step in steps:
@@ -147,6 +148,9 @@ def _reasons(steps: list[ExplainedStep], product: str) -> list[str]:
             own, library = choice.estimate.us, choice.estimate.library
             head = f"{choice.kernel}: {choice.source}, estimated µs of our kernel and the library: "
             lines.setdefault(head, []).append(f"{step.name} {own:.1f} and {library:.1f}")
+        elif isinstance(choice, ExpertsChoice) and choice.us is not None:
+            head = f"{choice.kernel}: {choice.source}, estimated µs: "
+            lines.setdefault(head, []).append(f"{step.name} {choice.us:.1f}")
         else:
             lines.setdefault(f"{choice.kernel}: {choice.why}", [])
     return [head + "; ".join(dict.fromkeys(each)) for head, each in lines.items()]

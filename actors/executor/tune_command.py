@@ -1,26 +1,34 @@
-"""The command ``pagebus tune``: measures the launch shapes of a model's products on the GPU here."""
+"""The command ``pagebus tune``: measures the launch shapes of a model's products and experts on the GPU here."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
 from pagebus.kernels.common.target import Target, first_target
+from pagebus.kernels.common.user_tables import Tuned, user_path
 
 if TYPE_CHECKING:
     from pagebus.kernels.linear.shapes import Product
     from pagebus.kernels.linear.tune import Timed
+    from pagebus.kernels.moe.launch.shapes import Shape
+    from pagebus.kernels.moe.tune import TimedExperts
 
 MINUTES = 5.0
+SHARE_OF_EXPERTS = 0.5
+"""Of the time, if a model has experts."""
 
 
 def add_tune(commands: Commands) -> None:
@@ -30,8 +38,8 @@ def add_tune(commands: Commands) -> None:
         run_tune,
         help="measure a model's launch shapes on the GPU here",
         description="Time the launch shapes that the cost model finds best for each matrix product of this model, and "
-        "keep those that are at least 2% faster in a table that every later start on such a GPU reads. No weights are "
-        "needed, only the model's config.json. Nothing else should use the GPU meanwhile.",
+        "for its experts, and keep those that are at least 2% faster in tables that every later start on such a GPU "
+        "reads. No weights are needed, only the model's config.json. Nothing else should use the GPU meanwhile.",
         epilog=SETTINGS_EPILOG,
     )
     parser.add_argument(
@@ -60,42 +68,71 @@ def run_tune(arguments: argparse.Namespace) -> int:
     if target is None:
         raise SettingsError("tune: there is no GPU here to measure on")
     try:
-        config = ModelConfig.load(resolve_model(settings, weights=False))
+        config = with_quantization(settings, ModelConfig.load(resolve_model(settings, weights=False)))
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2
     check_gpu(settings, config, target)
-    products = measurable(settings, config, target)
-    if not products:
+    todo = measurable(settings, config, target)
+    if not todo.products and todo.experts is None:
         raise SettingsError("tune: with these settings no launch shape depends on measurements")
-    return _tune(products, target, launch_shapes_folder(settings), arguments.minutes)
+    return _tune(todo, target, launch_shapes_folder(settings), arguments.minutes)
 
 
-def measurable(settings: Settings, config: ModelConfig, target: Target) -> list[Product]:
-    """The products of an engine with these settings that may be measured."""
+class Measurable(NamedTuple):
+    """What of an engine may be measured: dense products, and the experts of its layers if it has some."""
+
+    products: list[Product]
+    experts: Shape | None
+
+
+def measurable(settings: Settings, config: ModelConfig, target: Target) -> Measurable:
+    """Of an engine with these settings."""
     from pagebus.actors.executor.explain import AbsentEngine
 
     engine = AbsentEngine(settings, config, target)
-    return engine.runner.chooser.measurable() if engine.dtype.itemsize == 2 else []
+    if engine.dtype.itemsize != 2:
+        return Measurable([], None)
+    chooser = engine.runner.chooser
+    return Measurable(chooser.measurable(), chooser.measurable_experts())
 
 
-def _tune(products: list[Product], target: Target, folder: Path, minutes: float) -> int:
+def _tune(todo: Measurable, target: Target, folder: Path, minutes: float) -> int:
+    """Experts first, which take most of a step, and half of the time; products what is left."""
+    from pagebus.kernels.linear.timing import Compilers
     from pagebus.kernels.linear.tune import tune
-    from pagebus.kernels.linear.user_path import user_path
+    from pagebus.kernels.moe.tune import tune_experts
 
-    path = user_path(target, folder)
-    names = ", ".join(product.name for product in products)
-    print(f"{len(products)} products ({names}), at most {minutes:g} minutes; the table is {path}", flush=True)
-    found = tune(products, target, folder, minutes, lambda line: print(line, flush=True))
-    print(_summary(found, path))
+    found: list[Timed | TimedExperts] = []
+    end_s = monotonic() + 60 * minutes
+    with Compilers() as compilers:
+        if todo.experts is not None:
+            share = minutes * SHARE_OF_EXPERTS if todo.products else minutes
+            _announce(f"experts {todo.experts.name}", share, user_path(target, folder, Tuned.EXPERTS))
+            found += tune_experts(todo.experts, target, folder, share, _tell, compilers)
+        left = (end_s - monotonic()) / 60
+        if todo.products and left > 0:
+            names = ", ".join(product.name for product in todo.products)
+            _announce(f"{len(todo.products)} products ({names})", left, user_path(target, folder))
+            found += tune(todo.products, target, folder, left, _tell, compilers)
+    print(_summary(found, folder))
     return 0 if found else 1
 
 
-def _summary(found: list[Timed], path: Path) -> str:
+def _announce(what: str, minutes: float, path: Path) -> None:
+    _tell(f"{what}, at most {minutes:.3g} minutes; the table is {path}")
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+def _summary(found: Sequence[Timed | TimedExperts], folder: Path) -> str:
     changed = [each for each in found if each.changed]
     if not changed:
-        return f"{len(found)} choices were measured and none is changed; {path} says so"
+        return f"{len(found)} choices were measured and none is changed; tables in {folder} say so"
     saved = max(1 - each.after / each.before for each in changed)
     return (
-        f"{len(changed)} of {len(found)} choices are changed, the best by {saved:.0%}; {path} is read by the next start"
+        f"{len(changed)} of {len(found)} choices are changed, the best by {saved:.0%}; "
+        f"tables in {folder} are read by the next start"
     )

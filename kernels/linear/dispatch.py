@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from enum import StrEnum
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -19,6 +17,7 @@ import torch
 from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
+from pagebus.kernels.common.user_tables import until_tables_change, user_folder
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
@@ -66,29 +65,14 @@ class _Decision(NamedTuple):
     why: str
 
 
-_user_folder: Path | None = None
-
-
-def read_user_tables(folder: Path | None) -> None:
-    """From now on, choose as the user's tables in ``folder`` say; None: there are none."""
-    global _user_folder
-    _user_folder = folder
-    forget_choices()
-
-
-def forget_choices() -> None:
-    """After tables have changed."""
-    for cached in (load_table, user_table, _product, _residual_product, model_of):
-        cached.cache_clear()
-
-
-@cache
+@until_tables_change
 def user_table(target: Target) -> Table:
     """What the user has measured on such a GPU."""
-    return {} if _user_folder is None else load_user_table(target, _user_folder)
+    folder = user_folder()
+    return {} if folder is None else load_user_table(target, folder)
 
 
-@cache
+@until_tables_change
 def model_of(target: Target) -> CostModel:
     """The cost model of a kind of GPU."""
     return CostModel(machine_of(target))
@@ -137,7 +121,7 @@ def choose_invariant_product(form: str, num_tokens: int, dtype: torch.dtype) -> 
     return LinearChoice(kernel_of(config), form, config, "--deterministic: one order of sums for any number of tokens")
 
 
-@cache
+@until_tables_change
 def _product(
     form: str, num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, half_normed: bool
 ) -> LinearChoice:
@@ -162,7 +146,7 @@ def _completing(estimate: Estimate | None, tokens: int, num_inputs: int, dtype: 
     return invariant_config(tokens, dtype)
 
 
-@cache
+@until_tables_change
 def _residual_product(
     num_rows: int, num_inputs: int, tokens: int, dtype: torch.dtype, target: Target | None, biased: bool, adds: bool,
     norms: bool,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.user_tables import forget_choices, until_tables_change, user_path
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, Config, Product, is_legal, pack, parse
-from pagebus.kernels.linear.user_path import user_path
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -23,7 +23,7 @@ def table_path(target: Target, folder: Path = TABLES) -> Path:
     return folder / f"sm_{target.capability}_{target.num_multiprocessors}.json"
 
 
-@cache
+@until_tables_change
 def load_table(path: Path) -> Table:
     """The choices in a file; empty if there is none.
 
@@ -42,15 +42,22 @@ def merge_table(path: Path, product: Product, choices: dict[int, Config | None])
     """Put the choices for one product into the table at ``path``, one line for each product; its others stay."""
     table = load_table(path)
     table = {**table, product: {**table.get(product, {}), **choices}}
-    lines = [
-        json.dumps({**product._asdict(), "buckets": {bucket: pack(config) for bucket, config in chosen.items()}})
-        for product, chosen in sorted(table.items())
-    ]
+    write_rows(
+        path,
+        (
+            {**product._asdict(), "buckets": {bucket: pack(config) for bucket, config in chosen.items()}}
+            for product, chosen in sorted(table.items())
+        ),
+    )
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Make a table of these rows, a line for each. Choices depend on it from now on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")  # readers see the old table or the new one
-    beside.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    beside.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     beside.replace(path)
-    load_table.cache_clear()
+    forget_choices()
 
 
 def _product(entry: dict[str, Any]) -> Product:

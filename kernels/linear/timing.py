@@ -10,10 +10,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +36,27 @@ class Job(NamedTuple):
     product: Product
     bucket: int
     config: Config | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.product.name} {self.config}"
+
+    @property
+    def kernel(self) -> tuple[object, ...] | None:
+        """What decides which kernel is compiled; None: the library's."""
+        config, product = self.config, self.product
+        if config is None:
+            return None
+        assert not isinstance(config, WideningConfig)  # for words, which are timed elsewhere
+        depth = DEPTH if isinstance(config, SpecializedConfig) else config.depth
+        tokens = self.bucket if isinstance(config, VectorConfig) else 0
+        small = product.rows * product.inputs * 2 <= 64 << 20
+        sizes = (product.rows, product.inputs) if small else (product.rows % config.rows, product.inputs % depth)
+        return product.form, sizes, config, tokens
+
+    def launch(self) -> None:
+        """Once."""
+        Bench(self.product, 0).step(self.config, self.bucket, 0)
 
 
 def call(product: Product, config: Config | None, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -115,42 +136,47 @@ def graph_microseconds(calls: list[Callable[[], object]], replays: int = 5) -> f
     return statistics.median(times)
 
 
-def compile_one(job: Job) -> str | None:
+class Compiled(Protocol):
+    """Something that may be launched once, so that its kernels are compiled."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kernel(self) -> Hashable:
+        """What decides which kernels are compiled; None: none of ours."""
+
+    def launch(self) -> None:
+        """On the GPU here."""
+
+
+def compile_one(job: Compiled) -> str | None:
     """In a process of its own: launch once, so that Triton's cache has the kernel. What went wrong, if anything."""
     try:
-        Bench(job.product, 0).step(job.config, job.bucket, 0)
+        job.launch()
         torch.cuda.synchronize()
     except Exception as error:
-        return f"{job.product.name} {job.config}: {str(error)[:200]}"
+        return f"{job.name}: {str(error)[:200]}"
     return None
 
 
 class Compilers:
-    """Processes that compile kernels, which outlive one set of jobs: each needs seconds to begin."""
+    """Processes that compile kernels, which outlive one set of jobs: each needs seconds to begin. They end with the
+    context."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(min(COMPILERS, os.cpu_count() or 1), context)
-        self._done: set[object] = set()
+        self._done: set[Hashable] = set()
 
-    def compile(self, jobs: Iterable[Job]) -> Iterator[str]:
+    def compile(self, jobs: Iterable[Compiled]) -> Iterator[str]:
         """Every kernel of ``jobs`` that is new, once; what could not be compiled."""
-        new = {key: job for job in jobs if job.config is not None and (key := _kernel(job)) not in self._done}
+        new = {kernel: job for job in jobs if (kernel := job.kernel) is not None and kernel not in self._done}
         self._done |= set(new)
         yield from filter(None, self._pool.map(compile_one, new.values()))
 
-    def close(self) -> None:
-        """End the processes."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
-
-
-def _kernel(job: Job) -> tuple[object, ...]:
-    """What decides which kernel is compiled."""
-    config, product = job.config, job.product
-    assert config is not None
-    assert not isinstance(config, WideningConfig)  # for words, which are timed elsewhere
-    depth = DEPTH if isinstance(config, SpecializedConfig) else config.depth
-    tokens = job.bucket if isinstance(config, VectorConfig) else 0
-    small = product.rows * product.inputs * 2 <= 64 << 20
-    sizes = (product.rows, product.inputs) if small else (product.rows % config.rows, product.inputs % depth)
-    return product.form, sizes, config, tokens

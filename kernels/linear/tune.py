@@ -20,11 +20,11 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.common.target import Target, target_of
-from pagebus.kernels.linear.dispatch import choose_product, forget_choices, model_of, read_user_tables
+from pagebus.kernels.common.user_tables import read_user_tables, user_path
+from pagebus.kernels.linear.dispatch import choose_product, model_of
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, pack
 from pagebus.kernels.linear.tables import merge_table, table_path
 from pagebus.kernels.linear.timing import Bench, Compilers, Job
-from pagebus.kernels.linear.user_path import user_path
 
 GAIN = 0.98
 """A choice is replaced by one that takes at most this share of its time."""
@@ -82,25 +82,22 @@ def candidates_for(product: Product, bucket: int, target: Target, count: int) ->
 
 
 def tune(
-    products: Sequence[Product], target: Target, folder: Path, minutes: float, tell: Tell,
-    clock: Callable[[], float] = time.monotonic, timer: Timer | None = None, compilers: Compilers | None = None,
+    products: Sequence[Product], target: Target, folder: Path, minutes: float, tell: Tell, compilers: Compilers,
+    clock: Callable[[], float] = time.monotonic, timer: Timer | None = None,
 ) -> list[Timed]:  # fmt: skip
     """Time the best few of each product and bucket, and write the user's table in ``folder`` bucket by bucket."""
     end_s, found = clock() + 60 * minutes, []
-    timer, compilers = timer or Timer(tell), compilers or Compilers()
+    timer = timer or Timer(tell)
     read_user_tables(folder)
-    try:
-        for bucket in ORDER:
-            if clock() >= end_s:
-                tell(f"time is over: {bucket} tokens and what comes behind keep their choices")
-                break
-            jobs = [job for product in products for job in _jobs(product, bucket, target)]
-            for failure in compilers.compile(jobs):
-                tell(failure)
-            found += [_tune_one(product, bucket, target, folder, timer) for product in products]
-            _tell_bucket(found[-len(products) :], tell)
-    finally:
-        compilers.close()
+    for bucket in ORDER:
+        if clock() >= end_s:
+            tell(f"time is over: {bucket} tokens and what comes behind keep their choices")
+            break
+        jobs = [job for product in products for job in _jobs(product, bucket, target)]
+        for failure in compilers.compile(jobs):
+            tell(failure)
+        found += [_tune_one(product, bucket, target, folder, timer) for product in products]
+        _tell_bucket(found[-len(products) :], tell)
     return found
 
 
@@ -123,7 +120,6 @@ def _tune_one(product: Product, bucket: int, target: Target, folder: Path, timer
     changed = times[best] <= GAIN * times[current]
     chosen = best if changed else current
     merge_table(user_path(target, folder), product, {bucket: chosen})
-    forget_choices()
     return Timed(product, bucket, times[current], times[chosen], chosen, changed)
 
 
@@ -146,16 +142,15 @@ def main() -> None:
     arguments = parser.parse_args()
     target = target_of(torch.device("cuda", torch.cuda.current_device()))
     assert target is not None
-    end_s, timer, compilers = time.monotonic() + arguments.seconds, Timer(_print, arguments.record), Compilers()
-    for product in arguments.products:
-        if time.monotonic() > end_s:
-            _print(f"no time for {product.name}")
-            continue
-        chosen = _measure(product, arguments.buckets, target, timer, compilers)
-        if not arguments.no_table:
-            merge_table(arguments.out or table_path(target), product, chosen)
-            forget_choices()
-    compilers.close()
+    end_s, timer = time.monotonic() + arguments.seconds, Timer(_print, arguments.record)
+    with Compilers() as compilers:
+        for product in arguments.products:
+            if time.monotonic() > end_s:
+                _print(f"no time for {product.name}")
+                continue
+            chosen = _measure(product, arguments.buckets, target, timer, compilers)
+            if not arguments.no_table:
+                merge_table(arguments.out or table_path(target), product, chosen)
 
 
 def _measure(

@@ -1,136 +1,49 @@
-"""Which kernels multiply how many tokens with their experts, and with which launch shapes."""
+"""Chooses which kernels multiply how many tokens with their experts: as measured where it was, else by the cost model.
+
+As in `pagebus.kernels.linear.dispatch`, a user's table comes before the shipped one, and nothing is timed while
+serving. What neither has is decided by the rule, unless the cost model finds something clearly faster.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from functools import cache
-from math import ceil, sqrt
 from typing import NamedTuple
 
 import torch
 
+from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.common.triton import next_power_of_2
+from pagebus.kernels.common.user_tables import until_tables_change, user_folder
+from pagebus.kernels.linear.dispatch import Source
+from pagebus.kernels.linear.tables import table_path
 from pagebus.kernels.moe.coded import CodedConfig
-from pagebus.kernels.moe.grouped import GroupConfig
-from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.launch.costs import Candidate, ExpertCosts
+from pagebus.kernels.moe.launch.rule import by_rule, choose_invariant
+from pagebus.kernels.moe.launch.shapes import (
+    Config,
+    ExpertsKernel,
+    Shape,
+    Unsorted,
+    bucket_of,
+    buckets,
+    kernel_of,
+    rule_ends,
+)
+from pagebus.kernels.moe.launch.tables import TABLES, Table, load_table, load_user_table
 from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import FEW_PAIRS, MOST_PAIRS
-from pagebus.kernels.specialized.hopper_gemm import DEPTH, TOKENS, SpecializedConfig
 
-MOST_UNSORTED = 32
-"""Pairs of a token and an expert that are not sorted, at most."""
-LONG_ITEM = 128
-"""Pairs of an item, at most."""
+MARGIN = 0.85
+"""The rule keeps its place unless the cost model's best is below this share of it: of two estimates, each is off by 5%
+in the mean."""
 
 
-class Shape(NamedTuple):
-    """E experts of ``width`` I over ``hidden`` H, of which each token gets ``top_k``."""
+class Decision(NamedTuple):
+    """Launch shapes, which source they are from, and why; ``us``: the cost model's estimate for them, if it decided."""
 
-    experts: int
-    top_k: int
-    hidden: int
-    width: int
-
-
-class Unsorted(NamedTuple):
-    """Launch shapes of the kernels for pairs as they come."""
-
-    gate_up: PairConfig
-    down: PairConfig
-
-
-class Grouped(NamedTuple):
-    """Launch shapes of the kernels for sorted pairs, in items of ``tokens``."""
-
-    tokens: int
-    gate_up: GroupConfig
-    down: GroupConfig
-
-
-class Specialized(NamedTuple):
-    """Launch shapes of Hopper's kernel for many sorted pairs, in items of ``tokens``."""
-
-    tokens: int
-    gate_up: SpecializedConfig
-    down: SpecializedConfig
-
-
-Config = Unsorted | Grouped | Specialized
-
-
-def choose(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Config:
-    """The launch shapes for so many tokens."""
-    pairs = num_tokens * shape.top_k
-    if leaves_unsorted(pairs, shape):
-        return _unsorted(shape, dtype, target)
-    return _grouped(item_size(-(-pairs // shape.experts)), shape, dtype, target)
-
-
-def choose_invariant(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped:
-    """The same with which a token's result does not depend on others: each sum is one chain along K, whatever the width
-    of its tile; tiles of 64 rows and more take the same matrix instructions."""
-    tokens = item_size(-(-num_tokens * shape.top_k // shape.experts))
-    if dtype.itemsize > 2:
-        both = GroupConfig(64, 32, 2, 8)
-    else:
-        both = GroupConfig(64, 64, 4, 4) if tokens <= 64 else GroupConfig(64, 64, 3, 8)
-    return Grouped(tokens, both, both)
-
-
-def leaves_unsorted(num_pairs: int, shape: Shape) -> bool:
-    """Whether so few pairs have hardly an expert in common: those of one token have none, and each would read the
-    weights of its expert anew."""
-    return num_pairs <= min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4))
-
-
-def item_size(mean: int) -> int:
-    """Pairs of an item, if experts have so many on average: few experts have more, which would be read twice."""
-    if mean < LONG_ITEM // 2:
-        mean += ceil(2 * sqrt(mean))
-    return min(LONG_ITEM, max(16, next_power_of_2(mean)))
-
-
-@cache
-def _unsorted(shape: Shape, dtype: torch.dtype, target: Target | None) -> Unsorted:
-    if dtype.itemsize > 2:
-        return Unsorted(PairConfig(4, 256, 4), PairConfig(4, 256, 4))
-    return Unsorted(PairConfig(2, 256, 2, 1), PairConfig(4, min(1024, next_power_of_2(shape.width)), 8, 4))
-
-
-@cache
-def _grouped(tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped | Specialized:
-    if dtype.itemsize > 2:
-        both = GroupConfig(32, 32, 2, 4)
-        return Grouped(min(64, tokens), both, both)
-    aligned = shape.hidden % 8 == 0 and shape.width % 8 == 0  # rows of whole 16 bytes
-    tma = aligned and target is not None and target.capability == 90
-    deep = 128 if tokens <= 32 and shape.hidden % 128 == 0 else 64
-    if tokens == LONG_ITEM == TOKENS and tma and shape.hidden % DEPTH == shape.width % DEPTH == 0:
-        return Specialized(tokens, SpecializedConfig(256), SpecializedConfig(256))
-    if tokens == LONG_ITEM:
-        return Grouped(tokens, GroupConfig(64, 64, 3, 8, tma), GroupConfig(128, 64, 3, 8, tma))
-    gate_up = GroupConfig(64, deep, 3 if deep == 128 else 4, 4, tma)
-    return Grouped(tokens, gate_up, GroupConfig(64, deep if shape.width % 128 == 0 else 64, 3, 4, tma))
-
-
-class ExpertsKernel(StrEnum):
-    """The kernels that multiply tokens with their experts. Quantized ones are read by `CODED`, or dequantized where it
-    cannot read them."""
-
-    PAIRS = "moe_pairs"
-    GROUPED = "moe_grouped"
-    SPECIALIZED = "moe_specialized"
-    CODED = "moe_coded"
-    DEQUANTIZED = "moe_dequantized"
-    TORCH = "torch"
-
-
-KERNELS = {
-    Unsorted: ExpertsKernel.PAIRS,
-    Grouped: ExpertsKernel.GROUPED,
-    Specialized: ExpertsKernel.SPECIALIZED,
-}
+    config: Config
+    source: Source
+    why: str
+    us: float | None = None
 
 
 class ExpertsChoice(NamedTuple):
@@ -140,6 +53,18 @@ class ExpertsChoice(NamedTuple):
     form: str
     config: Config | CodedConfig | None
     why: str
+    source: Source = Source.RULE
+    us: float | None = None
+
+
+def choose(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Config:
+    """The launch shapes for so many tokens."""
+    return decide(num_tokens, shape, dtype, target).config
+
+
+def decide(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Decision:
+    """The same, and why."""
+    return _decide(bucket_of(num_tokens, shape), shape, dtype, target)
 
 
 def choose_experts(
@@ -149,19 +74,69 @@ def choose_experts(
     if target is None:
         return ExpertsChoice(ExpertsKernel.TORCH, "experts", None, "a CPU")
     if invariant:
-        config: Config = choose_invariant(num_tokens, shape, dtype, target)
+        config = choose_invariant(num_tokens, shape, dtype, target)
         why = "--deterministic: one order of sums for any number of tokens"
-    else:
-        config = choose(num_tokens, shape, dtype, target)
-        why = "tokens have hardly an expert in common" if isinstance(config, Unsorted) else "tokens sorted by expert"
-    return ExpertsChoice(KERNELS[type(config)], "experts", config, why)
+        return ExpertsChoice(kernel_of(config), "experts", config, why)
+    found = decide(num_tokens, shape, dtype, target)
+    return ExpertsChoice(kernel_of(found.config), "experts", found.config, found.why, found.source, found.us)
 
 
-def token_counts(shape: Shape, most: int) -> list[int]:
+@until_tables_change
+def _decide(bucket: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Decision:
+    rule = by_rule(bucket, shape, dtype, target)
+    how = "tokens have hardly an expert in common" if isinstance(rule, Unsorted) else "tokens sorted by expert"
+    if dtype.itemsize != 2 or target is None:
+        return Decision(rule, Source.RULE, how)
+    found = measured(bucket, shape, target)
+    if found is not None:
+        config, source = found
+        return Decision(config, source, f"{source}: these were fastest")
+    return _modelled(bucket, shape, target, rule, how)
+
+
+def measured(bucket: int, shape: Shape, target: Target) -> tuple[Config, Source] | None:
+    """The launch shapes that tables have, and which of them; None: these experts were not measured."""
+    tables = (user_table(target), Source.USER), (load_table(table_path(target, TABLES)), Source.MEASURED)
+    return next(((table[shape][bucket], source) for table, source in tables if bucket in table.get(shape, {})), None)
+
+
+def _modelled(bucket: int, shape: Shape, target: Target, rule: Config, how: str) -> Decision:
+    """The rule's launch shapes, unless the cost model has better ones, or finds that these do not fit."""
+    ranked, own = costs_of(target).ranked(bucket, shape, 1), costs_of(target).own(bucket, shape, rule)
+    source = Source.MODEL
+    if not ranked or (own is None and isinstance(rule, Unsorted)):
+        return Decision(rule, Source.RULE, how)
+    (us, config) = ranked[0]
+    if own is not None and us >= MARGIN * own:
+        return Decision(rule, source, f"{source}: {how}; should take {own:.1f} µs, and nothing clearly less", own)
+    others = "the rule's do not fit" if own is None else f"the rule's {own:.1f}"
+    return Decision(config, source, f"{source}: should take {us:.1f} µs, {others}", us)
+
+
+@until_tables_change
+def user_table(target: Target) -> Table:
+    """What the user has measured on such a GPU."""
+    folder = user_folder()
+    return {} if folder is None else load_user_table(target, folder)
+
+
+@until_tables_change
+def costs_of(target: Target) -> ExpertCosts:
+    """The cost model of a kind of GPU."""
+    return ExpertCosts(machine_of(target))
+
+
+def candidates_for(num_tokens: int, shape: Shape, target: Target, count: int) -> list[Candidate]:
+    """The ``count`` that the cost model finds best, with their times, the fastest first."""
+    return costs_of(target).ranked(num_tokens, shape, count)
+
+
+def token_counts(shape: Shape, most: int, dtype: torch.dtype, target: Target | None) -> list[int]:
     """Numbers of tokens up to ``most`` which together launch every kernel that fewer tokens than that may launch:
     between two of them nothing changes but the number of programs."""
-    ends = {WIDE_GRID, min(MOST_UNSORTED, max(shape.top_k, shape.experts // 4)) // shape.top_k}
-    means = (mean for mean in range(1, LONG_ITEM + 1) if item_size(mean) != item_size(mean + 1))
-    ends |= {mean * shape.experts // shape.top_k for mean in means}
+    known = buckets(shape)
+    chosen = [choose(bucket, shape, dtype, target) for bucket in known]
+    ends = {end for end, one, other in zip(known, chosen, chosen[1:], strict=False) if one != other}
+    ends |= {WIDE_GRID, *rule_ends(shape)}
     ends |= {(1 << bit) // shape.top_k for bit in range(FEW_PAIRS.bit_length() - 1, MOST_PAIRS.bit_length())}
     return sorted({most, *(end for end in ends if 0 < end < most)})

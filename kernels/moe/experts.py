@@ -11,9 +11,11 @@ import torch.nn.functional as F
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe.activation import gate_reference
-from pagebus.kernels.moe.choice import Config, Shape, Specialized, Unsorted, choose, choose_invariant
+from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.grouped import combine_reference, grouped_experts
 from pagebus.kernels.moe.hopper_experts import specialized_experts
+from pagebus.kernels.moe.launch.rule import choose_invariant
+from pagebus.kernels.moe.launch.shapes import Config, Shape, Specialized, Unsorted
 from pagebus.kernels.moe.pairs import pair_experts
 from pagebus.kernels.moe.sorting import sort_pairs
 from pagebus.kernels.moe.weights import ExpertWeights

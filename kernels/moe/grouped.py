@@ -8,33 +8,16 @@ so the order of pairs changes no bit of any token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.moe.activation import gate_tile
+from pagebus.kernels.moe.launch.shapes import GroupConfig
 from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import SortedPairs
 from pagebus.kernels.moe.weights import ExpertWeights
-
-
-@dataclass(frozen=True, slots=True)
-class GroupConfig:
-    """Launch shape: ``rows`` of the result (of gate and of up, so many each) by ``depth`` of K at a time.
-
-    ``tma``: weights come through the tensor memory accelerator (Hopper and later). ``programs`` for each
-    multiprocessor take tiles until there are no more; 0: every tile has a program.
-    """
-
-    rows: int
-    depth: int
-    stages: int
-    warps: int
-    tma: bool = False
-    programs: int = 0
 
 
 @triton.jit

@@ -7,36 +7,14 @@ order, so the weighted sum needs neither atomics nor a kernel of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.linear.epilogue import prefetch_rows
 from pagebus.kernels.moe.activation import gate_tile
+from pagebus.kernels.moe.launch.shapes import PairConfig
 from pagebus.kernels.moe.weights import ExpertWeights
-
-
-@dataclass(frozen=True, slots=True)
-class PairConfig:
-    """Launch shape: ``rows`` of the result by ``depth`` of K at a time, in ``stages`` (1: none are loaded ahead).
-
-    ``prefetch``: weights of the second product are called into the L2 cache while the first still runs.
-    """
-
-    rows: int
-    depth: int
-    warps: int
-    stages: int = 1
-    prefetch: bool = False
-
-    def pieces(self, num_inputs: int) -> int:
-        """How many pieces of a row are asked for at once, each a multiple of 16 bytes: one by each thread. A row
-        that is none is asked for as a whole."""
-        most = max(1, 32 * self.warps // self.rows)
-        counts = (128, 64, 32, 16, 8, 4, 2)
-        return next((count for count in counts if count <= most and num_inputs % (8 * count) == 0), 1)
 
 
 @triton.jit

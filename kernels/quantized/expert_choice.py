@@ -19,8 +19,9 @@ import torch
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.moe.choice import ExpertsChoice, ExpertsKernel, Shape, choose_experts, item_size, leaves_unsorted
+from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts
 from pagebus.kernels.moe.coded import CodedConfig
+from pagebus.kernels.moe.launch.shapes import ExpertsKernel, Shape, item_size, leaves_unsorted
 from pagebus.kernels.quantized.choice import invariant_config, rounds_to
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.word_choice import DEEP, deep_of, few_tile
@@ -42,7 +43,8 @@ def choose_quantized_experts(
     if gate_up is None or down is None or dtype.itemsize > 2:
         dense = choose_experts(num_tokens, shape, dtype, target, invariant=invariant)
         why = "not in 16 bits" if dtype.itemsize > 2 else "no kernel reads this layout"
-        return dense._replace(kernel=ExpertsKernel.DEQUANTIZED, why=f"{why}: a layer is dequantized at a time")
+        why = f"{why}: a layer is dequantized at a time"
+        return ExpertsChoice(ExpertsKernel.DEQUANTIZED, dense.form, dense.config, why)
     if invariant:
         config = coded_invariant(num_tokens, shape, gate_up, down)
         why = "--deterministic: one order of sums for any number of tokens"

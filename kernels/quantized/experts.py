@@ -13,9 +13,9 @@ import torch
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe import experts as dense_experts
 from pagebus.kernels.moe.activation import Gate, gate_reference
-from pagebus.kernels.moe.choice import Shape
 from pagebus.kernels.moe.coded import CodedConfig, CodedExperts, coded_experts
 from pagebus.kernels.moe.grouped import combine_reference
+from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.moe.weights import ExpertWeights
 from pagebus.kernels.quantized.coding import coded_of, experts_kind_of
 from pagebus.kernels.quantized.dequantize import dequantize

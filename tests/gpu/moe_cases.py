@@ -10,9 +10,7 @@ import torch
 
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import Grouped, Shape, Unsorted
-from pagebus.kernels.moe.grouped import GroupConfig
-from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.launch.shapes import GroupConfig, Grouped, PairConfig, Shape, Unsorted
 from pagebus.kernels.moe.routing import Routing, Score
 from pagebus.kernels.moe.weights import ExpertWeights
 
@@ -68,11 +66,6 @@ MODELS = {
     "gemma4-26b": Model(Shape(128, 8, 2816, 704), Routing(8), Gate(GateKind.GELU_TANH)),
     "deepseek-v2-lite": Model(Shape(64, 6, 2048, 1408), Routing(6, renormalise=False)),
 }
-
-
-def random_experts(tokens: int, shape: Shape) -> torch.Tensor:
-    """Different experts of each token, all equally likely: [T, k] int32."""
-    return torch.rand(tokens, shape.experts, device=CUDA).topk(shape.top_k, dim=1).indices.int()
 
 
 def unsorted_candidates(shape: Shape) -> tuple[list[PairConfig], list[PairConfig]]:

@@ -115,15 +115,15 @@ ROOMS: dict[str, str] = {
     "actors.executor": (
         "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
         "actors.executor.sampling actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
-        "actors.model.grammars actors.model actors.telemetry actors.settings kernels.linear kernels.moe kernels.common "
-        "bus bus.messages"
+        "actors.model.grammars actors.model actors.telemetry actors.settings kernels.linear kernels.moe "
+        "kernels.moe.launch kernels.common bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
         "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.batch "
         "actors.executor.device actors.runtime actors.model actors.executor.loading.formats "
         "actors.executor.loading.weight_copy actors.settings "
-        "kernels.attention kernels.latent kernels.linear kernels.moe kernels.common bus.messages"
+        "kernels.attention kernels.latent kernels.linear kernels.common bus.messages"
     ),
     "actors.executor.loading.formats": (
         "actors.executor.loading.weight_copy actors.executor.layers actors.model kernels.quantized"
@@ -135,7 +135,8 @@ ROOMS: dict[str, str] = {
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
-        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.quantized bus.messages"
+        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.moe.launch "
+        "kernels.quantized bus.messages"
     ),
     "actors.executor.graphs": (
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
@@ -174,9 +175,11 @@ ROOMS: dict[str, str] = {
     "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.common",
     "kernels.quantized": (
-        "kernels.linear kernels.specialized kernels.moe kernels.coded kernels.lora kernels.layers kernels.common"
+        "kernels.moe kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.lora kernels.layers "
+        "kernels.common"
     ),
-    "kernels.moe": "kernels.linear kernels.specialized kernels.coded kernels.common",
+    "kernels.moe": "kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.common",
+    "kernels.moe.launch": "kernels.linear kernels.specialized kernels.common",
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",

@@ -104,7 +104,12 @@ def test_a_wheel_has_one_name(wheel: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {NAME}
     modules = {f"{NAME}/{path.relative_to(ROOT)}" for each in PACKAGES for path in (ROOT / each).rglob("*.py")}
     assert modules - names == set()
-    for data in ("actors/shipped_model/config.json", "kernels/linear/tables/sm_90_132.json", "web/static/index.html"):
+    for data in (
+        "actors/shipped_model/config.json",
+        "kernels/linear/tables/sm_90_132.json",
+        "kernels/moe/launch/tables/sm_90_132.json",
+        "web/static/index.html",
+    ):
         assert f"{NAME}/{data}" in names
 
 

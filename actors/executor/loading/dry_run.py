@@ -31,7 +31,7 @@ from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.combinations.speculation import speculation
-from pagebus.kernels.linear.dispatch import read_user_tables
+from pagebus.kernels.common.user_tables import read_user_tables
 
 META = torch.device("meta")
 NUM_BLOCKS = 1 << 16

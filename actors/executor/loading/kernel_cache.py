@@ -25,7 +25,7 @@ from pagebus.actors.runtime.child import PACKAGES, die_with_parent, python_path
 from pagebus.actors.settings import GROUPS, Settings
 from pagebus.actors.settings.sources import to_args
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.user_path import user_folder, user_path
+from pagebus.kernels.common.user_tables import Tuned, home_folder, user_path
 
 SOURCES = ("pagebus/kernels", "pagebus/actors/executor")
 """Where it is decided what is launched, and with what."""
@@ -57,15 +57,16 @@ def mark_path(settings: Settings, config: ModelConfig, target: Target) -> Path:
         for spec in dataclasses.fields(GROUPS[group])
         if spec.name not in INDIFFERENT
     }
-    with contextlib.suppress(OSError):  # most have measured nothing
-        digest.update(user_path(target, launch_shapes_folder(settings)).read_bytes())
+    for tuned in Tuned:
+        with contextlib.suppress(OSError):  # most have measured nothing
+            digest.update(user_path(target, launch_shapes_folder(settings), tuned).read_bytes())
     digest.update(repr((decisive, config, target, _version("triton"), _version("torch"), sys.version)).encode())
     return cache_dir() / f"pagebus-{digest.hexdigest()[:32]}"
 
 
 def launch_shapes_folder(settings: Settings) -> Path:
     """Where launch shapes that were measured on this machine are."""
-    return user_folder() if settings.launch_shapes_dir is None else Path(settings.launch_shapes_dir)
+    return home_folder() if settings.launch_shapes_dir is None else Path(settings.launch_shapes_dir)
 
 
 def _version(package: str) -> str:

@@ -50,8 +50,8 @@ from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.bus.messages import AdapterRead
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
+from pagebus.kernels.common.user_tables import read_user_tables
 from pagebus.kernels.latent import expanded_plan
-from pagebus.kernels.linear.dispatch import read_user_tables
 
 LAUNCH_FLOPS = 15_000_000_000_000
 """Products of a step that take the device about as long as a busy host takes to launch all kernels: 23 ms of an H200.

@@ -17,12 +17,9 @@ from pagebus.actors.executor.batch.buckets import LONG_CONTEXT
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.logprob_rows import MAX_TOP
 from pagebus.actors.executor.step.runner import Runner
-from pagebus.actors.executor.step.step_kernels import expert_shape, moe_of
-from pagebus.actors.model.config import ModelConfig
 from pagebus.bus.messages import NewSequence, SamplingParams, StepPlan
 from pagebus.kernels.attention.cudnn_prefill import PIECES
 from pagebus.kernels.linear import shapes
-from pagebus.kernels.moe.choice import token_counts
 
 RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
 """How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
@@ -151,14 +148,6 @@ def small_steps(
     return groups
 
 
-def expert_counts(config: ModelConfig, limits: BatchLimits) -> list[int]:
-    """Numbers of tokens at which experts take other kernels, whose rows are as many as all of a step."""
-    moe = moe_of(config.spec)
-    if moe is None:
-        return []
-    return token_counts(expert_shape(moe, config.hidden_size), limits.max_num_batched_tokens)
-
-
 def samples(runner: Runner) -> bool:
     """Whether tokens of its model are read by anybody."""
     return runner.model.config.pooler is None
@@ -259,7 +248,7 @@ def run_long_steps(batch: PersistentBatch, runner: Runner) -> None:
 
 def run_small_steps(batch: PersistentBatch, runner: Runner, *, thorough: bool) -> None:
     """Run small steps, so that nothing is compiled or set up for the first time when a request waits."""
-    counts = expert_counts(runner.model.config, batch.limits) + runner.chooser.wide_counts()
+    counts = runner.chooser.expert_counts(batch.limits.max_num_batched_tokens) + runner.chooser.wide_counts()
     for plans in small_steps(batch.limits, thorough=thorough, counts=counts, samples=samples(runner)):
         batch.reset()
         for plan in plans:

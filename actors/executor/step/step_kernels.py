@@ -18,7 +18,8 @@ from pagebus.kernels.linear.dispatch import (
     choose_residual_product,
 )
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, WIDE_BUCKETS, Product, tokens_class
-from pagebus.kernels.moe.choice import ExpertsChoice, Shape, choose_experts
+from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts, token_counts
+from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.quantized.choice import (
     choose_quantized,
     choose_quantized_invariant,
@@ -147,6 +148,14 @@ class KernelChooser:
             )
         return choose_experts(num_tokens, shape, setup.dtype, setup.target, invariant=setup.deterministic)
 
+    def expert_counts(self, most: int) -> list[int]:
+        """Numbers of tokens up to ``most`` at which experts take other kernels, whose rows are as many as all of a
+        step."""
+        if self._moe is None:
+            return []
+        setup = self.attention.setup
+        return token_counts(expert_shape(self._moe, self._config.hidden_size), most, setup.dtype, setup.target)
+
     def wide_counts(self) -> list[int]:
         """Numbers of tokens above those of `BUCKETS` at which a product of a quantized weight has a kernel of ours."""
         return [
@@ -174,6 +183,12 @@ class KernelChooser:
             found |= {each._replace(form="residual"): None for each in found if each.form == "partial"}
         return sorted(found, key=lambda product: FORMS.index(product.form))
 
+    def measurable_experts(self) -> Shape | None:
+        """The experts whose launch shapes may be measured in 16 bits, if there are any that are not quantized."""
+        if self._moe is None or EXPERT_WEIGHTS[0] in self._kinds or self.attention.setup.deterministic:
+            return None
+        return expert_shape(self._moe, self._config.hidden_size)
+
     def estimated(self) -> dict[str, str]:
         """For each product that the cost model decided about, its kernels by tokens, with estimated microseconds."""
         lines: dict[str, list[str]] = {}
@@ -182,6 +197,8 @@ class KernelChooser:
                 if isinstance(choice, LinearChoice) and choice.source is Source.MODEL and choice.estimate is not None:
                     us = choice.estimate.library if choice.config is None else choice.estimate.us
                     lines.setdefault(name, []).append(f"{tokens}: {choice.kernel} {us:.1f} us")
+                elif isinstance(choice, ExpertsChoice) and choice.us is not None:
+                    lines.setdefault(name, []).append(f"{tokens}: {choice.kernel} {choice.us:.1f} us")
         return {name: ", ".join(each) for name, each in lines.items()}
 
     def summary(self) -> dict[str, str]:

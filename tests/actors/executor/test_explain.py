@@ -24,10 +24,9 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.choice import PATHS, AttentionPath
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import read_user_tables
+from pagebus.kernels.common.user_tables import read_user_tables, user_path
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.tables import merge_table
-from pagebus.kernels.linear.user_path import user_path
 from tests.helpers.engine_driver import HandScheduler
 from tests.helpers.waiting import LIMIT_S
 
@@ -232,11 +231,14 @@ def test_experts_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str
     products = {step["step"]: step["products"] for step in found["steps"]}
     names = ["qkv", "o", "router", "experts", "lm_head", "shared_gate_up", "shared_down"]
     assert list(products["decode 1"]) == names
-    kernels = [products[step]["experts"]["kernel"] for step in ("decode 1", "decode 8", "prefill 2048")]
+    kernels = [products[step]["experts"]["kernel"] for step in ("decode 1", "decode 8", "prefill 4096")]
     assert kernels == ["moe_pairs", "moe_grouped", "moe_specialized"]
     assert products["decode 1"]["experts"]["config"]["gate_up"]["rows"] > 0
-    sizes = [products[step]["experts"]["config"]["tokens"] for step in ("decode 8", "prefill 512", "prefill 2048")]
+    sizes = [products[step]["experts"]["config"]["tokens"] for step in ("decode 8", "prefill 512", "prefill 4096")]
     assert sizes == [16, 64, 128]
+    experts = products["decode 8"]["experts"]
+    assert experts["source"] == "cost model"
+    assert experts["estimated_us"]["own"] > 0
 
 
 @needs_triton

@@ -8,21 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pagebus.actors.executor.tune_command
 import pagebus.kernels.linear.tune
+import pagebus.kernels.moe.tune
 from pagebus.actors.bench.driver.shapes import SHAPES
 from pagebus.actors.commands.cli import main
 from pagebus.actors.executor.loading import kernel_cache
 from pagebus.actors.executor.tune_command import measurable
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import read_user_tables
+from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.tables import merge_table
 from pagebus.kernels.linear.tune import Timed
-from pagebus.kernels.linear.user_path import user_path
+from pagebus.kernels.moe.choice import choose
+from pagebus.kernels.moe.launch.shapes import Shape
+from pagebus.kernels.moe.launch.tables import merge_table as merge_experts
+from pagebus.kernels.moe.tune import TimedExperts
 
 H200 = Target(90, 132, 4917)
 
@@ -61,13 +67,15 @@ def test_minutes_are_a_time(folder: Path, minutes: str, capsys: pytest.CaptureFi
 def test_it_measures_every_product_of_the_model(folder: Path) -> None:
     """Each once; sums before the norms that take their place. None in float32 or with ``--deterministic``."""
     config = ModelConfig.load(folder)
-    names = [product.name for product in measurable(Settings(model=str(folder)), config, H200)]
+    products, experts = measurable(Settings(model=str(folder)), config, H200)
+    names = [product.name for product in products]
+    assert experts is None
     assert names == [
         "plain:6144x4096", "wide:128256x4096", "gated:28672x4096", "partial:4096x4096", "partial:4096x14336",
         "residual:4096x4096", "residual:4096x14336",
     ]  # fmt: skip
-    assert measurable(Settings(model=str(folder), dtype="float32"), config, H200) == []
-    assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == []
+    assert measurable(Settings(model=str(folder), dtype="float32"), config, H200) == ([], None)
+    assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == ([], None)
 
 
 def test_it_tunes_and_says_where_the_table_is(
@@ -76,8 +84,8 @@ def test_it_tunes_and_says_where_the_table_is(
     """In the folder that is named, for the GPU here."""
     asked: list[Any] = []
 
-    def tune(products: list[Product], target: Target, where: Path, minutes: float, tell: Any) -> list[Timed]:
-        asked.append((len(products), target, where, minutes))
+    def tune(products: list[Product], target: Target, where: Path, minutes: float, tell: Any, _: object) -> list[Timed]:
+        asked.append((len(products), target, where, pytest.approx(minutes, rel=0.01)))
         tell("one line")
         return [Timed(products[0], 8, 20.0, 15.0, None, changed=True)]
 
@@ -93,9 +101,64 @@ def test_it_tunes_and_says_where_the_table_is(
     assert str(user_path(H200, shapes)) in text
 
 
+@pytest.fixture
+def mixture(tmp_path: Path) -> Path:
+    """A model whose layers have experts."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen30b-a3b"]))
+    return tmp_path
+
+
+def test_experts_are_measured_in_16_bits(mixture: Path) -> None:
+    """Beside dense products, which have no forms of experts."""
+    config = ModelConfig.load(mixture)
+    products, experts = measurable(Settings(model=str(mixture)), config, H200)
+    assert experts == Shape(128, 8, 2048, 768)
+    assert [product.name for product in products] == [
+        "plain:5120x2048", "wide:128x2048", "wide:151936x2048", "partial:2048x4096",
+    ]  # fmt: skip
+    for setting in ({"dtype": "float32"}, {"deterministic": True}, {"quantization": "fp8"}):
+        asked = Settings(model=str(mixture), **setting)
+        assert measurable(asked, with_quantization(asked, config), H200).experts is None
+
+
+def test_experts_have_half_of_the_time(
+    mixture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They come first; products get what is left, and both tables are named."""
+    asked: list[tuple[str, float]] = []
+
+    def tune_experts(
+        shape: Shape, target: Target, where: Path, minutes: float, tell: Any, _: object
+    ) -> list[TimedExperts]:
+        asked.append((shape.name, minutes))
+        config = choose(8, shape, torch.bfloat16, target)
+        return [TimedExperts(shape, 8, 20.0, 15.0, config, changed=True)]
+
+    def tune(products: list[Product], target: Target, where: Path, minutes: float, tell: Any, _: object) -> list[Timed]:
+        asked.append((products[0].name, minutes))
+        return [Timed(products[0], 8, 20.0, 10.0, None, changed=True)]
+
+    clock = iter([100.0, 160.0])  # the command's begin, and the end of experts
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "first_target", lambda: H200)
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "find_spec", lambda _: True)
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pagebus.kernels.moe.tune, "tune_experts", tune_experts)
+    monkeypatch.setattr(pagebus.kernels.linear.tune, "tune", tune)
+    assert main(["tune", str(mixture), "--minutes", "4", "--launch-shapes-dir", str(mixture)]) == 0
+    assert asked == [("128x8:2048x768", 2.0), ("plain:5120x2048", 3.0)]
+    text = capsys.readouterr().out
+    assert "2 of 2 choices are changed, the best by 50%" in text
+    assert str(user_path(H200, mixture)) in text
+    assert str(user_path(H200, mixture, Tuned.EXPERTS)) in text
+
+
 def test_kernels_are_compiled_anew_for_a_new_table(folder: Path) -> None:
-    """The mark of a complete cache is another then."""
+    """The mark of a complete cache is another then, of either table."""
     config, settings = ModelConfig.load(folder), Settings(model=str(folder), launch_shapes_dir=str(folder / "shapes"))
     before = kernel_cache.mark_path(settings, config, H200)
     merge_table(user_path(H200, folder / "shapes"), Product("plain", 64, 64), {8: None})
     assert kernel_cache.mark_path(settings, config, H200) != before
+    dense = kernel_cache.mark_path(settings, config, H200)
+    shape, path = Shape(8, 2, 64, 64), user_path(H200, folder / "shapes", Tuned.EXPERTS)
+    merge_experts(path, shape, {8: choose(8, shape, torch.bfloat16, H200)})
+    assert kernel_cache.mark_path(settings, config, H200) not in (before, dense)

@@ -22,11 +22,14 @@ import torch
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.linear.timing import graph_microseconds
-from pagebus.kernels.moe.choice import Config, Grouped, Unsorted, choose, choose_invariant
+from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.experts import moe_experts
-from pagebus.kernels.moe.grouped import GroupConfig, combine, grouped_experts
+from pagebus.kernels.moe.grouped import combine, grouped_experts
+from pagebus.kernels.moe.launch.rule import choose_invariant
+from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, Unsorted
 from pagebus.kernels.moe.routing import route
 from pagebus.kernels.moe.sorting import sort_pairs
+from pagebus.kernels.moe.timing import random_experts
 from tests.gpu.moe_cases import (
     CUDA,
     MODELS,
@@ -34,7 +37,6 @@ from tests.gpu.moe_cases import (
     distinct_kernels,
     group_candidates,
     item_sizes,
-    random_experts,
     unsorted_candidates,
 )
 

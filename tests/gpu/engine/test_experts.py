@@ -13,7 +13,8 @@ import torch
 
 from pagebus.actors.executor.step.step_kernels import expert_shape, moe_of
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.moe.choice import ExpertsKernel, choose_experts
+from pagebus.kernels.moe.choice import choose_experts
+from pagebus.kernels.moe.launch.shapes import ExpertsKernel
 from tests.gpu.engine.engine_cases import SETTINGS, make_prompts
 from tests.gpu.engine_checks import check_graphs, check_independence, scored
 from tests.helpers.engine_driver import Driver

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import Config, Grouped, Shape, Specialized, Unsorted, choose, choose_invariant
+from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.experts import moe_experts, moe_experts_invariant, moe_experts_reference
-from pagebus.kernels.moe.grouped import GroupConfig
-from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.launch.rule import choose_invariant
+from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, PairConfig, Shape, Specialized, Unsorted
 from pagebus.kernels.moe.routing import Routing, Score, route, route_reference
 from pagebus.kernels.moe.sorting import sort_pairs, sort_pairs_reference
 from pagebus.kernels.moe.weights import ExpertWeights

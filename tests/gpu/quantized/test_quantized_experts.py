@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import Shape
+from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.moe.weights import ExpertWeights
 from pagebus.kernels.quantized.experts import (
     QuantizedExperts,

@@ -14,13 +14,15 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pagebus.kernels.common.machines import Machine, machine_of
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.costs import DATA, Constants, CostModel, constants
+from pagebus.kernels.linear.costs import CostModel
 from pagebus.kernels.linear.dispatch import MARGIN
 from pagebus.kernels.linear.shapes import Config, Product, parse
+from pagebus.kernels.linear.waves import DATA, Constants, constants
+from pagebus.kernels.moe.launch.costs import ExpertConstants
 
 H200 = Target(90, 132)
 STEPS = (1.3, 1 / 1.3, 1.1, 1 / 1.1, 1.03, 1 / 1.03)
@@ -31,6 +33,7 @@ BOUNDS = {
 LOSS_WEIGHT = 3.0
 """Of a loss, beside the error of a time."""
 
+Fitted = TypeVar("Fitted", Constants, ExpertConstants)
 Times = dict[tuple[Product, int], dict[Config | None, float]]
 
 
@@ -87,12 +90,12 @@ def objective(times: Times, machine: Machine, fitted: Constants) -> float:
     return total / max(count, 1) + LOSS_WEIGHT * sum(lost) / max(len(lost), 1)
 
 
-def descend(score: Callable[[Constants], float], start: Constants, rounds: int) -> Constants:
+def descend(score: Callable[[Fitted], float], start: Fitted, rounds: int) -> Fitted:
     """Change one constant at a time, as long as that helps."""
     best, lowest = start, score(start)
     for _ in range(rounds):
         before = lowest
-        for name in Constants._fields:
+        for name in start._fields:
             for step in STEPS:
                 value = getattr(best, name) * step
                 low, high = BOUNDS.get(name, (0.0, 1e3))

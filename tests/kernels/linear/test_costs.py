@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from pagebus.kernels.common.machines import ARCHITECTURES, machine_of, machines
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.costs import CostModel, programs_held
+from pagebus.kernels.linear.costs import CostModel
 from pagebus.kernels.linear.dispatch import LinearChoice, choose_product, choose_residual_product
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.resources import resources, variant_of
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, Config, LinearKernel, Product, is_legal, tokens_class
+from pagebus.kernels.linear.waves import programs_held
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 
 KNOWN = [Target(each.architecture.capability, each.multiprocessors, round(rate)) for each, rate in machines()]

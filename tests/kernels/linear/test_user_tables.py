@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagebus.kernels.common import user_tables
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear import tune, user_path
-from pagebus.kernels.linear.dispatch import Source, choose_product, read_user_tables
+from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
+from pagebus.kernels.linear import tune
+from pagebus.kernels.linear.dispatch import Source, choose_product
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import load_user_table, merge_table
@@ -35,8 +37,8 @@ def test_it_comes_first(tmp_path: Path) -> None:
     """Before the cost model and before what is shipped, for the tokens that it has; until it is not read any more."""
     shipped = Product("plain", 6144, 4096)
     before = chosen(), chosen(shipped)
-    merge_table(user_path.user_path(H200, tmp_path), PRODUCT, {8: CONFIG, 16: None})
-    merge_table(user_path.user_path(H200, tmp_path), shipped, {8: None})
+    merge_table(user_path(H200, tmp_path), PRODUCT, {8: CONFIG, 16: None})
+    merge_table(user_path(H200, tmp_path), shipped, {8: None})
     assert (chosen(), chosen(shipped)) == before
 
     read_user_tables(tmp_path)
@@ -53,27 +55,27 @@ def test_it_comes_first(tmp_path: Path) -> None:
 
 def test_another_gpu_version_or_kernel_does_not_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name says all that it depends on."""
-    merge_table(user_path.user_path(H200, tmp_path), PRODUCT, {8: CONFIG})
+    merge_table(user_path(H200, tmp_path), PRODUCT, {8: CONFIG})
     assert load_user_table(H200, tmp_path)
     for other in (Target(90, 132, 3352), Target(90, 114, 4917), Target(100, 132, 4917)):
         assert load_user_table(other, tmp_path) == {}
     with monkeypatch.context() as patch:
-        patch.setattr(user_path, "_triton_version", lambda: "9.9.9")
+        patch.setattr(user_tables, "_triton_version", lambda: "9.9.9")
         assert load_user_table(H200, tmp_path) == {}
     with monkeypatch.context() as patch:
-        patch.setattr(user_path, "_sources_digest", lambda _: "0" * 12)
+        patch.setattr(user_tables, "_sources_digest", lambda *_: "0" * 12)
         assert load_user_table(H200, tmp_path) == {}
     assert load_user_table(H200, tmp_path)
 
 
 def test_the_digest_is_that_of_the_kernels_sources(tmp_path: Path) -> None:
     """A changed kernel has another."""
-    for name in user_path.SOURCES:
+    for name in user_tables.SOURCES[Tuned.PRODUCTS]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("before")
-    before = user_path._sources_digest.__wrapped__(tmp_path)
-    (tmp_path / user_path.SOURCES[0]).write_text("after")
-    assert user_path._sources_digest.__wrapped__(tmp_path) != before
+    before = user_tables._sources_digest.__wrapped__(tmp_path, Tuned.PRODUCTS)
+    (tmp_path / user_tables.SOURCES[Tuned.PRODUCTS][0]).write_text("after")
+    assert user_tables._sources_digest.__wrapped__(tmp_path, Tuned.PRODUCTS) != before
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_the_digest_is_that_of_the_kernels_sources(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_ignored(tmp_path: Path, text: str) -> None:
     """It only makes steps faster: a start goes on without."""
-    user_path.user_path(H200, tmp_path).write_text(text)
+    user_path(H200, tmp_path).write_text(text)
     assert load_user_table(H200, tmp_path) == {}
 
 
@@ -116,14 +118,11 @@ class NoCompilers:
     def compile(self, jobs: object) -> tuple[str, ...]:
         return ()
 
-    def close(self) -> None:
-        pass
-
 
 def run_tune(folder: Path, timer: FakeTimer, clock: Iterator[float]) -> tuple[list[tune.Timed], list[str]]:
     lines: list[str] = []
     found = tune.tune(
-        [PRODUCT], H200, folder, 1.0, lines.append, clock=lambda: next(clock), timer=timer, compilers=NoCompilers()  # type: ignore[arg-type]
+        [PRODUCT], H200, folder, 1.0, lines.append, NoCompilers(), clock=lambda: next(clock), timer=timer  # type: ignore[arg-type]
     )  # fmt: skip
     return found, lines
 

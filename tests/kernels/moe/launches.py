@@ -9,8 +9,10 @@ import torch
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import Shape, choose, choose_invariant
+from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.experts import moe_experts
+from pagebus.kernels.moe.launch.rule import choose_invariant
+from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.moe.routing import Routing, Score, route
 from pagebus.kernels.moe.shared import add_shared
 from pagebus.kernels.moe.weights import ExpertWeights

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from pagebus.kernels.common.machines import architecture_of
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.moe.choice import Grouped, Shape, Specialized, choose, choose_invariant
-from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.choice import choose
+from pagebus.kernels.moe.launch.rule import choose_invariant
+from pagebus.kernels.moe.launch.shapes import Grouped, PairConfig, Shape, Specialized
 
 shapes = st.builds(
     Shape, st.sampled_from([1, 8, 60, 128, 512]), st.sampled_from([1, 2, 4, 8]),

@@ -10,24 +10,16 @@ import torch
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import (
-    Config,
-    Grouped,
-    Shape,
-    Unsorted,
-    choose,
-    choose_invariant,
-    leaves_unsorted,
-    token_counts,
-)
+from pagebus.kernels.moe.choice import choose, token_counts
 from pagebus.kernels.moe.experts import (
     moe_experts,
     moe_experts_invariant,
     moe_experts_reference,
     shape_of,
 )
-from pagebus.kernels.moe.grouped import GroupConfig, combine, combine_reference
-from pagebus.kernels.moe.pairs import PairConfig
+from pagebus.kernels.moe.grouped import combine, combine_reference
+from pagebus.kernels.moe.launch.rule import choose_invariant
+from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, PairConfig, Shape, Unsorted, leaves_unsorted
 from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import FEW_PAIRS, MOST_PAIRS, SortedPairs, most_items, sort_pairs, sort_pairs_reference
 from pagebus.kernels.moe.weights import ExpertWeights
@@ -149,7 +141,7 @@ def test_what_is_chosen(count: int, device: torch.device) -> None:
 def test_counts_launch_all_that_fewer_launch() -> None:
     """Every number of tokens has the kernels of the next one in the list."""
     for shape in (Shape(128, 8, 2048, 768), Shape(60, 4, 2048, 1408), Shape(8, 2, 4096, 14336), Shape(7, 3, 64, 40)):
-        counts = token_counts(shape, 5000)
+        counts = token_counts(shape, 5000, torch.bfloat16, H200)
         assert counts[-1] == 5000
         for tokens in range(1, 5001):
             following = counts[bisect_left(counts, tokens)]

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.coded.word_tiles import FEW_TOKENS
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.user_tables import read_user_tables, user_path
 from pagebus.kernels.linear.activation import activation_mul_reference
-from pagebus.kernels.linear.dispatch import Source, read_user_tables
+from pagebus.kernels.linear.dispatch import Source
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, WIDE_BUCKETS, LinearKernel, Product, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import merge_table
-from pagebus.kernels.linear.user_path import user_path
 from pagebus.kernels.quantized.choice import (
     choose_quantized,
     choose_quantized_invariant,

@@ -10,8 +10,9 @@ from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.activation import Gate, GateKind
-from pagebus.kernels.moe.choice import ExpertsKernel, Shape, token_counts
+from pagebus.kernels.moe.choice import token_counts
 from pagebus.kernels.moe.coded import CodedConfig, coded_experts
+from pagebus.kernels.moe.launch.shapes import ExpertsKernel, Shape
 from pagebus.kernels.quantized import experts
 from pagebus.kernels.quantized.coding import Kind, experts_kind_of
 from pagebus.kernels.quantized.expert_choice import choose_quantized_experts
@@ -171,7 +172,7 @@ def test_sorted_pairs_are_rounded() -> None:
 @pytest.mark.parametrize("name", ["fp8 blocks of 128x128", "mxfp4"])
 def test_a_start_compiles_all(name: str) -> None:
     """Every number of tokens has the kernels of the next one among those with which a start begins."""
-    kinds, counts = kinds_of(name), iter(token_counts(QWEN3, 3000))
+    kinds, counts = kinds_of(name), iter(token_counts(QWEN3, 3000, torch.bfloat16, H200))
 
     def launched(tokens: int) -> list[object]:
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
@@ -55,6 +56,47 @@ def store_sampled_reference(
     """
     rows = (positions >= 0).nonzero().squeeze(1)
     tokens[slots[rows].long(), positions[rows].long()] = sampled[rows].to(tokens.dtype)
+
+
+def prepare_inputs_on_cpu(
+    tokens: torch.Tensor,
+    block_tables: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    query_start: torch.Tensor,
+    block_size: int,
+    *,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    context_lens: torch.Tensor,
+) -> None:
+    """As `prepare_inputs_reference`; for the tokens of most steps numpy is several times faster."""
+    first, begins = starts.numpy(), query_start.numpy()
+    counts = np.diff(begins)
+    np.copyto(context_lens.numpy(), np.where(first < 0, 0, first + counts))
+    rows = np.repeat(np.arange(len(counts)), counts)
+    token = np.flatnonzero(first[rows] >= 0)
+    rows = rows[token]
+    position, slot = first[rows] + token - begins[rows], slots.numpy()[rows]
+    block = block_tables.numpy()[..., slot, position // block_size].astype(np.int64)
+    for tensor, values, nothing in (
+        (input_ids, tokens.numpy()[slot, position], 0),
+        (positions, position, 0),
+        (slot_mapping, np.where(block >= 0, block * block_size + position % block_size, -1), -1),
+    ):
+        target = tensor.numpy()
+        if len(token) < target.shape[-1]:
+            target[...] = nothing
+        target[..., token] = values
+
+
+def store_sampled_on_cpu(
+    tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, sampled: torch.Tensor
+) -> None:
+    """As `store_sampled_reference`."""
+    rows = np.flatnonzero(positions.numpy() >= 0)
+    tokens.numpy()[slots.numpy()[rows], positions.numpy()[rows]] = sampled.numpy()[rows]
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "tokens_ptr", "slots_ptr", "starts_ptr", "query_start_ptr",

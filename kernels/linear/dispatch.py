@@ -23,7 +23,6 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
-from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 
 MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
 """The library keeps its place unless the cost model's best is below this share of it: on a GPU that the model was
@@ -32,6 +31,8 @@ fitted to, and on others."""
 MOST_OF_RESIDUALS = 16
 """Tokens of which the cost model lets a product do half of the next norm, at most: the product behind it then has to be
 ours as well, which estimates do not count. Of more tokens, measured gains were rare."""
+FEWEST_OF_TILES, SOME = 4, 8
+"""Tokens of which most candidates are tiles, and how many of the best are looked at for one."""
 
 
 class Source(StrEnum):
@@ -132,17 +133,29 @@ def _product(
     estimate = None
     if 0 < tokens <= BUCKETS[-1] and dtype.itemsize == 2:
         estimate = model_of(target).best(form, num_rows, num_inputs, tokens)
-    if half_normed and (config is None or isinstance(config, SpecializedConfig)):
-        config = _completing(estimate, tokens, num_inputs, dtype)
-        why, source = "completes a norm, which the fastest cannot", Source.RULE
+    if half_normed and not _completes(config, source):
+        config = _completing(product, tokens, dtype, target)
+        why, source = "completes a norm, which the fastest cannot, or not as fast", Source.RULE
     kernel = LinearKernel.CUBLAS if config is None else kernel_of(config)
     return LinearChoice(kernel, form, config, why, source, product, estimate)
 
 
-def _completing(estimate: Estimate | None, tokens: int, num_inputs: int, dtype: torch.dtype) -> Config:
-    """The best launch shape that completes a norm, which warps that only load do not."""
-    if estimate and isinstance(estimate.config, TileConfig | VectorConfig) and _is_aligned(num_inputs):
-        return estimate.config
+def _completes(config: Config | None, source: Source) -> bool:
+    """Whether a norm is left to this launch shape: warps that only load complete none. Programs of vectors are so short
+    that each loses a third of its time with the norm's sums, which estimates do not show. Measured ones may be faster
+    all the same."""
+    if isinstance(config, VectorConfig):
+        return source is not Source.MODEL
+    return isinstance(config, TileConfig)
+
+
+def _completing(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> Config:
+    """The tiles that should be fastest, for so many tokens or the fewest that have some."""
+    if 0 < tokens <= BUCKETS[-1] and dtype.itemsize == 2 and _is_aligned(product.inputs):
+        bucket = max(tokens, FEWEST_OF_TILES)
+        for _, config in model_of(target).ranked(product.form, product.rows, product.inputs, bucket, SOME):
+            if isinstance(config, TileConfig):
+                return config
     return invariant_config(tokens, dtype)
 
 

@@ -71,8 +71,14 @@ class Ops:
 
     @classmethod
     def for_device(cls, device: torch.device) -> Ops:
-        """Torch on a CPU, Triton kernels elsewhere."""
-        return cls.reference() if device.type == "cpu" else cls.triton()
+        """Torch and numpy on a CPU, Triton kernels elsewhere."""
+        if device.type != "cpu":
+            return cls.triton()
+        return replace(
+            cls.reference(),
+            prepare_inputs=inputs.prepare_inputs_on_cpu,
+            store_sampled=inputs.store_sampled_on_cpu,
+        )
 
     @classmethod
     def triton(cls) -> Ops:

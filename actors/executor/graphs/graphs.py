@@ -139,12 +139,12 @@ class Graphs:
     def guess(self, count: int) -> Guess | None:
         """What to pad a head's guesses for ``count`` sequences to: as :meth:`bucket`, but there is one even if it is
         not captured yet. None: there are too many."""
-        sizes = [Guess(rows) for rows in self.buckets.row_sizes(count)]
-        if not sizes:
-            return None
-        if sizes[0] not in self._captured:
-            self._ask(sizes[0])
-        return next((each for each in sizes if self._captured.get(each) is not None), sizes[0])
+        sizes = map(Guess, self.buckets.row_sizes(count))
+        own = next(sizes, None)
+        if own is None or self._captured.get(own) is not None:
+            return own
+        self._ask(own)
+        return next((each for each in sizes if self._captured.get(each) is not None), own)
 
     def run_head(self, wanted: HeadPass) -> bool:
         """Launch it. False: there is no graph of it; if one could be captured, that is the next to be."""

@@ -9,13 +9,16 @@ import torch
 
 from pagebus.kernels.batch.inputs import (
     prepare_inputs,
+    prepare_inputs_on_cpu,
     prepare_inputs_reference,
     store_sampled,
+    store_sampled_on_cpu,
     store_sampled_reference,
 )
 from pagebus.kernels.batch.scatter_words import scatter_words, scatter_words_reference
 
 BLOCK_SIZE = 16
+PREPARE = [prepare_inputs, prepare_inputs_reference, prepare_inputs_on_cpu]
 
 
 def check(
@@ -52,7 +55,7 @@ def check(
     assert outputs["context_lens"].tolist() == lens
 
 
-@pytest.mark.parametrize("prepare", [prepare_inputs, prepare_inputs_reference])
+@pytest.mark.parametrize("prepare", PREPARE)
 @pytest.mark.parametrize(
     ("starts", "query_lens", "padding"),
     [
@@ -71,13 +74,13 @@ def test_prepare_inputs(
     check(prepare, starts, query_lens, padding, device)
 
 
-@pytest.mark.parametrize("prepare", [prepare_inputs, prepare_inputs_reference])
+@pytest.mark.parametrize("prepare", PREPARE)
 def test_prepare_inputs_of_many_rows(prepare: Callable[..., None], device: torch.device) -> None:
     """More rows and tokens than one program of the kernel handles."""
     check(prepare, [row % 150 for row in range(300)], [row % 3 for row in range(300)], 50, device)
 
 
-@pytest.mark.parametrize("prepare", [prepare_inputs, prepare_inputs_reference])
+@pytest.mark.parametrize("prepare", PREPARE)
 def test_each_block_table_has_a_mapping(prepare: Callable[..., None], device: torch.device) -> None:
     """Tables that lie apart, and mappings with room behind them, which is left alone."""
     ints, count = {"dtype": torch.int32, "device": device}, 5
@@ -95,7 +98,7 @@ def test_each_block_table_has_a_mapping(prepare: Callable[..., None], device: to
     assert outputs["positions"].tolist() == [14, 15, 16, 17, 100]
 
 
-@pytest.mark.parametrize("prepare", [prepare_inputs, prepare_inputs_reference])
+@pytest.mark.parametrize("prepare", PREPARE)
 def test_no_block_is_not_written(prepare: Callable[..., None], device: torch.device) -> None:
     """A token whose block table entry is negative is mapped nowhere."""
     ints = {"dtype": torch.int32, "device": device}
@@ -108,7 +111,7 @@ def test_no_block_is_not_written(prepare: Callable[..., None], device: torch.dev
     assert outputs["context_lens"].tolist() == [1]
 
 
-@pytest.mark.parametrize("store", [store_sampled, store_sampled_reference])
+@pytest.mark.parametrize("store", [store_sampled, store_sampled_reference, store_sampled_on_cpu])
 def test_store_sampled(store: Callable[..., None], device: torch.device) -> None:
     """Tokens go to their slots and positions, those with a negative position nowhere."""
     tokens = torch.zeros((4, 9), dtype=torch.int32, device=device)

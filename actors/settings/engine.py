@@ -53,12 +53,15 @@ class EngineSettings:
     spec_method: str | None = setting(
         None,
         help="how the next tokens of a sequence are guessed, to be verified several in a step (docs/speculation.md): "
-        "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model, mtp "
-        "the checkpoint's own layer for that, none guesses nothing (default: ngram, where the model allows it)",
-        choices=("none", "ngram", "eagle3", "mtp"),
+        "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model, "
+        "draft_model the small model there, mtp the checkpoint's own layer for that, none guesses nothing (default: "
+        "ngram, where the model allows it)",
+        choices=("none", "ngram", "eagle3", "mtp", "draft_model"),
     )
     spec_model: str | None = setting(
-        None, help="folder or hub id of the head that eagle3 asks (default: the folder eagle3 within the model's)"
+        None,
+        help="folder or hub id of the head that eagle3 asks (default: the folder eagle3 within the model's), or of the "
+        "small model that draft_model asks",
     )
     spec_tokens: int | None = setting(
         None, help="most tokens guessed for a sequence and step (default: 4)", low=1, high=16

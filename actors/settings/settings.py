@@ -49,6 +49,8 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.rank >= self.tensor_parallel_size:
             raise SettingsError(f"--rank {self.rank}: --tensor-parallel-size is {self.tensor_parallel_size}")
         check_speculation(self)
+        if self.spec_method == "draft_model" and self.tensor_parallel_size > 1:
+            raise SettingsError("--spec-method draft_model: not with --tensor-parallel-size yet")
         check_lora(self)
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")

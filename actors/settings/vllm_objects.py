@@ -102,6 +102,7 @@ OBJECTS: Mapping[str, Mapping[str, Part]] = {
         "num_speculative_tokens": Part("spec_tokens", _whole),
         "prompt_lookup_max": Part("prompt_lookup_max", _whole),
         "prompt_lookup_min": Part("prompt_lookup_min", _whole),
+        "draft_tensor_parallel_size": Part(taken=("1",)),
     },
     "--eplb-config": {},
     "--quantization-config": {},

@@ -51,8 +51,8 @@ PROXY = "put a proxy in front"
 NO_MEDIA = "models here read text only"
 MACHINES = "start `pagebus actor KIND --bus redis://...` on each machine"
 SPECULATION = (
-    "drafts come from lookup, an EAGLE-3 head or MTP layers: method ngram, eagle3 or mtp, model, "
-    "num_speculative_tokens, prompt_lookup_max, prompt_lookup_min"
+    "drafts come from lookup, an EAGLE-3 head, MTP layers or a small model: method ngram, eagle3, mtp or draft_model, "
+    "model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min"
 )
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"

@@ -161,10 +161,9 @@ def plan_attention(
     processors = num_multiprocessors(slots.device)
     prefills = None
     if spans is not None:
-        pieces = most_pieces(num_shares(spans.config, shape.programs_per_query, processors))
-        prefills = plan_prefills(
-            spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces
-        )  # fmt: skip
+        shares = num_shares(spans.config, shape.programs_per_query, processors)
+        pieces = most_pieces(shares) if spans.config.heads == 1 else 0  # of packed heads no keys are cut
+        prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)
     config = shape.decodes(processors)

@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -38,7 +38,6 @@ from pagebus.actors.executor.graphs.head_passes import (
     HeadPass,
     covering_guesses,
     follow_of,
-    head_passes,
 )
 from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, borrow, capture_pieces, run_pieces
 from pagebus.actors.executor.graphs.resampling import Resampling
@@ -82,14 +81,14 @@ Wanted = Bucket | Resampling | HeadPass
 class Graphs:
     """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
-    def __init__(self, buckets: Buckets, *, adapters: bool = False, head: bool = False) -> None:
-        """``adapters``: there are graphs for steps with adapters too; ``head``: and for passes of a draft head."""
+    def __init__(self, buckets: Buckets, *, adapters: bool = False, passes: Sequence[HeadPass] = ()) -> None:
+        """``adapters``: there are graphs for steps with adapters too; ``passes``: and for these of a draft head."""
         self.buckets = buckets
         self._adapters = adapters
         self._captured: dict[Wanted, _Captured | PiecewiseGraphs | torch.cuda.CUDAGraph | None] = {}
         """None: it cannot be captured."""
         self._later: deque[Wanted] = deque(with_adapted(buckets.later(), adapters=adapters))
-        self._later.extend(head_passes(buckets) if head else ())
+        self._later.extend(passes)
         self._planned: set[Wanted] = {*with_adapted(buckets.first(), adapters=adapters), *self._later}
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()

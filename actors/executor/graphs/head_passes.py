@@ -40,11 +40,11 @@ def follow_of(bucket: Bucket) -> Follow:
     return Follow(bucket.rows, bucket.tokens)
 
 
-def head_passes(buckets: Buckets) -> list[HeadPass]:
-    """All that are captured sooner or later."""
+def head_passes(buckets: Buckets, *, follows: bool = True) -> list[HeadPass]:
+    """All that are captured sooner or later; of a head that ``follows`` steps those too."""
     whole = [bucket for bucket in (*buckets.first(), *buckets.later()) if not bucket.pieces]
     guesses = [Guess(rows) for rows in reversed(buckets.row_sizes())]
-    return [*guesses, *dict.fromkeys(map(follow_of, whole))]
+    return [*guesses, *dict.fromkeys(map(follow_of, whole if follows else ()))]
 
 
 def covering_guesses(buckets: Buckets) -> list[Guess]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.loading.draft_model_weights import DraftModelFiles, draft_model_files
 from pagebus.actors.executor.loading.mtp_weights import MtpFiles, mtp_files
 from pagebus.actors.executor.loading.weight_copy import StoredTensor, copy_weights
 from pagebus.actors.executor.loading.weights import (
@@ -28,7 +29,7 @@ from pagebus.actors.settings import Settings
 EMBEDDING, OFFSETS, KNOWN = "embed_tokens.weight", "d2t", "t2d"
 FOLDER = "eagle3"
 """Where the head of a model is, if not said otherwise: in this folder within its own."""
-HEADS = ("eagle3", "mtp")
+HEADS = ("eagle3", "mtp", "draft_model")
 PREFIXES = (("model.", ""), ("midlayer.", "layers.0."))
 """How SafeAILab's format begins names, and ours."""
 INTEGERS = {"I64": np.int64, "I32": np.int32}
@@ -88,11 +89,16 @@ class HeadFiles:
         return head
 
 
-def head_files(settings: Settings, config: ModelConfig, model: Path | None = None) -> HeadFiles | MtpFiles | None:
-    """What the settings ask to draft, if it is a head: the one they name, else the one in the folder of the ``model``
-    (default: that of the settings), or in its own files. Raises ModelError."""
+DraftFiles = HeadFiles | MtpFiles | DraftModelFiles
+
+
+def head_files(settings: Settings, config: ModelConfig, model: Path | None = None) -> DraftFiles | None:
+    """What the settings ask to draft, if it is a head or a model: the one they name, else the one in the folder of the
+    ``model`` (default: that of the settings), or in its own files. Raises ModelError."""
     if settings.spec_method not in HEADS or config.pooler is not None:
         return None
+    if settings.spec_method == "draft_model":
+        return draft_model_files(settings, config)
     if settings.spec_method == "mtp":
         return mtp_files(config, model or resolve_model(settings, weights=False))
     if settings.spec_model is not None:

@@ -21,11 +21,10 @@ from pagebus.actors.executor.device.device import (
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
-from pagebus.actors.executor.graphs.head_passes import head_passes
-from pagebus.actors.executor.loading.head_weights import HeadFiles, head_files
+from pagebus.actors.executor.graphs.head_passes import HeadPass, head_passes
+from pagebus.actors.executor.loading.head_weights import DraftFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
-from pagebus.actors.executor.loading.mtp_weights import MtpFiles
 from pagebus.actors.executor.loading.warmup import (
     measure_prefill_rate,
     run_adapted_steps,
@@ -163,7 +162,7 @@ def _load(
     kernels_ready: Callable[[], None],
     memory: HostMemory,
     agreement: Agreement,
-    head: HeadFiles | MtpFiles | None,
+    head: DraftFiles | None,
     cached: CacheFormat,
     tell: Callable[[AdapterRead], None],
 ) -> Loaded:
@@ -240,9 +239,7 @@ def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     return dtype if config.in_one_step else resolve_kv_dtype(settings, dtype)
 
 
-def cache_format(
-    settings: Settings, config: ModelConfig, dtype: torch.dtype, head: HeadFiles | MtpFiles | None
-) -> CacheFormat:
+def cache_format(settings: Settings, config: ModelConfig, dtype: torch.dtype, head: DraftFiles | None) -> CacheFormat:
     """What lies in a block of the cache; of a draft head in the model's own format."""
     kv_dtype = cache_dtype(settings, config, dtype)
     return CacheFormat(config, settings.block_size, kv_dtype, None if head is None else head.cached, dtype)
@@ -328,8 +325,13 @@ def _profile(
         graph_bytes = max(graph_bytes, pool_bytes(runner, adapters=adapters is not None))
         buckets = [*runner.buckets.first(), *runner.buckets.later()]
         num_graphs = len(with_adapted(buckets, adapters=adapters is not None))
-        num_graphs += len(head_passes(runner.buckets)) if runner.head is not None else 0
+        num_graphs += len(_passes(runner))
     return measured_kv_bytes(settings, device, max(peak, before), num_graphs, graph_bytes)
+
+
+def _passes(runner: Runner) -> list[HeadPass]:
+    """Those of a draft head that have graphs."""
+    return [] if runner.head is None else head_passes(runner.buckets, follows=runner.head.follows)
 
 
 def _prefill_scratch_bytes(limits: BatchLimits, runner: Runner) -> int:
@@ -356,7 +358,7 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
             run_long_steps(batch, runner)
         run_adapted_steps(batch, runner)
     if use_graphs:
-        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, head=runner.head is not None)
+        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner))
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner, thorough=False)

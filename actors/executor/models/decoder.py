@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -103,7 +103,22 @@ class Decoder(Network):
         """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm, or [N, H] of the batch's last
         tokens: of the others the last layer computes keys and values only. ``pause`` is called before each layer."""
         step = self.begin(input_ids, positions, kv_cache, batch)
-        stream = ResidualStream(self.embedding(input_ids))
+        stream = self._before_last(step, pause)
+        return self.finish(stream, self.layers[-1].project(stream, step.tokens), step)
+
+    @torch.inference_mode()
+    def cache(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch,
+        pause: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Store keys and values of a pass's tokens, and compute no more than these take; see :meth:`forward`."""
+        step = self.begin(input_ids, positions, kv_cache, replace(batch, last=None))
+        stored = replace(step.tokens, slot_mapping=batch.slot_mapping)  # no attention follows that could store them
+        self.layers[-1].project(self._before_last(step, pause), stored)
+
+    def _before_last(self, step: ForwardPass, pause: Callable[[], object]) -> ResidualStream:
+        """All layers but the last."""
+        stream = ResidualStream(self.embedding(step.tokens.ids))
         for layer, following in itertools.pairwise(self.layers):
             pause()
             qkv = layer.project(stream, step.tokens)
@@ -111,7 +126,7 @@ class Decoder(Network):
             del qkv  # the MLP may have its memory
             layer.feed_forward(stream, following.attention_norm, step.tokens.padding)
         pause()
-        return self.finish(stream, self.layers[-1].project(stream, step.tokens), step)
+        return stream
 
     def begin(
         self, input_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch

@@ -9,6 +9,8 @@ The paper: https://arxiv.org/abs/2503.01840. Names of tensors are those of the `
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
@@ -67,6 +69,10 @@ class Eagle3:
         self._passes = AttentionPasses(ops, attention_shape(layer, dtype, dtype, device), AttentionChooser(setup))
 
     @property
+    def lag(self) -> int:
+        return 1
+
+    @property
     def read_size(self) -> int:
         return len(self.config.taps) * self.config.target_hidden
 
@@ -77,6 +83,11 @@ class Eagle3:
     def tap(self, model: Decoder, hidden: torch.Tensor) -> None:
         for index, part in zip(self.config.taps, hidden.split(self.config.target_hidden, dim=1), strict=True):
             model.layers[index].taps.append(part)
+
+    def accompany(
+        self, tokens: Tokens, kv_cache: torch.Tensor, batch: AttentionBatch, pause: Callable[[], object]
+    ) -> None:
+        """Its keys follow from features, which are there behind the pass: see :meth:`cache`."""
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.config.norm_before_fc:

@@ -9,7 +9,7 @@ norm, stand in for the model's. Checkpoints with several such layers use the fir
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -67,6 +67,10 @@ class Mtp:
         self._passes = AttentionPasses(ops, attention_shape(config, dtype, dtype, device), AttentionChooser(setup))
 
     @property
+    def lag(self) -> int:
+        return 1
+
+    @property
     def read_size(self) -> int:
         return self.config.hidden_size
 
@@ -76,6 +80,11 @@ class Mtp:
 
     def tap(self, model: Decoder, hidden: torch.Tensor) -> None:
         model.taps.append(hidden)
+
+    def accompany(
+        self, tokens: Tokens, kv_cache: torch.Tensor, batch: AttentionBatch, pause: Callable[[], object]
+    ) -> None:
+        """Its keys follow from features, which are there behind the pass: see :meth:`cache`."""
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden

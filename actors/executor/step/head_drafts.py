@@ -2,15 +2,18 @@
 
 Behind a step (:meth:`HeadDrafts.follow`) the head stores keys and values of all positions that the step has computed,
 whose next tokens are known by then, and keeps the feature of the last accepted one. So its part of the cache is whole
-whether it drafts or not, and blocks that are found, swapped or copied serve it too. It guesses at the beginning of a
-step (:meth:`HeadDrafts.draft`): there the host has said which rows verify how many drafts, and given them the blocks.
-Rows that verify none cost it no pass.
+whether it drafts or not, and blocks that are found, swapped or copied serve it too. (A small model computes these
+positions beside the step's own pass: :meth:`HeadDrafts.accompany`.) It guesses at the beginning of a step
+(:meth:`HeadDrafts.draft`): there the host has said which rows verify how many drafts, and given them the blocks. Rows
+that verify none cost it no pass.
 
 All that it computes is in :meth:`HeadDrafts.run`, over memory at fixed addresses: from CUDA graphs, if there are any,
 otherwise launched kernel by kernel.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -47,7 +50,7 @@ class HeadDrafts:
         head.tap(model, self.hidden)
         self.features = torch.zeros(len(lengths), head.feature_size, dtype=dtype, device=device)
         self._inputs = _Inputs(most_tokens, max(limits.padded_samples, limits.verified_tokens), device)
-        self._chain = _Chain(limits, head.feature_size, dtype, device)
+        self._chain = _Chain(limits, head, dtype, device)
 
     def draft(self, work: StepWork, graphs: Graphs | None) -> None:
         """Guess for the rows of the step that verify drafts, and store the drafts behind their tokens."""
@@ -65,9 +68,21 @@ class HeadDrafts:
         for _ in range(most):
             self._launch(wanted, graphs)
 
+    def accompany(self, tokens: Tokens, batch: AttentionBatch, pause: Callable[[], object]) -> None:
+        """Have the head compute the tokens of a pass of the model too, if it has to."""
+        assert self.kv_cache is not None
+        self.head.accompany(tokens, self.kv_cache, batch, pause)
+
+    @property
+    def follows(self) -> bool:
+        """Whether it computes anything behind a step: what accompanies the step does not."""
+        return self.head.feature_size > 0
+
     def follow(self, work: StepWork, bucket: Bucket | None, graphs: Graphs | None) -> None:
         """Store keys and values of the step's tokens behind its sampling, and keep the feature of each row's last
         accepted one. ``bucket``: what the step was padded to."""
+        if not self.follows:
+            return
         if bucket is None:
             self.run(Follow(len(work.slots), work.num_tokens))
         else:
@@ -81,7 +96,7 @@ class HeadDrafts:
         """What a graph holds."""
         if isinstance(wanted, Guess):
             self._guess(wanted.rows)
-        else:
+        elif self.follows:
             self._follow(wanted.rows, wanted.tokens)
 
     def _guess(self, rows: int) -> None:
@@ -100,7 +115,7 @@ class HeadDrafts:
             num_decodes=rows,
         )
         guess, following = self.head(tokens.ids, tokens.positions, features, tokens.kv_cache, batch)
-        self._ops.store_sampled(state.tokens[:, 2:], slots, starts, guess)
+        self._ops.store_sampled(state.tokens[:, self.head.lag + 1 :], slots, starts, guess)
         features.copy_(following)
         torch.minimum(starts + 1, ends, out=starts)
 
@@ -118,12 +133,12 @@ class HeadDrafts:
     def _prepare(
         self, slots: torch.Tensor, starts: torch.Tensor, query_start: torch.Tensor, num_tokens: int
     ) -> Tokens:  # fmt: skip
-        """The tokens of a pass of the head. Their ids are those behind their positions."""
+        """The tokens of a pass of the head. Their ids are those that it reads there."""
         assert self.kv_cache is not None
         inputs, count = self._inputs, num_tokens
         ids, positions, mappings = inputs.ids[:count], inputs.positions[:count], inputs.slot_mappings[:, :count]
         self._ops.prepare_inputs(
-            self._state.tokens[:, 1:],
+            self._state.tokens[:, self.head.lag :],
             self._state.all_tables[:1],
             slots,
             starts,
@@ -153,12 +168,12 @@ class _Chain:
     (negative in rows of nothing), the last one that has a block, ``ends`` [R], and ``features`` [R, F] of the former.
     ``counts`` are 0, 1, ... R."""
 
-    def __init__(self, limits: BatchLimits, feature_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        most = limits.max_num_seqs
+    def __init__(self, limits: BatchLimits, head: DraftHead, dtype: torch.dtype, device: torch.device) -> None:
+        most, self._lag = limits.max_num_seqs, head.lag
         self._nothing = torch.tensor([[limits.dummy_slot], [-1], [-1]], dtype=torch.int32, device=device)
         self._rows = self._nothing.repeat(1, most)
         self.slots, self.starts, self.ends = self._rows
-        self.features = torch.zeros(most, feature_size, dtype=dtype, device=device)
+        self.features = torch.zeros(most, head.feature_size, dtype=dtype, device=device)
         self.counts = torch.arange(most + 1, dtype=torch.int32, device=device)
 
     def begin(
@@ -169,7 +184,7 @@ class _Chain:
         it has a block, and where the step itself will write."""
         count, length = len(slots), lengths.index_select(0, slots)
         self.slots[:count] = slots
-        torch.sub(length, 2, out=self.starts[:count]).clamp_(min=0)
+        torch.sub(length, 1 + self._lag, out=self.starts[:count]).clamp_(min=0)
         torch.add(length - 1, drafts, out=self.ends[:count])
         if rows > count:
             self._rows[:, count:rows] = self._nothing

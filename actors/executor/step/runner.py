@@ -275,6 +275,8 @@ class Runner:
             windowed_tables=state.windowed_tables,
             windowed_mappings=tokens.windowed_mappings,
         )
+        if self.head is not None:
+            self.head.accompany(tokens, batch, pause)
         if pieces is not None:
             hidden = pieces.forward(as_decoder(self.model), tokens, batch)
         else:
@@ -345,13 +347,9 @@ class Runner:
         return tokens
 
     def _sample_again(
-        self,
-        work: StepWork,
-        bucket: Bucket | None,
-        deltas: dict[str, torch.Tensor],
-        logits: torch.Tensor,
+        self, work: StepWork, bucket: Bucket | None, deltas: dict[str, torch.Tensor], logits: torch.Tensor,
         sampled: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """``sampled`` with other tokens in the extra rows, which are also stored in the slots; from a graph, if there
         is one behind that of ``bucket``."""
         if len(work.constrained):

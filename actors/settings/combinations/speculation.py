@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS = 4
 DEFAULT_LOOKUP = 5, 3
+WITH_MODEL = "eagle3", "draft_model"
+"""Methods of which another model guesses."""
 LOOKUP_TOKENS = 5
 """The longest and shortest end that is looked up, where ngram is asked for and nothing is said of them: vLLM's."""
 
@@ -43,12 +45,14 @@ def check_speculation(settings: EngineSettings) -> None:
         raise SettingsError("num_speculative_tokens (--spec-tokens) needs a method (--spec-method)")
     if method in (None, "none") and settings.spec_model is not None:
         raise SettingsError("a model that guesses (--spec-model) needs a method (--spec-method)")
-    if method == "eagle3" and settings.spec_tokens is None:
-        raise SettingsError("--spec-method eagle3: num_speculative_tokens (--spec-tokens) is missing")
+    if method in WITH_MODEL and settings.spec_tokens is None:
+        raise SettingsError(f"--spec-method {method}: num_speculative_tokens (--spec-tokens) is missing")
+    if method == "draft_model" and settings.spec_model is None:
+        raise SettingsError("--spec-method draft_model: model (--spec-model) is missing")
     given = settings.prompt_lookup_max, settings.prompt_lookup_min
-    if method in ("eagle3", "mtp") and given != (None, None):
+    if method in (*WITH_MODEL, "mtp") and given != (None, None):
         raise SettingsError(f"--spec-method {method}: prompt_lookup_max and prompt_lookup_min are of ngram only")
-    if method != "eagle3" and settings.spec_model is not None:
+    if method not in WITH_MODEL and settings.spec_model is not None:
         raise SettingsError(f"--spec-method {method} needs no model (--spec-model)")
     longest, shortest = _lookup_sizes(settings)
     if shortest > longest:

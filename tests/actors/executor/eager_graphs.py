@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from pagebus.actors.executor.graphs.head_passes import Guess, HeadPass
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.passes import AttentionPasses
+from pagebus.actors.executor.models import Model
+from pagebus.actors.executor.models.draft_model import DraftModel
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.kernels.attention.choice import AttentionChooser
 from pagebus.kernels.common.target import Target
@@ -69,8 +72,6 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     """The engine, which is on a CPU, pads its steps to these buckets."""
     runner = driver.engine._loaded.runner
     graphs = EagerGraphs(buckets, runner)
-    config, cache = runner.model.config, runner.kv_cache
-    shape = attention_shape(config, runner.model.parameters.dtype, cache.dtype)
     uploader = Uploader(
         torch.device("cpu"), runner.limits.max_num_seqs, 4096, 1, max_spans=buckets.most_spans,
         max_samples=runner.limits.most_samples,
@@ -84,6 +85,15 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     monkeypatch.setattr(runner, "buckets", buckets)
     monkeypatch.setattr(runner, "uploader", uploader)
     monkeypatch.setattr(runner, "graphs", graphs)
-    chooser = AttentionChooser(replace(runner.model.chooser.setup, target=Target(80, 108)))
-    monkeypatch.setattr(runner.model, "_begin", AttentionPasses(runner._ops, shape, chooser).begin)
+    for model in _models(runner):
+        setup = replace(model.chooser.setup, target=Target(80, 108))
+        shape = attention_shape(model.config, setup.dtype, setup.cache_dtype)
+        monkeypatch.setattr(model, "_begin", AttentionPasses(runner._ops, shape, AttentionChooser(setup)).begin)
     return graphs
+
+
+def _models(runner: Runner) -> Iterator[Model]:
+    """Those that compute a step: perhaps one that drafts beside its own."""
+    yield runner.model
+    if runner.head is not None and isinstance(runner.head.head, DraftModel):
+        yield runner.head.head.model

@@ -67,6 +67,16 @@ def test_windows_in_some_layers_bound_their_pages(tmp_path: Path, capsys: pytest
     assert "as 1 of 2 pages of a block have windows of at most 24 tokens" in capsys.readouterr().out
 
 
+def test_a_draft_model_takes_its_part_of_a_block(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As much as the model, if it is the same; so the cache has half as many blocks."""
+    options = ["--target", "cpu", "--kv-cache-memory-bytes", "64M"]
+    alone = inspect(capsys, model, *options)["kv_cache"]
+    told = ["--spec-method", "draft_model", "--spec-model", str(model), "--spec-tokens", "2"]
+    both = inspect(capsys, model, *options, *told)["kv_cache"]
+    assert both["block_bytes"] == 2 * alone["block_bytes"]
+    assert both["most_blocks"] == alone["most_blocks"] // 2
+
+
 def test_a_quantized_model(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Schemes and layouts; the head is not quantized; a misspelt entry is shown."""
     folder, _ = quantize(model, tmp_path, PACKERS["awq"])

@@ -212,6 +212,10 @@ def test_speculation_as_vllm_says_it() -> None:
     for line in (f"m -sc {given}", "m --spec-method eagle3 --spec-model h --spec-tokens 4"):
         told = settings_of(line)
         assert (speculation(told)[:2], told.spec_model) == (("eagle3", 4), "h")
+    given = '{"method":"draft_model","model":"small","num_speculative_tokens":4,"draft_tensor_parallel_size":1}'
+    for line in (f"m -sc {given}", "m --spec-method draft_model --spec-model small --spec-tokens 4"):
+        told = settings_of(line)
+        assert (speculation(told)[:2], told.spec_model) == (("draft_model", 4), "small")
     for method in ("mtp", "deepseek_mtp", "glm4_moe_mtp"):
         assert speculation(settings_of(f'm -sc {{"method":"{method}"}}'))[:2] == ("mtp", 0)
     assert speculation(settings_of('m -sc {"method":"none"}'))[:2] == ("none", 0)
@@ -231,13 +235,16 @@ def test_speculation_by_default() -> None:
     [
         ('{"method":"eagle3"}', "num_speculative_tokens (--spec-tokens) is missing"),
         ('{"method":"none","num_speculative_tokens":4}', "needs a method"),
-        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram, eagle3, mtp"),
+        ('{"method":"medusa","num_speculative_tokens":4}', "choose one of none, ngram, eagle3, mtp, draft_model"),
         ('{"method":"ngram","num_speculative_tokens":0}', "must be at least 1"),
         ('{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_max":2,"prompt_lookup_min":3}',
          "prompt_lookup_min=3 cannot be larger than prompt_lookup_max=2"),
         ('{"method":"ngram","num_speculative_tokens":4,"model":"x"}', "--spec-method ngram needs no model"),
         ('{"model":"x"}', "a model that guesses (--spec-model) needs a method"),
         ('{"method":"eagle3","num_speculative_tokens":4,"prompt_lookup_max":2}', "are of ngram only"),
+        ('{"method":"draft_model","model":"x"}', "--spec-method draft_model: num_speculative_tokens"),
+        ('{"method":"draft_model","num_speculative_tokens":4}', "draft_model: model (--spec-model) is missing"),
+        ('{"method":"draft_model","model":"x","num_speculative_tokens":4,"prompt_lookup_min":2}', "are of ngram only"),
         ('{"method":"mtp","prompt_lookup_max":2}', "--spec-method mtp: prompt_lookup_max"),
         ('{"method":"mtp","model":"x"}', "--spec-method mtp needs no model"),
     ],
@@ -245,6 +252,12 @@ def test_speculation_by_default() -> None:
 def test_speculation_that_cannot_be(given: str, why: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(why)):
         settings_of(f"m --speculative-config {given}")
+
+
+def test_ranks_have_no_draft_model() -> None:
+    drafts = '{"method":"draft_model","model":"x","num_speculative_tokens":4}'
+    with pytest.raises(SettingsError, match="not with --tensor-parallel-size"):
+        settings_of(f"m -tp 2 --speculative-config {drafts}")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What decode steps cost that verify drafts: ms per step and per token, when all drafts are right and when none is.
 
     python -m tests.gpu.speculation.bench_drafts llama8b [--drafts 4] [--batches 1 8 32 128 256]
-        [--modes off idle none full] [--repeats 1] [--tokens 129] [--json FILE]
+        [--modes off idle none full] [--repeats 1] [--tokens 129] [--json FILE] [--draft-shape qwen06b]
 
 As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
 beforehand, two in flight; no bus, no scheduler. ``off`` is an engine without speculation. The others are one with the
@@ -10,6 +10,9 @@ token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`
 
 With ``--core`` the scheduler's core makes the plans, so it chooses how many drafts there are: by what becomes of them
 and what they cost, and whether a step looks for some at all.
+
+With ``--draft-shape`` a model of that shape drafts, with the vocabulary of the other. ``idle`` steps have no drafts,
+and show what it costs to keep its cache; in ``none`` its drafts are wrong.
 
 With ``--cpu`` a tiny model is measured, to see that all this works.
 """
@@ -138,8 +141,8 @@ def print_row(row: dict[str, Any]) -> None:
 def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[dict[str, Any]]:
     """One engine without speculation, then one with it."""
     rows: list[dict[str, Any]] = []
-    lookup = {"spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    for given, modes in (({"spec_method": "none"}, ["off"]), (lookup, [mode for mode in MODES if mode != "off"])):
+    drafter = drafter_of(folder, arguments)
+    for given, modes in (({"spec_method": "none"}, ["off"]), (drafter, [mode for mode in MODES if mode != "off"])):
         modes = [mode for mode in modes if mode in arguments.modes]
         if not modes:
             continue
@@ -158,6 +161,18 @@ def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[
     return rows
 
 
+def drafter_of(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Settings of what drafts for the model in ``folder``."""
+    if arguments.draft_shape is None:
+        return {
+            "spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5
+        }  # fmt: skip
+    draft = write_model_folder(arguments.draft_shape, folder.parent / "draft")
+    raw, vocabulary = (json.loads((each / "config.json").read_text()) for each in (draft, folder))
+    (draft / "config.json").write_text(json.dumps(raw | {"vocab_size": vocabulary["vocab_size"]}))
+    return {"spec_method": "draft_model", "spec_tokens": arguments.drafts, "spec_model": str(draft)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=sorted(SHAPES))
@@ -167,6 +182,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=129)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--draft-shape", choices=sorted(SHAPES), help="a model of this shape drafts, not the lookup")
     parser.add_argument("--core", action="store_true", help="plans are made by the scheduler's core")
     parser.add_argument("--cpu", action="store_true", help="a tiny model, to see that this works")
     arguments = parser.parse_args()

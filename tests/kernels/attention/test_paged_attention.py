@@ -15,6 +15,8 @@ from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
     Spans,
+    cut_prompts,
+    cut_prompts_invariant,
     paged_attention,
     paged_attention_invariant,
     paged_attention_reference,
@@ -239,6 +241,30 @@ def test_invariant_tokens_do_not_know_each_other(q_heads: int, window: int, devi
             if first < end <= count:
                 result = paged_attention_invariant(**caches, **alone(case, row, first, end - first))
                 assert torch.equal(result, together[begin + first : begin + end])
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("window", [0, 50])
+def test_prompts_cut_for_other_heads(invariant: bool, window: int, device: torch.device) -> None:
+    """As those of a model that drafts, which attends to the same rows with fewer and smaller heads: with keys cut into
+    pieces, and packed for more heads of a group."""
+    case = make_case(
+        [1, 300, 3000, 70], [1, 5, 3, 70], q_heads=2, kv_heads=2, head_dim=32, dtype=torch.float16, window=window,
+        device=device,
+    )  # fmt: skip
+    words, theirs = case.keywords, AttentionShape(4, 1, 64, 2)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    cut = cut_prompts_invariant if invariant else cut_prompts
+    cut_rows = cut(starts, lens, 0 if invariant else 1, theirs, device)
+    assert (len(cut_rows.merges) > 0, cut_rows.config.heads) == ((False, 4) if invariant else (True, 1))
+    decodes = 0 if invariant else 1
+    plan = plan_attention(
+        words["slots"][:decodes], words["context_lens"][:decodes],
+        AttentionShape(2, 2, 32, 2, frozenset({window})), Spans.copied(cut_rows, device),
+    )  # fmt: skip
+    words |= {"num_decodes": decodes, "plan": plan}
+    out = paged_attention(case.q, case.k_cache, case.v_cache, **words)
+    torch.testing.assert_close(out.double(), naive_attention(case), atol=2e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("block_queries", "tile", "window"), [(32, 16, 0), (64, 16, 40), (16, 64, 5)])

@@ -90,9 +90,9 @@ async def test_quantized_weights(tmp_path: Path, packer: str) -> None:
         await ask(system, cases)
 
 
-@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+@pytest.mark.parametrize("method", ["ngram", "eagle3", "draft_model"])
 async def test_drafts(tmp_path: Path, method: str) -> None:
-    """The model verifies drafts with their row's adapter; a head makes them for the model alone."""
+    """The model verifies drafts with their row's adapter; a head, or a small model, makes them for the model alone."""
     base = family(tmp_path, "qwen2")
     cases: Cases = []
     for source, asked, _ in make_cases(base, tmp_path, 3):
@@ -102,6 +102,8 @@ async def test_drafts(tmp_path: Path, method: str) -> None:
     drafting: dict[str, object] = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
     if method == "eagle3":
         drafting = {"spec_model": str(TinyHead(64, 307, (1, 0, 1)).save(tmp_path / "head"))}
+    if method == "draft_model":
+        drafting = {"spec_model": str(base)}
     options = {"enable_lora": True, "max_loras": 2, "spec_method": method, "spec_tokens": 4, **drafting}
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
         await ask(system, cases)

@@ -12,6 +12,7 @@ from tests.system.serving import Client, serving
 
 SHIPPED = Path(pagebus.actors.shipped_model.__file__).parent
 DRAFTS = {"spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+ITSELF = {"spec_method": "draft_model", "spec_tokens": 4, "spec_model": str(SHIPPED)}
 LINE = "the quick brown fox jumps over the lazy dog; "
 ASKED: list[dict[str, Any]] = [
     {"prompt": LINE * 3, "max_tokens": 60, "ignore_eos": True},
@@ -47,7 +48,7 @@ async def drafts(client: Client, what: str) -> float:
 
 async def test_answers_are_those_without_drafts() -> None:
     """Texts, ends, usage and tokens with log probabilities, of all kinds of requests beside each other."""
-    async with serving(SHIPPED) as client:
+    async with serving(SHIPPED, spec_method="none") as client:
         expected = await answers(client)
         streamed = await client.stream("completions", **ASKED[0], temperature=0)
     async with serving(SHIPPED, **DRAFTS) as client:
@@ -62,3 +63,5 @@ async def test_answers_are_those_without_drafts() -> None:
         await eventually(are_told)
     assert "".join(each["choices"][0]["text"] for each in again) == expected[0][0][0][0]
     assert len(again) <= len(streamed)
+    async with serving(SHIPPED, **ITSELF) as client:
+        assert await answers(client) == expected

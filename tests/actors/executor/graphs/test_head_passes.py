@@ -37,12 +37,13 @@ def test_what_is_captured() -> None:
     whole = [each for each in (*BUCKETS.first(), *BUCKETS.later()) if not each.pieces]
     assert {each for each in passes if isinstance(each, Follow)} == {Follow(each.rows, each.tokens) for each in whole}
     assert [each.rows for each in covering_guesses(BUCKETS)] == [256, 128, 64, 32, 16, 8, 4, 2, 1]
-    assert Graphs(BUCKETS, head=True).progress[1] == Graphs(BUCKETS).progress[1] + len(passes)
+    assert Graphs(BUCKETS, passes=passes).progress[1] == Graphs(BUCKETS).progress[1] + len(passes)
+    assert head_passes(BUCKETS, follows=False) == [each for each in passes if isinstance(each, Guess)]
 
 
 def test_guesses_take_the_next_larger_graph_while_their_own_is_missing() -> None:
     """It is asked for once. Without any they are padded to it all the same, and launched kernel by kernel."""
-    graphs, larger = Graphs(BUCKETS, head=True), CapturedGraph()
+    graphs, larger = Graphs(BUCKETS, passes=head_passes(BUCKETS)), CapturedGraph()
 
     assert graphs.guess(3) == Guess(4)
     assert not graphs.run_head(Guess(4))
@@ -75,7 +76,7 @@ def test_they_are_captured_beside_the_steps() -> None:
         def _capturing(self, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
             yield CapturedGraph()
 
-    graphs, missed = StepsCaptured(BUCKETS, head=True), Follow(256, 288)
+    graphs, missed = StepsCaptured(BUCKETS, passes=head_passes(BUCKETS)), Follow(256, 288)
     passes = head_passes(BUCKETS)
     assert not graphs.run_head(missed)
 

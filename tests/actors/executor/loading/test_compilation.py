@@ -102,6 +102,21 @@ def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str
     assert found["unforeseen"] == []
 
 
+def test_draft_models_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
+    """Other heads and widths than those of the model, in the same steps."""
+    small = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "head_dim": 64}
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(CONFIG | small))
+    drafting = {"spec_method": "draft_model", "spec_model": str(draft), "spec_tokens": 4, "load_format": "dummy"}
+    settings = json.dumps({"max_model_len": 4096, "enforce_eager": True, **drafting})
+
+    done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["unforeseen"] == []
+
+
 def test_latents_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
     """Decodes, short prompts, and long ones that are expanded, in one piece and in several."""
     raw = SHAPES["deepseek-v2-lite"] | {"num_hidden_layers": 3, "n_routed_experts": 8, "vocab_size": 1000}

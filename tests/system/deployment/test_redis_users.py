@@ -120,7 +120,8 @@ def recovery(user: str) -> list[tuple[str, ...]]:
             ("HSET", NAMES.table("adapters"), "a", "{}"), ("HDEL", NAMES.table("adapters"), "a"),
         ],
         "jobs": [*claims(NAMES.jobs, "jobs"), ("HGETALL", NAMES.table("adapters")),
-                 ("UNLINK", NAMES.replies("jobs-0@1")), ("XADD", NAMES.replies("jobs-0@1"), "MAXLEN", "0", "*", "f", "v")],
+                 ("UNLINK", NAMES.replies("jobs-0@1")),
+                 ("XADD", NAMES.replies("jobs-0@1"), "MAXLEN", "0", "*", "f", "v")],
         "tokenizer": [*claims(NAMES.requests, TOKENIZER_GROUP), ("XADD", NAMES.replies("ingress-0@1"), "*", "f", "v")],
         "scheduler": [
             *claims(NAMES.tokenized, SCHEDULER_GROUP), *claims(NAMES.control, SCHEDULER_GROUP),

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from pagebus.actors.model.families.registry import FAMILIES
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
+from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
@@ -147,3 +149,35 @@ async def test_an_adapter_that_is_gone_fails_its_requests_and_no_others(tmp_path
         failed = await system.failures()
         assert failed[0].status == 500
         assert "there is no such folder" in failed[0].message
+
+
+async def test_metrics_name_adapters_that_run_and_that_wait(tmp_path: Path) -> None:
+    """One series at a time: with one place, one of two adapters waits until the other has ended."""
+    base = family(tmp_path, "llama2")
+    sources = [source_of(make_adapter(tmp_path / name, base, seed=1, rank=1 + rank), base) for rank, name in
+               enumerate(("first", "second"))]  # fmt: skip
+    metrics = Metrics()
+    shown = SchedulerMetrics(metrics)
+    async with running(base, partial(MemoryBus, MemoryServer()), enable_lora=True) as system:
+
+        async def labels() -> dict[str, str]:
+            shown.update(system.scheduler.core)
+            found = [each for name, each, _ in metrics.snapshot()["series"] if name == "vllm:lora_requests_info"]
+            return dict(*found)
+
+        assert await labels() == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        futures = [system.submit([1, 2, 3], source, max_tokens=300)[1] for source in sources]
+        both = {"max_lora": "1", "running_lora_adapters": "first", "waiting_lora_adapters": "second"}
+
+        async def are_both_there() -> bool:
+            return await labels() in (
+                both,
+                {**both, "running_lora_adapters": "second", "waiting_lora_adapters": "first"},
+            )
+
+        await eventually(are_both_there)
+        await asyncio.gather(*futures)
+        await system.until_clean()
+        assert await labels() == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        resident = [data for name, _, data in metrics.snapshot()["series"] if name == "pagebus:resident_adapters"]
+        assert resident == [{"value": 1}]

@@ -261,6 +261,19 @@ class Bus(ABC):
     async def delete_state(self, *names: str) -> None:
         """Remove state. Idempotent."""
 
+    @abstractmethod
+    async def put_row(self, table: str, row: str, value: Mapping[str, JsonValue], *, replace: bool = True) -> bool:
+        """Store a small JSON object as a row of a table, whatever others do to its other rows meanwhile. Without
+        ``replace`` an existing row stays. Returns whether the row is new."""
+
+    @abstractmethod
+    async def get_rows(self, table: str) -> dict[str, Mapping[str, JsonValue]]:
+        """All rows of a table by name; empty if there is none."""
+
+    @abstractmethod
+    async def delete_row(self, table: str, row: str) -> bool:
+        """Remove a row of a table; returns whether it was there."""
+
     # -- leases -------------------------------------------------------------------------------------------------------
     @abstractmethod
     async def acquire_lease(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:

@@ -115,3 +115,7 @@ class Names:
 
     def state(self, name: str) -> str:
         return self.key("state", name)
+
+    def table(self, name: str) -> str:
+        """A table of small objects by name (a hash), which many actors may change row by row."""
+        return self.key("table", name)

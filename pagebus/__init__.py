@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pagebus.actors.offline.adapters import (
+        LoRARequest,
+    )
     from pagebus.actors.offline.llm import (
         LLM,
     )
@@ -42,6 +45,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "RepetitionDetectionParams",
@@ -60,6 +64,7 @@ _MODULES = {
     "CompletionOutput": "pagebus.actors.offline.outputs",
     "EmbeddingOutput": "pagebus.actors.offline.outputs",
     "EmbeddingRequestOutput": "pagebus.actors.offline.outputs",
+    "LoRARequest": "pagebus.actors.offline.adapters",
     "Logprob": "pagebus.actors.offline.outputs",
     "PoolingParams": "pagebus.actors.offline.params",
     "RepetitionDetectionParams": "pagebus.actors.offline.params",

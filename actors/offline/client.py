@@ -34,12 +34,19 @@ class Client:
             ValueError: the request was refused; the text says why.
             RuntimeError: it could not be computed.
         """
+        return orjson.loads(await self._posted(path, body))
+
+    async def command(self, path: str, body: Mapping[str, Any]) -> None:
+        """As :meth:`post`, where the answer only says that it is done."""
+        await self._posted(path, body)
+
+    async def _posted(self, path: str, body: Mapping[str, Any]) -> bytes:
         async with self._session.post(self.url + path, data=orjson.dumps(body)) as response:
             answer = await response.read()
             if response.status == 200:
-                return orjson.loads(answer)
+                return answer
         error = orjson.loads(answer)["error"]
-        raise (ValueError if response.status == 400 else RuntimeError)(error["message"])
+        raise (ValueError if response.status in (400, 404) else RuntimeError)(error["message"])
 
     async def get(self, path: str) -> Any:
         """The answer of a route that refuses nothing."""

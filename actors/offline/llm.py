@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 import secrets
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from pagebus.actors.model.pooling.pooler import Pooler
+from pagebus.actors.offline.adapters import LoadedAdapters, LoRARequest
 from pagebus.actors.offline.client import run_all
 from pagebus.actors.offline.outputs import (
     BeamSearchOutput,
@@ -28,12 +28,12 @@ from pagebus.actors.offline.outputs import (
     read_score,
     score_of,
 )
+from pagebus.actors.offline.own_settings import checked
 from pagebus.actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
 from pagebus.actors.offline.system import System
 from pagebus.actors.runtime.gpus import visible_gpus
 from pagebus.actors.runtime.one_machine import check_one_process
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.vllm_flags import is_foreign, settings_of
 from pagebus.actors.telemetry import logs
 from pagebus.actors.telemetry.progress import Progress, ProgressStream
 
@@ -43,10 +43,9 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or either by name as in vLLM: ``{"prompt": ...}``, ``{"prompt_token_ids": ...}``."""
 Message: TypeAlias = Mapping[str, Any]
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+Adapter: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 Found: TypeAlias = tuple[str | None, str | list[int]]
 """The text of a prompt, if it has one, and what is sent for it."""
-OWN = ("host", "port", "api_key", "api_key_file", "bus", "ingresses", "schedulers", "job_actors")
-"""Settings of a deployment that others reach, which this is not."""
 DRAIN_S = 1.0
 """At the end nothing is under way but what was interrupted."""
 CALLS_PER_SEQUENCE = 2
@@ -64,7 +63,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        settings = _checked(settings)
+        settings = checked(settings)
         api_key = secrets.token_urlsafe(32)  # the ingress listens on this machine: no other user may call it
         own: dict[str, Any] = {"port": 0, "api_key": (api_key,), "job_actors": 0, "bus": "memory://"}
         own |= {"trust_request_chat_template": True, "drain_timeout_s": DRAIN_S}
@@ -80,6 +79,7 @@ class LLM:
         self._end = weakref.finalize(self, self._system.close)
         self._end.atexit = False  # which is the system's own concern
         self._client = self._system.client
+        self._adapters = LoadedAdapters(self._client)
         self._max_model_len = int(self._system.call(self._client.get("/v1/models"))["data"][0]["max_model_len"])
 
     def generate(
@@ -88,20 +88,25 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapter = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; the outputs are in the order of the prompts. ``use_tqdm``: show a progress bar.
+        ``lora_request``: the adapter of all prompts, or of each (``enable_lora=True``).
 
         Raises:
             ValueError: a prompt or a parameter is refused; the text says why. Nothing is returned then.
         """
         given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
-        return self._run([functools.partial(self._prompt, each) for each in given], sampling_params, use_tqdm)
+        return self._run(
+            [functools.partial(self._prompt, each) for each in given], sampling_params, lora_request, use_tqdm
+        )
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
         use_tqdm: bool = True,
+        lora_request: Adapter = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -109,7 +114,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, rendered by the model's chat template.
+        """Answer one conversation, or each of several, rendered by the model's chat template. ``lora_request``: as
+        of :meth:`generate`.
 
         Raises:
             ValueError: as :meth:`generate`.
@@ -122,7 +128,9 @@ class LLM:
             "chat_template_kwargs": chat_template_kwargs,
             "tools": tools,
         }
-        return self._run([functools.partial(self._chat, each, more) for each in given], sampling_params, use_tqdm)
+        return self._run(
+            [functools.partial(self._chat, each, more) for each in given], sampling_params, lora_request, use_tqdm
+        )
 
     def embed(
         self,
@@ -304,13 +312,18 @@ class LLM:
         return read_classes(number, await self._ids(given), await self._client.post("/classify", body))
 
     async def _generate(
-        self, find: Callable[[], Awaitable[Found]], params: SamplingParams | None, number: int
+        self,
+        find: Callable[[], Awaitable[Found]],
+        params: SamplingParams | None,
+        adapter: LoRARequest | None,
+        number: int,
     ) -> RequestOutput:
         fields = {} if params is None else params.to_request()
+        fields |= {} if adapter is None else {"model": adapter.lora_name}
         num_top = 0 if params is None else params.num_top
         if params is not None and params.max_tokens is None:
             find = functools.partial(self._with_room, find, params, fields)
-        return await self._complete(find, fields, num_top, number)
+        return dataclasses.replace(await self._complete(find, fields, num_top, number), lora_request=adapter)
 
     async def _with_room(
         self, find: Callable[[], Awaitable[Found]], params: SamplingParams, fields: dict[str, Any]
@@ -337,13 +350,15 @@ class LLM:
 
     # -- many ---------------------------------------------------------------------------------------------------------
     def _run(
-        self, finds: Sequence[Callable[[], Awaitable[Found]]], params: Params, use_tqdm: bool
+        self, finds: Sequence[Callable[[], Awaitable[Found]]], params: Params, adapter: Adapter, use_tqdm: bool
     ) -> list[RequestOutput]:
         each = _one_each(params, len(finds), "sampling_params")
+        adapters = _one_each(adapter, len(finds), "lora_request")
+        self._system.call(self._adapters.load(adapters))
         if any(one is not None and one.tells_logprobs for one in each):
             self.get_tokenizer()  # here: loading it would hold up the actors' loop
         return self._run_all(
-            [functools.partial(self._generate, find, one) for find, one in zip(finds, each, strict=True)], use_tqdm
+            [functools.partial(self._generate, *row) for row in zip(finds, each, adapters, strict=True)], use_tqdm
         )
 
     def _run_all(self, calls: Sequence[Callable[[int], Awaitable[T]]], use_tqdm: bool) -> list[T]:
@@ -363,7 +378,7 @@ class LLM:
             self._progress.done()
 
 
-def _one_each(params: P | Sequence[P] | None, count: int, name: str) -> Sequence[P | None]:
+def _one_each(params: P | Sequence[P | None] | None, count: int, name: str) -> Sequence[P | None]:
     """The parameters of each prompt."""
     each: Sequence[P | None] = list(params) if isinstance(params, Sequence) else [params] * count
     if len(each) != count:
@@ -374,17 +389,3 @@ def _one_each(params: P | Sequence[P] | None, count: int, name: str) -> Sequence
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is one prompt, not several."""
     return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-
-
-def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names, and without vLLM's arguments that change nothing."""
-    own = {name: value for name, value in settings.items() if not is_foreign(name, value)}
-    settings = own | settings_of(settings)
-    known = {spec.name for spec in dataclasses.fields(Settings)} - {*OWN, "model"}
-    for name in settings:
-        if name in OWN:
-            raise TypeError(f"{name} is a setting of servers: an LLM answers this program alone")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise TypeError(f"{name}: there is no such setting" + (f" (did you mean {close[0]}?)" if close else ""))
-    return settings

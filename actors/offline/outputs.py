@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from pagebus.actors.offline.adapters import LoRARequest
+
 LOWEST = -9999.0
 """What stands in the API for minus infinity, which JSON has not."""
 ID_PREFIX = "token_id:"
@@ -57,6 +59,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = True
     num_cached_tokens: int | None = None
+    lora_request: LoRARequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

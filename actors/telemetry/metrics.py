@@ -120,6 +120,13 @@ class Metrics:
     def gauge(self, name: str, help: str, **labels: str) -> Gauge:
         return self._get(Gauge(), name, help, labels)
 
+    def only_gauge(self, name: str, help: str, **labels: str) -> Gauge:
+        """The one gauge of this name: those with other labels are gone."""
+        gauge = self.gauge(name, help, **labels)
+        for key in [key for key, other in self._series.items() if key[0] == name and other is not gauge]:
+            del self._series[key]
+        return gauge
+
     def histogram(
         self, name: str, help: str, buckets: Sequence[float], fine: Sequence[float] = (), **labels: str
     ) -> Histogram:

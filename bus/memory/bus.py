@@ -7,7 +7,6 @@ Everything runs on one event loop. Other threads publish by handing their messag
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
@@ -171,7 +170,7 @@ class MemoryBus(Bus):
             if members is not None and (each.entry.id.epoch, each.entry.id.index) in members.pending:
                 self.server.publish(each.stream, encode(each.message))
                 if each.counter:
-                    self._add({each.counters: {each.counter: 1}})
+                    self.server.count({each.counters: {each.counter: 1}})
             await self.ack(group, [each.entry])
         return [""] * len(completions)
 
@@ -321,11 +320,7 @@ class MemoryBus(Bus):
 
     async def count(self, counts: Counts, *, ttl_s: int) -> None:
         self._check()
-        self._add(counts)
-
-    def _add(self, counts: Counts) -> None:
-        for key, added in counts.items():
-            self.server.counters.setdefault(key, Counter()).update(added)
+        self.server.count(counts)
 
     async def counters(self, *keys: str) -> list[dict[str, int]]:
         self._check()
@@ -335,6 +330,18 @@ class MemoryBus(Bus):
         self._check()
         for name in names:
             self.server.states.pop(self.names.state(name), None)
+
+    async def put_row(self, table: str, row: str, value: Mapping[str, JsonValue], *, replace: bool = True) -> bool:
+        self._check()
+        return self.server.put_row(self.names.table(table), row, encode_state(value), replace=replace)
+
+    async def get_rows(self, table: str) -> dict[str, Mapping[str, JsonValue]]:
+        self._check()
+        return {row: decode_state(raw) for row, raw in self.server.table(self.names.table(table)).items()}
+
+    async def delete_row(self, table: str, row: str) -> bool:
+        self._check()
+        return self.server.table(self.names.table(table)).pop(row, None) is not None
 
     # -- leases -------------------------------------------------------------------------------------------------------
     async def acquire_lease(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:

@@ -102,6 +102,7 @@ class MemoryServer:
         self.leases: dict[str, MemoryLease] = {}
         self.granted: dict[str, int] = {}
         self.states: dict[str, tuple[bytes, float | None]] = {}
+        self.tables: dict[str, dict[str, bytes]] = {}
         self.counters: dict[str, Counter[str]] = {}
         self.epoch = 0
         self._published = 0
@@ -179,3 +180,20 @@ class MemoryServer:
             del self.states[key]
             return None
         return value
+
+    def table(self, key: str) -> dict[str, bytes]:
+        """The rows of a table, created if it does not exist."""
+        return self.tables.setdefault(key, {})
+
+    def put_row(self, key: str, row: str, value: bytes, *, replace: bool) -> bool:
+        """Store a row, or leave an existing one as it is; returns whether it is new."""
+        rows = self.table(key)
+        is_new = row not in rows
+        if is_new or replace:
+            rows[row] = value
+        return is_new
+
+    def count(self, counts: Mapping[str, Mapping[str, int]]) -> None:
+        """Add to counters."""
+        for key, added in counts.items():
+            self.counters.setdefault(key, Counter()).update(added)

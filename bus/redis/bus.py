@@ -312,6 +312,15 @@ class RedisBus(Bus):
     async def delete_state(self, *names: str) -> None:
         await self._state.delete(names)
 
+    async def put_row(self, table: str, row: str, value: Mapping[str, JsonValue], *, replace: bool = True) -> bool:
+        return await self._state.put_row(table, row, value, replace=replace)
+
+    async def get_rows(self, table: str) -> dict[str, Mapping[str, JsonValue]]:
+        return await self._state.get_rows(table)
+
+    async def delete_row(self, table: str, row: str) -> bool:
+        return await self._state.delete_row(table, row)
+
     # -- leases -------------------------------------------------------------------------------------------------------
     async def acquire_lease(self, kind: str, name: str, info: Mapping[str, JsonValue], *, ttl_s: float) -> int:
         return await self._leases.acquire(kind, name, info, ttl_s=ttl_s)

@@ -18,7 +18,7 @@ from pagebus.bus.codec import decode_state, encode_state
 from pagebus.bus.contract import BusUnavailable, CodecError, Fenced, LeaseInfo, LeaseTaken
 from pagebus.bus.messages import JsonValue
 from pagebus.bus.redis.link import Command, RedisLink
-from pagebus.bus.redis.replies import checked, exec_results
+from pagebus.bus.redis.replies import checked, exec_results, pairs
 from pagebus.bus.redis.stream import Reply
 from pagebus.bus.redis.transaction import RedisTransaction
 from pagebus.bus.streams import Names
@@ -163,7 +163,7 @@ def _parse(value: bytes) -> tuple[int, Mapping[str, JsonValue]]:
 
 
 class RedisState:
-    """Small JSON objects under names."""
+    """Small JSON objects under names, alone or as rows of tables."""
 
     def __init__(self, link: RedisLink, names: Names) -> None:
         self._link = link
@@ -189,3 +189,19 @@ class RedisState:
         if names:
             (reply,) = await self._link.call(("DEL", *map(self._names.state, names)))
             checked(reply, "state")
+
+    async def put_row(self, table: str, row: str, value: Mapping[str, JsonValue], *, replace: bool) -> bool:
+        """See :meth:`pagebus.bus.contract.Bus.put_row`."""
+        command = "HSET" if replace else "HSETNX"
+        (reply,) = await self._link.call((command, self._names.table(table), row, encode_state(value)))
+        return bool(checked(reply, f"row {row} of {table}"))
+
+    async def get_rows(self, table: str) -> dict[str, Mapping[str, JsonValue]]:
+        """See :meth:`pagebus.bus.contract.Bus.get_rows`."""
+        (reply,) = await self._link.call(("HGETALL", self._names.table(table)))
+        return {row.decode(): decode_state(raw) for row, raw in pairs(checked(reply, f"rows of {table}")).items()}
+
+    async def delete_row(self, table: str, row: str) -> bool:
+        """See :meth:`pagebus.bus.contract.Bus.delete_row`."""
+        (reply,) = await self._link.call(("HDEL", self._names.table(table), row))
+        return bool(checked(reply, f"row {row} of {table}"))

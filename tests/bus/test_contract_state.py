@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from pagebus.bus.contract import START, Bus, BusError, Entry, EntryId
@@ -76,3 +78,28 @@ async def test_state_is_stored_replaced_and_removed(bus: Bus) -> None:
     await bus.delete_state()
     assert await bus.get_state("a") == [None]
     assert await bus.get_state() == []
+
+
+async def test_rows_are_stored_replaced_and_removed_one_by_one(bus: Bus) -> None:
+    """Rows of a table do not touch each other; tables and state have names of their own."""
+    assert await bus.get_rows("t") == {}
+    assert await bus.put_row("t", "a", {"x": 1})
+    assert await bus.put_row("t", "b/ü", {"x": [None, "two"]}, replace=False)
+    assert not await bus.put_row("t", "a", {"x": 2}, replace=False)
+    assert await bus.get_rows("t") == {"a": {"x": 1}, "b/ü": {"x": [None, "two"]}}
+    assert not await bus.put_row("t", "a", {"x": 2})
+    await bus.put_state("t", {"other": 1})
+    await bus.put_row("u", "a", {})
+    assert await bus.delete_row("t", "b/ü")
+    assert not await bus.delete_row("t", "b/ü")
+    assert not await bus.delete_row("none", "a")
+    assert (await bus.get_rows("t"), await bus.get_rows("u")) == ({"a": {"x": 2}}, {"a": {}})
+
+
+async def test_rows_put_at_once_are_all_there(bus: Bus) -> None:
+    """And of many who would be the first to put the same row, one is."""
+    await asyncio.gather(*(bus.put_row("t", str(number), {"n": number}) for number in range(50)))
+    assert await bus.get_rows("t") == {str(number): {"n": number} for number in range(50)}
+    first = await asyncio.gather(*(bus.put_row("t", "one", {"n": number}, replace=False) for number in range(50)))
+    assert sum(first) == 1
+    assert (await bus.get_rows("t"))["one"] == {"n": first.index(True)}

@@ -153,6 +153,12 @@ class Side:
             await bus.put_state(name, {"number": number})
         return await bus.get_state("x", "y")
 
+    async def row(self, bus: Bus, actor: str, name: str, number: int) -> Any:
+        if number % 3 == 0:
+            return await bus.delete_row("t", name)
+        is_new = await bus.put_row("t", name, {"number": number}, replace=number % 3 == 1)
+        return is_new, await bus.get_rows("t")
+
 
 def random_command(rng: random.Random, number: int) -> tuple[Any, ...]:
     """One command on random things; ``number`` names what it publishes."""
@@ -184,6 +190,7 @@ def random_command(rng: random.Random, number: int) -> tuple[Any, ...]:
         (1, ("expire", actor, *lease)),
         (3, ("leases", actor, rng.choice([None, "executor", "exec"]))),
         (2, ("state", actor, rng.choice(["x", "y"]), rng.randrange(6))),
+        (2, ("row", actor, rng.choice(["x", "y"]), rng.randrange(6))),
     ]
     return rng.choices([command for _, command in choices], [weight for weight, _ in choices])[0]
 

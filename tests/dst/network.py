@@ -20,7 +20,8 @@ COMMAND_TIMEOUT_S = 5.0
 LOOK_AGAIN_S = 5.0
 """As in :mod:`pagebus.bus.redis.groups`: how often a consumer looks for what it was given and never got."""
 READS = ("read", "read_group", "ping")
-ASKS = (*READS, "connect", "close", "consumers", "holders", "last_id", "length", "get_state", "counters", "leases")
+ASKS = (*READS, "connect", "close", "consumers", "holders", "last_id", "length", "get_state", "get_rows", "counters",
+        "leases")  # fmt: skip
 """Commands that write nothing, or little: a server that is full takes them."""
 
 

@@ -28,6 +28,7 @@ def _copied(server: MemoryServer) -> dict[str, Any]:
         "leases": {key: replace(lease) for key, lease in server.leases.items()},
         "granted": dict(server.granted),
         "states": dict(server.states),
+        "tables": {key: dict(rows) for key, rows in server.tables.items()},
         "counters": {key: Counter(counts) for key, counts in server.counters.items()},
     }
 

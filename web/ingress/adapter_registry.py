@@ -21,8 +21,8 @@ from pagebus.bus.contract import Bus, BusUnavailable
 from pagebus.bus.messages import AdapterSource
 from pagebus.web.http.errors import ApiError
 
-STATE = "adapters"
-"""Name under which they lie on the bus: each by its name."""
+TABLE = "adapters"
+"""On the bus: one row per name. So actors that change different names at once do not undo each other's changes."""
 REFRESH_S = 0.5
 
 
@@ -68,8 +68,7 @@ class AdapterRegistry:
         if name in self._taken:
             raise _refused(f"The name '{name}' is that of the model itself.")
         if name in self._known and not in_place:
-            text = "If you want to load the adapter in place, set 'load_inplace' to True."
-            raise _refused(f"The lora adapter '{name}' has already been loaded. {text}")
+            raise _is_loaded(name)
         try:
             source = await asyncio.to_thread(self._read, name, path)
         except NoAdapter as error:
@@ -77,8 +76,10 @@ class AdapterRegistry:
         except AdapterError as error:
             raise _refused(f"Loading lora '{name}' failed: {error}") from error
         async with self._changing:
+            is_new = await self._bus.put_row(TABLE, name, structs.asdict(source), replace=in_place)
             await self._refresh()
-            await self._store({**self._known, name: source})
+        if not is_new and not in_place:
+            raise _is_loaded(name)
 
     async def unload(self, name: str) -> None:
         """Let clients name it no more.
@@ -88,24 +89,16 @@ class AdapterRegistry:
         """
         self._check_enabled()
         async with self._changing:
+            was_there = await self._bus.delete_row(TABLE, name)
             await self._refresh()
-            if name not in self._known:
-                raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
-            await self._store({each: source for each, source in self._known.items() if each != name})
+        if not was_there:
+            raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
 
     async def _refresh(self) -> None:
-        (state,) = await self._bus.get_state(STATE)
-        found = convert(dict(state or {}), dict[str, AdapterSource])
-        self._show(found)
-
-    async def _store(self, adapters: dict[str, AdapterSource]) -> None:
-        await self._bus.put_state(STATE, {name: structs.asdict(source) for name, source in adapters.items()})
-        self._show(adapters)
-
-    def _show(self, adapters: dict[str, AdapterSource]) -> None:
-        if adapters != self._known:
+        found = convert(await self._bus.get_rows(TABLE), dict[str, AdapterSource])
+        if found != self._known:
             self._known.clear()
-            self._known.update(adapters)
+            self._known.update(sorted(found.items()))
 
     def _read(self, name: str, path: str) -> AdapterSource:
         config = ModelConfig.load(resolve_model(self._settings, weights=False))
@@ -115,6 +108,11 @@ class AdapterRegistry:
     def _check_enabled(self) -> None:
         if not self._settings.enable_lora:
             raise _refused("This server was not started with --enable-lora.")
+
+
+def _is_loaded(name: str) -> ApiError:
+    text = "If you want to load the adapter in place, set 'load_inplace' to True."
+    return _refused(f"The lora adapter '{name}' has already been loaded. {text}")
 
 
 def _refused(text: str) -> ApiError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.replica import Replica
-from pagebus.actors.scheduler.request import MOST_LOSSES, Request
+from pagebus.actors.scheduler.request import MOST_LOSSES, Request, Sequence
 from pagebus.actors.telemetry.metrics import (
     FINE_BUCKETS_S,
     ITERATION_TOKENS_BUCKETS,
@@ -107,12 +108,25 @@ class SchedulerMetrics:
         self._waiting.set(len(core.waiting))
         self._waiting_for_room.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
-            self._show(name, 0, 0.0, 0.0)
+            self._show(name, 0, 0.0, 0.0, 0)
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool
-            self._show(name, len(replica.slots), 1 - pool.num_free / pool.num_blocks, replica.host_tier.pool.usage)
+            usage, host_usage = 1 - pool.num_free / pool.num_blocks, replica.host_tier.pool.usage
+            self._show(name, len(replica.slots), usage, host_usage, len(replica.adapters.resident))
             self.count(replica)
+        self._show_adapters(core)
+
+    def _show_adapters(self, core: Core) -> None:
+        """As vLLM does: names as labels, and the time as the value. Nothing where no replica takes adapters."""
+        places = max((replica.adapters.capacity for replica in core.replicas.values()), default=0)
+        if not places:
+            return
+        running = (sequence for replica in core.replicas.values() for sequence in replica.slots.occupied())
+        labels = {"max_lora": str(places), "running_lora_adapters": _adapters(running)}
+        labels["waiting_lora_adapters"] = _adapters(core.waiting)
+        name, text = "vllm:lora_requests_info", "When these adapters had sequences that ran or waited, in Unix seconds."
+        self._metrics.only_gauge(name, text, **labels).set(time.time())
 
     def count(self, replica: Replica) -> None:
         """Add a replica's counts since the last call; call it also before the replica leaves."""
@@ -140,9 +154,17 @@ class SchedulerMetrics:
         self._metrics.counter(name, text, engine=replica.name).inc(resumed)
         del self._seen[replica.name, replica.epoch]
 
-    def _show(self, engine: str, running: int, usage: float, host_usage: float) -> None:
+    def _show(self, engine: str, running: int, usage: float, host_usage: float, residents: int) -> None:
         gauge = self._metrics.gauge
         gauge("vllm:num_requests_running", "Sequences that have a slot.", engine=engine).set(running)
         gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use (0 to 1).", engine=engine).set(usage)
         name, text = "pagebus:host_cache_usage_perc", "Share of the host tier's blocks with content (0 to 1)."
         gauge(name, text, engine=engine).set(host_usage)
+        name, text = "pagebus:resident_adapters", "Adapters in the device's places, used or not."
+        gauge(name, text, engine=engine).set(residents)
+
+
+def _adapters(sequences: Iterable[Sequence]) -> str:
+    """The names of their adapters, in order and with commas."""
+    found = {each.request.adapter.name for each in sequences if each.request.adapter is not None}
+    return ",".join(sorted(found))

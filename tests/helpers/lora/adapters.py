@@ -18,8 +18,6 @@ from pagebus.bus.messages import AdapterSource
 from tests.helpers.model_factory import load_reference
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-"""Of Phi-3."""
 
 
 def make_adapter(

@@ -116,9 +116,11 @@ def recovery(user: str) -> list[tuple[str, ...]]:
             ("UNLINK", NAMES.replies("ingress-0@1")), ("EXPIRE", NAMES.replies("ingress-0@1"), "30"),
             ("XADD", NAMES.replies("ingress-0@1"), "MAXLEN", "0", "*", "f", "v"),
             ("XADD", NAMES.control, "*", "f", "v"), ("XADD", NAMES.jobs, "*", "batch_id", "x"),
-            *claims(NAMES.responses, RESPONSES_GROUP),
+            *claims(NAMES.responses, RESPONSES_GROUP), ("HSETNX", NAMES.table("adapters"), "a", "{}"),
+            ("HSET", NAMES.table("adapters"), "a", "{}"), ("HDEL", NAMES.table("adapters"), "a"),
         ],
-        "jobs": [*claims(NAMES.jobs, "jobs"), ("UNLINK", NAMES.replies("jobs-0@1")),
+        "jobs": [*claims(NAMES.jobs, "jobs"), ("HGETALL", NAMES.table("adapters")),
+                 ("UNLINK", NAMES.replies("jobs-0@1")),
                  ("XADD", NAMES.replies("jobs-0@1"), "MAXLEN", "0", "*", "f", "v")],
         "tokenizer": [*claims(NAMES.requests, TOKENIZER_GROUP), ("XADD", NAMES.replies("ingress-0@1"), "*", "f", "v")],
         "scheduler": [
@@ -137,7 +139,8 @@ def recovery(user: str) -> list[tuple[str, ...]]:
 FOREIGN: dict[str, list[tuple[str, ...]]] = {
     "ingress": [("XADD", NAMES.tokenized, "*", "f", "v"), ("XACK", NAMES.requests, "g", "1-1"),
                 ("SET", NAMES.lease("scheduler", "leader"), "x")],
-    "jobs": [("XADD", NAMES.tokenized, "*", "f", "v"), ("SET", NAMES.lease("scheduler", "leader"), "x")],
+    "jobs": [("XADD", NAMES.tokenized, "*", "f", "v"), ("HDEL", NAMES.table("adapters"), "a"),
+             ("SET", NAMES.lease("scheduler", "leader"), "x")],
     "tokenizer": [("XREAD", "STREAMS", NAMES.replies("ingress-0@1"), "0"), ("XADD", NAMES.steps("x"), "*", "f", "v")],
     "scheduler": [("XREAD", "STREAMS", NAMES.requests, "0"), ("XADD", NAMES.jobs, "*", "f", "v"),
                   ("UNLINK", NAMES.replies("ingress-0@1"))],

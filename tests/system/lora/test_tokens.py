@@ -1,13 +1,12 @@
 """Adapters through the whole system: every token is that of the adapter's own model, whatever happens meanwhile.
 
-The oracle is transformers with the adapter merged into the weights, in float32 and greedy. Adapters are drawn so wide
-that no two of them agree for long.
+The oracle is transformers with the adapter merged into the weights, in float32 and greedy; that of ``test_peft.py`` is
+PEFT. Adapters are drawn so wide that no two of them agree for long.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import shutil
 from functools import partial
@@ -16,18 +15,19 @@ from pathlib import Path
 import pytest
 
 from pagebus.actors.model.families.registry import FAMILIES
+from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
+from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
 from tests.actors.executor.speculation.tiny_head import TinyHead
-from tests.helpers.lora.adapters import ALL, FUSED, greedy, make_adapter, merged, source_of
+from tests.helpers.lora.adapters import ALL, greedy, make_adapter, merged, source_of
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import quantize
 from tests.helpers.quantized.packers import PACKERS
 from tests.helpers.waiting import LIMIT_S, eventually
 from tests.system.harness import System, running
 
-MANY = int(os.environ.get("PAGEBUS_LORA_MANY", "8"))
 TOKENS = 12
 Cases = list[tuple[AdapterSource | None, list[list[int]], list[list[int]]]]
 
@@ -44,14 +44,14 @@ def family(tmp_path: Path, name: str) -> Path:
     return make_model(tmp_path / "base", name, seed=3)
 
 
-def make_cases(base: Path, tmp_path: Path, count: int, *, fused: bool = False, asked: int = 2) -> Cases:
+def make_cases(base: Path, tmp_path: Path, count: int, *, asked: int = 2) -> Cases:
     """The model alone and ``count`` adapters, of mixed ranks, scales and targets, with prompts and what they give."""
     cases: Cases = [(None, prompts(asked, 0), greedy(merged(base, None), prompts(asked, 0), TOKENS))]
     for index in range(count):
-        targets = FUSED if fused else [("q_proj", "v_proj"), ("o_proj", "down_proj", "gate_proj"), ALL][index % 3]
+        targets = [("q_proj", "v_proj"), ("o_proj", "down_proj", "gate_proj"), ALL][index % 3]
         folder = make_adapter(
             tmp_path / f"adapter-{index}", base, seed=index, rank=1 + index % 8, targets=targets,
-            ranks={"q_proj": 3, "qkv_proj": 5} if index % 2 else None, use_rslora=index % 4 == 1,
+            ranks={"q_proj": 3} if index % 2 else None, use_rslora=index % 4 == 1,
             alpha_pattern={"o_proj": 20} if index % 4 == 2 else {},
         )  # fmt: skip
         asked_for = prompts(asked, index % 2)  # some prompts are the same for several adapters
@@ -67,18 +67,6 @@ async def ask(system: System, cases: Cases) -> None:
     async with asyncio.timeout(LIMIT_S):
         got = await asyncio.gather(*futures)
     assert got == [answer for *_, answer in wanted]
-
-
-@pytest.mark.parametrize(("name", "count"), [("llama3", MANY), ("qwen3", 3), ("phi3", 1), ("qwen3-moe", 3)])
-async def test_tokens_are_those_of_the_merged_model(tmp_path: Path, name: str, count: int) -> None:
-    base = family(tmp_path, name)
-    cases = make_cases(base, tmp_path, count, fused=name == "phi3")
-    answers = [str(told) for _, _, told in cases]
-    assert len(set(answers)) == len(answers), "the adapters do not differ"
-    options = {"enable_lora": True, "max_loras": count, "max_num_batched_tokens": 24}
-    async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
-        await ask(system, cases)
-        await ask(system, cases)  # now from the prefix cache
 
 
 @pytest.mark.parametrize("packer", ["fp8", "ct-int8", "gptq-4-act-order"])
@@ -163,3 +151,35 @@ async def test_an_adapter_that_is_gone_fails_its_requests_and_no_others(tmp_path
         failed = await system.failures()
         assert failed[0].status == 500
         assert "there is no such folder" in failed[0].message
+
+
+async def test_metrics_name_adapters_that_run_and_that_wait(tmp_path: Path) -> None:
+    """One series at a time: with one place, one of two adapters waits until the other has ended."""
+    base = family(tmp_path, "llama2")
+    sources = [source_of(make_adapter(tmp_path / name, base, seed=1, rank=1 + rank), base) for rank, name in
+               enumerate(("first", "second"))]  # fmt: skip
+    metrics = Metrics()
+    shown = SchedulerMetrics(metrics)
+    async with running(base, partial(MemoryBus, MemoryServer()), enable_lora=True) as system:
+
+        async def labels() -> dict[str, str]:
+            shown.update(system.scheduler.core)
+            found = [each for name, each, _ in metrics.snapshot()["series"] if name == "vllm:lora_requests_info"]
+            return dict(*found)
+
+        assert await labels() == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        futures = [system.submit([1, 2, 3], source, max_tokens=300)[1] for source in sources]
+        both = {"max_lora": "1", "running_lora_adapters": "first", "waiting_lora_adapters": "second"}
+
+        async def are_both_there() -> bool:
+            return await labels() in (
+                both,
+                {**both, "running_lora_adapters": "second", "waiting_lora_adapters": "first"},
+            )
+
+        await eventually(are_both_there)
+        await asyncio.gather(*futures)
+        await system.until_clean()
+        assert await labels() == {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        resident = [data for name, _, data in metrics.snapshot()["series"] if name == "pagebus:resident_adapters"]
+        assert resident == [{"value": 1}]

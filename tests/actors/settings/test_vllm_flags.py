@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from pagebus.actors.commands.cli import build_parser, dashed, main
-from pagebus.actors.offline.llm import _checked
+from pagebus.actors.offline.own_settings import checked
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.actors.settings.declaring import flag_of
@@ -187,12 +187,12 @@ def test_arguments_of_programs() -> None:
             is_foreign(name, False)
     with pytest.raises(TypeError, match="pipeline_parallel_size: a model has to fit one GPU"):
         is_foreign("pipeline_parallel_size", 2)
-    assert _checked({"pooler_config": {"pooling_type": "MEAN"}, "data_parallel_size": 2, "hf_overrides": None}) == {
+    assert checked({"pooler_config": {"pooling_type": "MEAN"}, "data_parallel_size": 2, "hf_overrides": None}) == {
         "pooling_type": "mean",
         "executors": 2,
     }
     with pytest.raises(TypeError, match=r"hf_overrides: x: change config\.json"):
-        _checked({"hf_overrides": {"x": 1}})
+        checked({"hf_overrides": {"x": 1}})
     with pytest.raises(TypeError, match="enable_chunked_prefill: prompts are always read in chunks"):
         is_foreign("enable_chunked_prefill", False)
 

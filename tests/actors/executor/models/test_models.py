@@ -19,6 +19,7 @@ from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
 from pagebus.actors.executor.models import AttentionBatch, Model, build_model
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.choice import AttentionChooser
+from pagebus.kernels.batch.inputs import prepare_inputs_on_cpu, store_sampled_on_cpu
 from pagebus.kernels.common.target import Target
 from tests.helpers.model_factory import (
     REFERENCE_CONFIGS,
@@ -213,10 +214,11 @@ def test_reference_models_do_not_repeat_themselves(tmp_path: Path) -> None:
 
 
 def test_every_operation_has_a_kernel_and_a_reference() -> None:
-    """The table of operations finds both sides; a CPU gets the references."""
+    """The table of operations finds both sides; a CPU gets the references, and forms of its own of what numpy does."""
     kernels, references = Ops.triton(), Ops.reference()
+    own = {"prepare_inputs": prepare_inputs_on_cpu, "store_sampled": store_sampled_on_cpu}
 
-    assert Ops.for_device(CPU) == references
+    assert Ops.for_device(CPU) == replace(references, **own)
     assert Ops.for_device(torch.device("cuda")) == kernels
     assert all(callable(getattr(kernels, name)) for name in Ops.__slots__ if name != "comm")
 

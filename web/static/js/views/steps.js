@@ -57,7 +57,7 @@ export function stepsView({ world, view, tools, signal }) {
 function drafts(replica) {
   if (!replica?.most_drafts) return ["–"];
   const drafted = replica.num_drafted, accepted = replica.num_accepted;
-  return [drafted ? percent(accepted / drafted) : "–", `${short(drafted)} drafted, ${short(drafted - accepted)} wasted`];
+  return [drafted ? percent(accepted / drafted) : "–", `of ${short(drafted)}`];
 }
 
 const KEY = { decode: "Decode", prefill: "Prefill", wasted: "Wasted", "ink-3": "Plan to executor", good: "Result to scheduler" };

@@ -31,6 +31,7 @@ from pagebus.web.answers.sse import Streams
 from pagebus.web.http.connection import Connections
 from pagebus.web.http.errors import unavailable
 from pagebus.web.http.limits import WRITE_TIMEOUT_S, max_body_bytes
+from pagebus.web.ingress.adapter_folder import AdapterFolder
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.holding import Holding
 from pagebus.web.ingress.inbox import Inbox
@@ -164,6 +165,8 @@ class IngressActor(Actor):
         self.context = self._make_context(model, self._outbox, self._heavy)
         await self.context.adapters.load_named()
         self.spawn(self.context.adapters.run(), "adapters")
+        if folder := self.settings.lora_resolver_cache_dir:
+            self.spawn(AdapterFolder(folder, self.context.adapters, self.log).run(), "adapter folder")
         self.spawn(self._outbox.run(), "outbox")
         self.spawn(self._heavy.run(), "heavy outbox")
         self.spawn(self.context.inbox.mailbox.keep_for_ever(), "mailbox")

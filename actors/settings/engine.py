@@ -80,6 +80,7 @@ class EngineSettings:
     lora_modules: tuple[str, ...] = setting(
         (), help='adapters to serve from the start: NAME=PATH, or {"name": ..., "path": ...}, each'
     )
+    lora_resolver_cache_dir: str = setting("", help="folder whose folders are served as adapters, by their names")
     max_loras: int = setting(1, help="most adapters in one step", low=1, high=1024)
     max_lora_rank: int = setting(16, help="largest rank of an adapter", low=1, high=512)
     max_cpu_loras: int | None = setting(

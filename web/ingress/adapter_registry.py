@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import convert, structs
@@ -33,6 +34,11 @@ class AdapterRegistry:
         self._bus, self._settings = bus, settings
         self._known, self._taken = known, taken
         self._changing = asyncio.Lock()
+
+    @property
+    def known(self) -> Mapping[str, AdapterSource]:
+        """By name, in this actor's view."""
+        return self._known
 
     async def run(self) -> None:
         """Follow what other actors change, if adapters are enabled."""

@@ -20,12 +20,9 @@ def check_lora(settings: EngineSettings) -> None:
         SettingsError: something is missing, does not go together, or is not served yet.
     """
     if not settings.enable_lora:
-        for name, value in (
-            ("modules", settings.lora_modules),
-            ("resolver-cache-dir", settings.lora_resolver_cache_dir),
-        ):
-            if value:
-                raise SettingsError(f"--lora-{name} needs --enable-lora")
+        for name in ("lora_modules", "lora_resolver_cache_dir"):
+            if getattr(settings, name):
+                raise SettingsError(f"--{name.replace('_', '-')} needs --enable-lora")
         return
     if settings.max_cpu_loras is not None and settings.max_cpu_loras < settings.max_loras:
         raise SettingsError(f"--max-cpu-loras {settings.max_cpu_loras}: must be at least --max-loras")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.helpers.lora.adapters import greedy, make_adapter, merged
 from tests.helpers.model_factory import make_model
+from tests.helpers.waiting import eventually
 from tests.system.serving import Client, serving
 
 PROMPT = [5, 9, 200, 31, 7]
@@ -85,3 +87,29 @@ async def test_without_enable_lora(base: Path, tmp_path: Path) -> None:
         status, error = await call(served, "/v1/load_lora_adapter", lora_name="a", lora_path=str(tmp_path))
         assert status == 400
         assert "--enable-lora" in error["error"]["message"]
+
+
+async def test_a_watched_folder(base: Path, tmp_path: Path) -> None:
+    """What lies there is served soon after the start, what is copied there later too, and what is gone is not."""
+    folder = tmp_path / "watched"
+    first = make_adapter(folder / "first", base, seed=1)
+    options = {"enable_lora": True, "lora_resolver_cache_dir": str(folder), "skip_tokenizer_init": True}
+    async with serving(base, served_model_name=("base",), **options) as served:
+        await eventually(lambda: answers(served, "first"))
+        assert await tokens(served, "first") == wanted(base, first)
+        second = make_adapter(folder / "second", base, seed=2)
+        await eventually(lambda: answers(served, "second"))
+        assert await tokens(served, "second") == wanted(base, second)
+        shutil.rmtree(first)
+
+        async def is_gone() -> bool:
+            return not await answers(served, "first")
+
+        await eventually(is_gone)
+
+
+async def answers(served: Client, model: str) -> bool:
+    """Whether there is a model of this name."""
+    status, _ = await call(served, "/v1/completions", model=model, **ASKED)
+    assert status in (200, 404)
+    return status == 200

@@ -171,8 +171,8 @@ async def _unavailable(*_: object, **__: object) -> bool:
 
 
 def test_there_must_be_such_a_folder(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(SettingsError, match="--lora-resolver-cache-dir .*: No such file"):
+    with pytest.raises(SettingsError, match=r"--lora-resolver-cache-dir .*: No such file"):
         Watched(tmp_path / "none", base, MemoryServer())
     (tmp_path / "file").touch()
-    with pytest.raises(SettingsError, match="--lora-resolver-cache-dir .*: Not a directory"):
+    with pytest.raises(SettingsError, match=r"--lora-resolver-cache-dir .*: Not a directory"):
         Watched(tmp_path / "file", base, MemoryServer())

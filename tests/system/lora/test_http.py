@@ -95,21 +95,18 @@ async def test_a_watched_folder(base: Path, tmp_path: Path) -> None:
     first = make_adapter(folder / "first", base, seed=1)
     options = {"enable_lora": True, "lora_resolver_cache_dir": str(folder), "skip_tokenizer_init": True}
     async with serving(base, served_model_name=("base",), **options) as served:
-        await eventually(lambda: answers(served, "first"))
+        await until_listed(served, "base", "first")
         assert await tokens(served, "first") == wanted(base, first)
         second = make_adapter(folder / "second", base, seed=2)
-        await eventually(lambda: answers(served, "second"))
+        await until_listed(served, "base", "first", "second")
         assert await tokens(served, "second") == wanted(base, second)
         shutil.rmtree(first)
-
-        async def is_gone() -> bool:
-            return not await answers(served, "first")
-
-        await eventually(is_gone)
+        await until_listed(served, "base", "second")
+        assert (await call(served, "/v1/completions", model="first", **ASKED))[0] == 404
 
 
-async def answers(served: Client, model: str) -> bool:
-    """Whether there is a model of this name."""
-    status, _ = await call(served, "/v1/completions", model=model, **ASKED)
-    assert status in (200, 404)
-    return status == 200
+async def until_listed(served: Client, *models: str) -> None:
+    async def are_listed() -> bool:
+        return [card["id"] for card in (await served.json("/v1/models"))["data"]] == [*models]
+
+    await eventually(are_listed)

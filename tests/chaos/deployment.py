@@ -34,7 +34,7 @@ LASTING = re.compile(r"pb:\{pagebus\}:(lease|granted|state):|pb:\{pagebus\}:(lea
 
 class Deployment:
     """Processes, not tasks: it lives longer than the event loop of one test. A ``step_ms`` of 0 is for the shipped
-    model instead of an oracle."""
+    model instead of an oracle, ``model`` is another one."""
 
     def __init__(
         self,
@@ -43,17 +43,19 @@ class Deployment:
         step_ms: int = 15,
         servers: OneServer | Replicated | None = None,
         vocab_size: int = 0,
+        model: Path | None = None,
     ) -> None:
         self.folder = folder
-        self.model = make_oracle(folder / "model", step_ms=step_ms, vocab_size=vocab_size)
-        model = (str(self.model), "--load-format", "dummy") if step_ms else ()
+        self.model = model or make_oracle(folder / "model", step_ms=step_ms, vocab_size=vocab_size)
+        dummy = () if model is not None else ("--load-format", "dummy")
+        served = (str(self.model), *dummy) if step_ms else ()
         self.servers = servers or OneServer()
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         with (folder / "stderr").open("wb") as stderr, (folder / "stdout").open("wb") as stdout:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pagebus.actors.commands.cli", "serve", *model),
+                    *(sys.executable, "-m", "pagebus.actors.commands.cli", "serve", *served),
                     *("--bus", self.servers.url, "--port", str(port), "--served-model-name", "oracle"),
                     *("--device", "cpu", "--threads", "1", "--max-num-seqs", "128", "--cpu-kv-cache-gib", "0.002"),
                     *("--swap-space", "0.002", "--resume-timeout-s", "8", *arguments),
@@ -226,9 +228,10 @@ def deployed(
     step_ms: int = 15,
     servers: OneServer | Replicated | None = None,
     vocab_size: int = 0,
+    model: Path | None = None,
 ) -> Iterator[Deployment]:
     """A deployment that ends with the block."""
-    deployment = Deployment(folder, *arguments, step_ms=step_ms, servers=servers, vocab_size=vocab_size)
+    deployment = Deployment(folder, *arguments, step_ms=step_ms, servers=servers, vocab_size=vocab_size, model=model)
     try:
         yield deployment
     finally:

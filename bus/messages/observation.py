@@ -56,6 +56,10 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     num_drafted: int = 0
     num_accepted: int = 0
     """Drafts that steps have verified, and those of them that were right."""
+    most_adapters: int = 0
+    """Places for adapters on the device."""
+    adapters: tuple[str, ...] = ()
+    """The names of those that have one, the one used last behind."""
 
 
 REQUEST_COLUMNS = (

@@ -372,6 +372,33 @@ def test_the_load_of_experts_is_shown(page: Page) -> None:
     expect(bars.last).to_have_attribute("title", "Layer 3: the busiest expert has 4.0 times the mean; 2 had no token")
 
 
+WITH_ADAPTERS = """async ([places, adapters]) => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  Object.assign(world.replicas.get("executor-0"), { most_adapters: places, adapters });
+  world.takeActors({ at_s: world.atS, actors: world.actors, streams: world.streams });
+}"""
+
+
+def test_adapters_on_a_device_are_shown(page: Page) -> None:
+    """How many, of how many, and which; nothing where an executor serves none."""
+    visit(page, "overview")
+    row = page.locator("[data-actor=executor-0] .meter", has_text="Adapters")
+    wait_until(page, lambda: page.evaluate(HAS_REPLICA))
+    expect(row).to_be_hidden()
+    page.evaluate(WITH_ADAPTERS, [4, []])
+    expect(row).to_contain_text("0 of 4")
+    page.evaluate(WITH_ADAPTERS, [4, ["sql", "<b>", "legal"]])
+    expect(row).to_contain_text("3 of 4: legal +2")
+    expect(row).to_have_attribute("title", "On the device, the one used last in front: legal, <b>, sql")
+
+
+HAS_REPLICA = """async () => {
+  const { world } = await import(document.querySelector("script[type=module]").src);
+  return world.replicas.has("executor-0");
+}"""
+
+
 @pytest.mark.parametrize("size", [(1280, 860), (360, 760)])
 def test_nothing_scrolls_that_fits(page: Page, size: tuple[int, int]) -> None:
     """Not by a pixel. On a phone every view has its name under its sign."""

@@ -19,15 +19,15 @@ class Adapters:
         self.capacity = capacity
         self.loaded: list[AdapterSource] = []
         self.dropped: list[str] = []
-        self._ready: dict[str, None] = {}
-        """Digests, the one used last behind."""
-        self._reading: dict[str, int] = {}
-        """Digests by the plan that wants them; 0: the next one."""
+        self._ready: dict[str, str] = {}
+        """Names by digest, the one used last behind."""
+        self._reading: dict[str, tuple[int, str]] = {}
+        """By digest the plan that wants it (0: the next one), and its name."""
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """The digests of all that are ready."""
-        return tuple(self._ready)
+        """All that are ready, by the names that they were first asked for by, the one used last behind."""
+        return tuple(self._ready.values())
 
     def is_ready(self, digest: str) -> bool:
         """Whether sequences with it may run."""
@@ -39,8 +39,7 @@ class Adapters:
 
     def use(self, digest: str) -> None:
         """A sequence with it gets a slot."""
-        del self._ready[digest]
-        self._ready[digest] = None
+        self._ready[digest] = self._ready.pop(digest)
 
     def want(self, adapter: AdapterSource, in_use: Iterable[str]) -> bool:
         """Have the next plan load an adapter, in the place of one that is not ``in_use`` if need be. False: all are."""
@@ -51,23 +50,24 @@ class Adapters:
                 return False
             del self._ready[idle]
             self.dropped.append(idle)
-        self._reading[adapter.digest] = 0
+        self._reading[adapter.digest] = 0, adapter.name
         self.loaded.append(adapter)
         return True
 
     def planned(self, step: int) -> None:
         """This plan says what was to be said."""
         for adapter in self.loaded:
-            self._reading[adapter.digest] = step
+            self._reading[adapter.digest] = step, adapter.name
         self.loaded, self.dropped = [], []
 
     def take(self, read: AdapterRead) -> bool:
         """What the executor says of an adapter; False if nobody waits for that."""
-        if self._reading.get(read.digest) != read.step:
+        step, name = self._reading.get(read.digest, (-1, ""))
+        if step != read.step:
             return False
         del self._reading[read.digest]
         if not read.error:
-            self._ready[read.digest] = None
+            self._ready[read.digest] = name
         return True
 
     def check_integrity(self, in_use: Iterable[str]) -> None:

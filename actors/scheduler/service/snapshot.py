@@ -290,6 +290,8 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
         most_drafts=replica.slots.num_drafts,
         num_drafted=replica.step_results.acceptance.num_draft_tokens,
         num_accepted=replica.step_results.acceptance.num_accepted,
+        most_adapters=replica.adapters.capacity,
+        adapters=replica.adapters.resident,
     )
 
 

@@ -39,6 +39,8 @@ PLACES = 3
 TOKENS = 6
 SHARED_TOKENS = 32
 PATIENCE_S = 120.0
+REST_S = 0.2
+"""The most between two changes of an operator: few versions are possible then for most answers."""
 TELL_S = 10.0
 Reply = tuple[int, Any]
 
@@ -109,8 +111,8 @@ class Changes:
         self.problems: list[str] = []
         self._over = asyncio.Event()
 
-    async def run(self, kills: int) -> None:
-        """All of it, and the rest behind."""
+    async def run(self, kills: Sequence[str]) -> None:
+        """All of it, with deaths of actors of these kinds spread over it, and the rest behind."""
         clients = [asyncio.create_task(self._client(each)) for each in range(CLIENTS)]
         helpers = [asyncio.create_task(each) for each in (self._kill(kills), self._tell())]
         try:
@@ -134,6 +136,7 @@ class Changes:
                 self.changes += 1
                 unload = draw.random() < 0.3
                 await self._change(session, draw.choice(own), None if unload else draw.randrange(VERSIONS))
+                await asyncio.sleep(draw.random() * REST_S)
 
     async def _change(self, session: aiohttp.ClientSession, name: Name, version: int | None) -> None:
         """Until it is done: whether a try that broke off was done nobody knows."""
@@ -198,14 +201,13 @@ class Changes:
             await asyncio.sleep(PAUSE_S)
 
     # -- beside -------------------------------------------------------------------------------------------------------
-    async def _kill(self, kills: int) -> None:
-        """SIGKILL for one kind after another, spread over all changes."""
-        for number in range(kills):
-            while self.changes < self.count * (number + 1) // (kills + 1):
+    async def _kill(self, kinds: Sequence[str]) -> None:
+        """SIGKILL, one after another."""
+        for number, kind in enumerate(kinds, 1):
+            while self.changes < self.count * number // (len(kinds) + 1):
                 if self.problems:
                     return
                 await asyncio.sleep(PAUSE_S)
-            kind = KINDS[number % len(KINDS)]
             self.deployment.kill(kind)
             self.kills[kind] += 1
             await asyncio.to_thread(self.deployment.until_healthy)
@@ -221,7 +223,7 @@ class Changes:
                 continue
 
 
-async def change_at_random(folder: Path, count: int, kills: int) -> Changes:
+async def change_at_random(folder: Path, count: int, kills: Sequence[str]) -> Changes:
     """Run all of it in ``folder``; ``problems`` of what comes back are what was wrong."""
     oracle = Oracle.make(folder)
     options = ["--skip-tokenizer-init", "--enable-lora", "--max-loras", f"{PLACES}", "--max-cpu-loras", f"{PLACES + 1}"]
@@ -242,7 +244,8 @@ def main() -> int:
     arguments = parser.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = asyncio.run(change_at_random(Path(folder), arguments.changes, arguments.kills))
+        kinds = [KINDS[each % len(KINDS)] for each in range(arguments.kills)]
+        done = asyncio.run(change_at_random(Path(folder), arguments.changes, kinds))
     figures = {
         "changes": done.changes, "kills": dict(done.kills), "answers": dict(done.answers),
         "seconds": round(time.monotonic() - began_s), "problems": done.problems[:10],

@@ -23,7 +23,7 @@ def test_one_frame(options, server, monkeypatch, capsys) -> None:
     assert lines[0].startswith("Pagebus ")
     assert lines[0].endswith("fake-model")
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line.split()}
-    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "0", "0", "-", "-"]
+    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "0", "0", "-", "-", "-"]
     assert rows["ingress-0"][0] == "ready"
     assert rows["requests"] == ["0"]
 
@@ -36,7 +36,18 @@ def test_drafts(options, server, monkeypatch, capsys) -> None:
     monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
     assert main(["top", *options, "--once"]) == 0
     (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-0"))
-    assert row[-2:] == ["200", "25%"]
+    assert row[-3:-1] == ["200", "25%"]
+
+
+def test_adapters(options, server, monkeypatch, capsys) -> None:
+    """How many have a place on the device, of how many."""
+    told = state({7: [0, 1]})
+    adapted = replace(told.replicas[0], most_adapters=4, adapters=("sql", "legal"))
+    told = replace(told, replicas=(adapted,))
+    monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
+    assert main(["top", *options, "--once"]) == 0
+    (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-0"))
+    assert row[-1] == "2/4"
 
 
 def test_a_silent_scheduler_is_said(options, server, monkeypatch, capsys) -> None:

@@ -22,6 +22,7 @@ export function actorRows(world, problem, signal) {
     actors.forEach((row, index) => {
       if (!known.has(names[index])) known.set(names[index], makeRow(world, row, problem));
       updateRow(known.get(names[index]), row, world.nowS(), most);
+      showAdapters(known.get(names[index]), world.replicas.get(row.name));
     });
     if (rows.dataset.names === names.join()) return;
     rows.dataset.names = names.join();
@@ -38,16 +39,17 @@ function meter(name) {
 }
 
 function makeRow(world, row, problem) {
-  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}),
+  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}), adapters: h("span", {}),
     cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU"), experts: expertLoad() };
   card.gpu.element.hidden = !COMPUTES.includes(row.kind);
   const attention = h("div", { class: "meter", hidden: !COMPUTES.includes(row.kind) }, h("span", {}, "Attention"), h("span", {}), card.paths);
+  card.adapted = h("div", { class: "meter", hidden: true }, h("span", {}, "Adapters"), h("span", {}), card.adapters);
   const act = (order, text) => h("button", { class: "button small", type: "button", onclick: () => confirmOrder(world, row, order, problem) }, text);
   card.buttons = [act("drain", "Drain"), act("stop", "Stop")];
   card.element = h("section", { class: "actor", data: { actor: row.name }, "aria-label": row.name },
     h("header", {}, h("div", {}, h("h3", { class: "clip", title: row.name }, row.name), h("p", { class: "small quiet" }, ABOUT[row.kind] ?? row.kind)), card.state),
     h("div", { class: "meters" }, card.cpu.element, card.memory.element, card.gpu.element, card.gpuMemory.element,
-      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate), attention, card.experts.element),
+      h("div", { class: "meter" }, h("span", {}, "Work"), h("span", {}), card.rate), attention, card.adapted, card.experts.element),
     h("footer", {}, card.restarts, card.buttons));
   return card;
 }
@@ -76,6 +78,15 @@ function updateRow(card, row, nowS, most) {
   card.paths.title = paths.join(", ");
   showExpertLoad(card.experts, row.experts);
   for (const button of card.buttons) button.disabled = row.state === "gone";
+}
+
+/** Which adapters have a place on the device of this replica, the one used last in front; the rest on the tip. */
+function showAdapters(card, replica) {
+  card.adapted.hidden = !replica?.most_adapters;
+  if (card.adapted.hidden) return;
+  const names = [...replica.adapters].reverse();
+  say(card.adapters, `${names.length} of ${replica.most_adapters}${names.length ? `: ${names[0]}` : ""}${names.length > 1 ? ` +${names.length - 1}` : ""}`);
+  card.adapted.title = names.length ? `On the device, the one used last in front: ${names.join(", ")}` : "None is on the device";
 }
 
 function set({ fillBar, value }, share, text) {

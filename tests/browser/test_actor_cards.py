@@ -1,0 +1,60 @@
+"""What the card of an executor tells besides how busy it is: the load of experts, the adapters on its device."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+from tests.browser.looking import wait_until
+
+
+def visit(page: Page, view: str) -> None:
+    page.goto(f"/#/{view}")
+    expect(page.locator("nav a[aria-current=page]")).to_have_attribute("href", f"#/{view}")
+
+
+WITH_EXPERTS = """async (experts) => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  const actors = world.actors.map((row) => (row.kind === "executor" ? { ...row, experts } : row));
+  world.takeActors({ at_s: world.atS, actors, streams: world.streams });
+}"""
+
+
+def test_the_load_of_experts_is_shown(page: Page) -> None:
+    """A bar for each layer that has some, the busiest as text; nothing where there are none."""
+    visit(page, "overview")
+    card = page.locator("[data-actor=executor-0]")
+    expect(card.locator(".experts")).to_be_hidden()
+    page.evaluate(WITH_EXPERTS, [[1, 1.5, 0], [3, 4.0, 2]])
+    expect(card).to_contain_text("\N{LESS-THAN OR EQUAL TO} 4.0 \N{MULTIPLICATION SIGN} mean")
+    bars = card.locator(".experts b")
+    expect(bars).to_have_count(2)
+    assert bars.evaluate_all("(all) => all.map((each) => each.style.height)") == ["37.5%", "100%"]
+    expect(bars.last).to_have_attribute("title", "Layer 3: the busiest expert has 4.0 times the mean; 2 had no token")
+
+
+WITH_ADAPTERS = """async ([places, adapters]) => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  Object.assign(world.replicas.get("executor-0"), { most_adapters: places, adapters });
+  world.takeActors({ at_s: world.atS, actors: world.actors, streams: world.streams });
+}"""
+
+
+def test_adapters_on_a_device_are_shown(page: Page) -> None:
+    """How many, of how many, and which; nothing where an executor serves none."""
+    visit(page, "overview")
+    row = page.locator("[data-actor=executor-0] .meter", has_text="Adapters")
+    wait_until(page, lambda: page.evaluate(HAS_REPLICA))
+    expect(row).to_be_hidden()
+    page.evaluate(WITH_ADAPTERS, [4, []])
+    expect(row).to_contain_text("0 of 4")
+    page.evaluate(WITH_ADAPTERS, [4, ["sql", "<b>", "legal"]])
+    expect(row).to_contain_text("3 of 4: legal +2")
+    expect(row).to_have_attribute("title", "On the device, the one used last in front: legal, <b>, sql")
+
+
+HAS_REPLICA = """async () => {
+  const { world } = await import(document.querySelector("script[type=module]").src);
+  return world.replicas.has("executor-0");
+}"""

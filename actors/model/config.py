@@ -228,7 +228,7 @@ def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
         raise ModelError(f"model {name!r}: there is no such folder")
     if kind:
         return _download_gguf(base, revision, kind)
-    found = _download(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES)
+    found = snapshot(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES)
     return found if (found / CONFIG_FILE).is_file() else _download_gguf(base, revision, "", found)
 
 
@@ -249,7 +249,7 @@ def _download_gguf(name: str, revision: str | None, kind: str, without: Path | N
             return without
         raise ModelError(f"model '{name}:{kind}': the repository has no GGUF file")
     parts = re.sub(r"-00001-of-(\d{5})\.gguf$", r"-?????-of-\1.gguf", chosen)
-    return _download(name, revision, (parts,)) / chosen
+    return snapshot(name, revision, (parts,)) / chosen
 
 
 def _hub_files(name: str, revision: str | None, kind: str) -> list[str]:
@@ -260,30 +260,32 @@ def _hub_files(name: str, revision: str | None, kind: str) -> list[str]:
         listed = huggingface_hub.HfApi().list_repo_files(name, revision=revision)
         return [each for each in listed if is_gguf(Path(each))]
     except Exception:  # offline, or it is not there: what is cached says which
-        folder = _download(name, revision, (f"*{kind}*.gguf",))
+        folder = snapshot(name, revision, (f"*{kind}*.gguf",))
         return [str(each.relative_to(folder)) for each in folder.rglob("*.gguf")]
 
 
-def _download(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    """A snapshot from the hub, with what is cached already. Errors of the hub's library become one ModelError."""
+def snapshot(name: str, revision: str | None, patterns: tuple[str, ...], what: str = "model") -> Path:
+    """Files of a repository of the hub, with what is cached already. Errors of the hub's library become one ModelError,
+    which says ``what`` was looked for."""
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except errors.HFValidationError as error:
-        raise ModelError(f"model {name!r} is neither a folder nor an id of the Hugging Face hub") from error
+        raise ModelError(f"{what} {name!r} is neither a folder nor an id of the Hugging Face hub") from error
     except errors.GatedRepoError as error:
-        raise ModelError(f"model {name!r} is gated: accept its terms on the hub and set HF_TOKEN") from error
+        raise ModelError(f"{what} {name!r} is gated: accept its terms on the hub and set HF_TOKEN") from error
     except errors.RepositoryNotFoundError as error:
-        raise ModelError(f"model {name!r}: no such folder and no such repository on the hub (or no access)") from error
+        text = "no such folder and no such repository on the hub (or no access)"
+        raise ModelError(f"{what} {name!r}: {text}") from error
     except errors.RevisionNotFoundError as error:
-        raise ModelError(f"model {name!r} has no revision {revision!r} on the hub") from error
+        raise ModelError(f"{what} {name!r} has no revision {revision!r} on the hub") from error
     except errors.LocalEntryNotFoundError as error:
         why = "the hub is off (HF_HUB_OFFLINE)" if huggingface_hub.constants.HF_HUB_OFFLINE else "no hub reached"
-        raise ModelError(f"model {name!r}: no such folder, not in the local cache, and {why}") from error
+        raise ModelError(f"{what} {name!r}: no such folder, not in the local cache, and {why}") from error
     except Exception as error:  # whatever the HTTP library raises: connection, proxy, disk full
-        raise ModelError(f"model {name!r} could not be fetched: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{what} {name!r} could not be fetched: {type(error).__name__}: {error}") from error
 
 
 # --- reading the files ------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from msgspec import convert, structs
 
 from pagebus.actors.model.config import ModelConfig, resolve_model
 from pagebus.actors.model.lora.adapter import digest_of, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
+from pagebus.actors.model.lora.location import locate
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.combinations.lora import named_adapters
 from pagebus.bus.contract import Bus, BusUnavailable
@@ -108,8 +108,9 @@ class AdapterRegistry:
 
     def _read(self, name: str, path: str) -> AdapterSource:
         config = ModelConfig.load(resolve_model(self._settings, weights=False))
-        adapter = open_adapter(Path(path), config, self._settings.max_lora_rank)
-        return AdapterSource(name=name, path=str(adapter.folder), digest=digest_of(adapter))
+        found = locate(path)
+        adapter = open_adapter(found.folder, config, self._settings.max_lora_rank)
+        return AdapterSource(name=name, path=found.repository or str(adapter.folder), digest=digest_of(adapter))
 
     def _check_enabled(self) -> None:
         if not self._settings.enable_lora:

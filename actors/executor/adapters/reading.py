@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.adapter import Digest, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError
+from pagebus.actors.model.lora.location import locate
 from pagebus.bus.messages import AdapterSource
 
 FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -35,7 +35,7 @@ def reader(config: ModelConfig, max_rank: int, dtype: torch.dtype) -> Read:
 
     def read(source: AdapterSource) -> HostAdapter:
         """Raises AdapterError."""
-        adapter = open_adapter(Path(source.path), config, max_rank)
+        adapter = open_adapter(locate(source.path).folder, config, max_rank)
         digest, tensors = Digest(adapter.config), {}
         for tensor, raw in adapter.read():
             digest.add(tensor, raw)

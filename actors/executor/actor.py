@@ -36,7 +36,7 @@ from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.metrics import STEP_BUCKETS_S
 from pagebus.actors.telemetry.spans import spans_of
 from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
-from pagebus.bus.messages import AdapterRead, ReplicaFenced, StepPlan, StepResult
+from pagebus.bus.messages import AdapterRead, DiskReport, ReplicaFenced, StepPlan, StepResult
 from pagebus.bus.outbox import Outbox
 from pagebus.kernels.common.target import Target, first_target
 
@@ -301,12 +301,13 @@ class ExecutorActor(Actor):
         self._watch.submitted()
         self._engine.submit(plan, entry.id.epoch)
 
-    def _publish(self, result: StepResult | AdapterRead) -> None:
+    def _publish(self, result: StepResult | AdapterRead | DiskReport) -> None:
         assert self._outbox is not None
         try:
-            if isinstance(result, AdapterRead):
-                read = replace(result, replica=self.name, executor_epoch=self.epoch)
-                self._outbox.publish(self.names.control, read)
+            if not isinstance(result, StepResult):
+                if isinstance(result, DiskReport) and result.error:
+                    self.log.warning("the disk tier failed: blocks are computed", error=result.error)
+                self._outbox.publish(self.names.control, replace(result, replica=self.name, executor_epoch=self.epoch))
                 return
             self._outbox.append(self.names.results(self.name), result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced

@@ -41,7 +41,7 @@ from pagebus.actors.model.config import ModelConfig, resolve_model, resolve_toke
 from pagebus.actors.model.grammars.grammar import load_vocabulary
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.spans import CAPTURE, EAGER, LAUNCH, Spans
-from pagebus.bus.messages import AdapterRead, StepPlan, StepResult
+from pagebus.bus.messages import AdapterRead, DiskReport, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -55,7 +55,7 @@ IDLE_S = 0.25
 class Engine:
     """One executor's engine.
 
-    ``on_result`` is called with every step's result, in order, and with what becomes of adapters; ``on_error`` at most
+    ``on_result`` is called with every step's result, in order, and with what becomes of adapters and of files; ``on_error`` at most
     once with the error that ended the engine, and ``on_progress`` during loading. All are called from the engine's
     threads and must return quickly. ``kernels_ready`` is called before the first kernel is launched, and may wait.
     ``config`` is the part of the rank that ``comm`` connects with the others.
@@ -65,7 +65,7 @@ class Engine:
         self,
         settings: Settings,
         config: ModelConfig,
-        on_result: Callable[[StepResult | AdapterRead], None],
+        on_result: Callable[[StepResult | AdapterRead | DiskReport], None],
         on_progress: Progress = lambda phase, share: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
         *,
@@ -228,6 +228,8 @@ class Engine:
         if self._failure is None:
             if self._pool is not None:
                 torch.cuda.synchronize()
+            if self._loaded.disk is not None:
+                self._loaded.disk.close()
             self._loaded.copies.memory.close()
 
     @property
@@ -345,7 +347,10 @@ class Engine:
     def _copy(self, queued: Queued) -> torch.cuda.Event | None:
         """Start the plan's copies between the tiers."""
         try:
-            return self._loaded.copies.apply(queued.plan)
+            copied = self._loaded.copies.apply(queued.plan)
+            if self._loaded.disk is not None:
+                self._loaded.disk.apply(queued.plan, queued.scheduler_epoch, self._loaded.copies.mark)
+            return copied
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 

@@ -35,7 +35,7 @@ from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
-from pagebus.bus.messages import AdapterRead, StepResult
+from pagebus.bus.messages import AdapterRead, DiskReport, StepResult
 
 JOIN_LOOK_S = 0.1
 LOOKS_PER_LEASE = 5
@@ -216,7 +216,7 @@ class FollowingRank(RankActor):
         else:
             await super()._rank_lost(name)
 
-    def _publish(self, result: StepResult | AdapterRead) -> None:
+    def _publish(self, result: StepResult | AdapterRead | DiskReport) -> None:
         if isinstance(result, StepResult):
             self._count(result)
 

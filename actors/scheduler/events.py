@@ -10,6 +10,7 @@ from pagebus.bus.messages import (
     AbortRequest,
     AdapterRead,
     CancelRequest,
+    DiskReport,
     JsonValue,
     RequestFailed,
     RequestMoved,
@@ -53,6 +54,8 @@ class ReplicaJoined:
     """The most drafts that a row may have; 0: it does not speculate."""
     max_loras: int = 0
     """The most adapters that its sequences may have at a time; 0: it takes none."""
+    num_disk_blocks: int = 0
+    """Those that its disk tier may hold; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ Input = (
     | CancelRequest
     | StopSequence
     | AdapterRead
+    | DiskReport
     | RequestsDone
     | ReplicaJoined
     | HostTierGrown

@@ -34,6 +34,7 @@ from pagebus.bus.messages import (
     BlockRequested,
     CacheResetRequested,
     CancelRequest,
+    DiskReport,
     HoldRequested,
     ReplicaFenced,
     RequestsDone,
@@ -78,7 +79,7 @@ class Intake:
                 self.dead_letters.give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
-        elif isinstance(item.message, AdapterRead):
+        elif isinstance(item.message, AdapterRead | DiskReport):
             self.core.handle(item.message)
             self.work.settled(item)
         elif isinstance(item.message, StateRequested | BlockRequested):

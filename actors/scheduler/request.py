@@ -145,6 +145,8 @@ class Sequence:
     beam_group: BeamGroup | None = None
     num_losses: int = 0
     num_tokens_at_loss: int = 0
+    disk_reads: tuple[bytes, ...] | None = None
+    """What has been read from a disk for it; None: it has not been looked for there."""
 
     def become(self, state: State) -> None:
         """Change the state. ``TRANSITIONS`` names the module that may make each transition.
@@ -219,6 +221,7 @@ class Sequence:
         progress = len(self.tokens) > self.num_tokens_at_loss
         self.num_losses = 1 if progress else self.num_losses + 1
         self.num_tokens_at_loss = len(self.tokens)
+        self.disk_reads = None
 
     @property
     def head(self) -> Sequence:

@@ -49,6 +49,12 @@ class MemorySettings:
         low=0,
         high=65536,
     )
+    disk_cache_dir: str | None = setting(
+        None, help="folder on a local disk in which blocks of prompts outlive restarts; below the host tier"
+    )
+    disk_cache_gib: float = setting(
+        64.0, help="GiB per executor that --disk-cache-dir may take", low=0.001, high=1048576
+    )
     preemption_mode: str = setting(
         "auto",
         help="blocks of a preempted sequence are copied to the host (swap), computed again (recompute), or whichever "

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from pagebus.actors.settings.combinations.disk import check_disk
 from pagebus.actors.settings.combinations.lora import check_lora
 from pagebus.actors.settings.combinations.speculation import check_speculation
 from pagebus.actors.settings.declaring import SettingsError, check_value
@@ -54,6 +55,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         check_lora(self)
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
+        check_disk(self)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

@@ -16,6 +16,7 @@ TokenizedRequest            tokenized (work)       tokenizer -> scheduler       
 AbortRequest, StopSequence, control (work)         ingress, detokenizer -> scheduler          control
 RequestsDone, CancelRequest
 AdapterRead                 control (work)         executor -> scheduler                      steps
+DiskReport                  control (work)         executor -> scheduler                      steps
 StateRequested,             control (work)         ingress -> scheduler                       observation
 BlockRequested
 SequenceStarted/Ended,      sequences:<detok>      scheduler -> that detokenizer              sequences
@@ -81,11 +82,14 @@ from pagebus.bus.messages.steering import (
     HoldState,
 )
 from pagebus.bus.messages.steps import (
+    DISK_FORGET,
+    DISK_TELL,
     END_GRAMMAR,
     END_LENGTH,
     END_NONE,
     END_STOP,
     AdapterRead,
+    DiskReport,
     NewSequence,
     ReplicaFenced,
     StepPlan,
@@ -126,15 +130,16 @@ Message = (
     | CacheResetRequested
     | HoldState
     | AdapterRead
+    | DiskReport
 )
 
 __all__ = [
-    "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED", "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT",
+    "DISK_FORGET", "DISK_TELL", "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED", "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT",
     "HOLDS", "HOLD_ABORT", "HOLD_KEEP", "HOLD_NONE", "HOLD_STATE", "HOLD_WAIT", "OUTCOME_ABORTED", "OUTCOME_DONE",
     "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS", "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS",
     "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS",
     "AbortCalls", "AbortRequest", "AdapterRead", "AdapterSource", "AlsoReads", "BatchQueued", "BlockRequested",
-    "BlockState", "CacheResetRequested", "CancelRequest", "Checkpoint", "FinishReason", "GenerateRequest",
+    "BlockState", "CacheResetRequested", "CancelRequest", "Checkpoint", "DiskReport", "FinishReason", "GenerateRequest",
     "HoldRequested", "HoldState", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
     "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed",
     "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams",

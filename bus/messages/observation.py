@@ -60,6 +60,9 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     """Places for adapters on the device."""
     adapters: tuple[str, ...] = ()
     """The names of those that have one, the one used last behind."""
+    num_disk_blocks: int = 0
+    """The most that the disk tier may hold; 0: there is none."""
+    num_disk_used: int = 0
 
 
 REQUEST_COLUMNS = (

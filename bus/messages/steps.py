@@ -90,6 +90,12 @@ class StepPlan(Record, frozen=True, kw_only=True):
     dropped ones go first, both before everything else. An executor reads them beside its steps, and says with an
     :class:`AdapterRead` when it has.
 
+    Behind the copies between the tiers, and beside this and later steps, host blocks go to the disk and come from it.
+    Names are those of the contents (:func:`pagebus.actors.scheduler.kv.disk_pool.name_of`). ``disk_writes`` [w]: write
+    ``disk_write_hosts`` [w]. ``disk_reads`` [l]: read into ``disk_read_hosts`` [l]. ``disk_drops``: delete.
+    ``disk_order``: :data:`DISK_TELL` or :data:`DISK_FORGET`, before the others. A :class:`DiskReport` says what has
+    become of it. Until then no plan touches the host blocks otherwise than by reading those that are written.
+
     A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
     epoch, from 1, and equals the index of the entry's explicit stream id.
 
@@ -126,6 +132,12 @@ class StepPlan(Record, frozen=True, kw_only=True):
     new_predicted: Int32Array = NO_INTS
     loaded_adapters: tuple[AdapterSource, ...] = ()
     dropped_adapters: tuple[str, ...] = ()
+    disk_reads: tuple[str, ...] = ()
+    disk_read_hosts: Int32Array = NO_INTS
+    disk_writes: tuple[str, ...] = ()
+    disk_write_hosts: Int32Array = NO_INTS
+    disk_drops: tuple[str, ...] = ()
+    disk_order: int = 0
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
@@ -198,6 +210,30 @@ class AdapterRead(Record, frozen=True, kw_only=True):
     scheduler_epoch: int
     step: int
     digest: str
+    error: str = ""
+
+
+DISK_TELL, DISK_FORGET = 1, 2
+"""Values of ``StepPlan.disk_order``: say what is on the disk; delete all of it."""
+
+
+class DiskReport(Record, frozen=True, kw_only=True):
+    """Executor -> scheduler, over ``control``: what has become of orders to the disk. Names are those of plans.
+
+    ``read`` and ``written`` are done; ``not_read`` and ``not_written`` have failed, and are not on the disk any more.
+    ``found``: contents that an executor asked with :data:`DISK_TELL` has, the one used longest ago first, in parts.
+    ``bytes_per_s``: how fast what was read was read; 0 without any. ``error``: the first of its kind, for the log.
+    """
+
+    replica: str
+    executor_epoch: int
+    scheduler_epoch: int
+    read: tuple[str, ...] = ()
+    not_read: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
+    not_written: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    bytes_per_s: float = 0.0
     error: str = ""
 
 

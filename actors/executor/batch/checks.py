@@ -160,6 +160,17 @@ def swaps(plan: StepPlan, num_blocks: int, num_host_blocks: int) -> None:
     _in_range("swap_in_hosts", plan.swap_in_hosts, num_host_blocks)
 
 
+def disk(plan: StepPlan, num_host_blocks: int) -> None:
+    """The host blocks of orders to the disk exist, one for each name."""
+    for names, column, hosts in (
+        (plan.disk_reads, "disk_read_hosts", plan.disk_read_hosts),
+        (plan.disk_writes, "disk_write_hosts", plan.disk_write_hosts),
+    ):
+        if len(names) != len(hosts):
+            raise PlanError(f"{column} has {len(hosts)} entries for {len(names)} names")
+        _in_range(column, hosts, num_host_blocks)
+
+
 def row_slots(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> None:
     """Rows name distinct, occupied slots, decodes are among them, and the token budget is kept."""
     _same_length("slots", plan.slots, "num_scheduled", plan.num_scheduled)

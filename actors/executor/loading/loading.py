@@ -35,6 +35,8 @@ from pagebus.actors.executor.loading.warmup import (
 )
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
+from pagebus.actors.executor.memory.disk_start import open_disk
+from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
@@ -47,7 +49,7 @@ from pagebus.actors.model.config import ModelConfig, effective_max_model_len, nu
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.combinations.speculation import speculation
-from pagebus.bus.messages import AdapterRead
+from pagebus.bus.messages import AdapterRead, DiskReport
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.user_tables import read_user_tables
@@ -93,6 +95,8 @@ class EngineInfo:
     """The most drafts that a row may have; 0: nothing is speculated."""
     max_loras: int = 0
     """The most adapters that sequences may have at a time; 0: none."""
+    num_disk_blocks: int = 0
+    """Those that the disk tier may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ class Loaded:
     info: EngineInfo
     residents: Residents | None
     """Adapters, if there may be any."""
+    disk: DiskTier | None = None
 
 
 def choose_ops(
@@ -127,7 +132,7 @@ def load(
     progress: Progress,
     kernels_ready: Callable[[], None],
     agreement: Agreement = ALONE,
-    tell: Callable[[AdapterRead], None] = lambda read: None,
+    tell: Callable[[AdapterRead | DiskReport], None] = lambda read: None,
 ) -> Loaded:
     """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
     before the first kernel. ``agreement`` has what meets the other ranks once the weights are there. ``tell``
@@ -164,7 +169,7 @@ def _load(
     agreement: Agreement,
     head: DraftFiles | None,
     cached: CacheFormat,
-    tell: Callable[[AdapterRead], None],
+    tell: Callable[[AdapterRead | DiskReport], None],
 ) -> Loaded:
     comm = agreement.comm
     check_attention(settings, device)
@@ -220,6 +225,8 @@ def _load(
     memory.use(int(comm.least(memory.num_blocks)))
     copy_rate = comm.least(measure_copy_rate(runner.blocks, memory))
     prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate else 0.0)
+    files = None if head is None else head.path
+    disk = open_disk(settings, path, files, cached, memory, tell)
     info = EngineInfo(
         **asdict(limits),
         device=str(device),
@@ -230,8 +237,9 @@ def _load(
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         max_loras=0 if residents is None else settings.max_loras,
+        num_disk_blocks=0 if disk is None else disk.num_blocks,
     )
-    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
+    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk)
 
 
 def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

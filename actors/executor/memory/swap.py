@@ -52,6 +52,10 @@ class Copies(Protocol):
         """
         ...
 
+    def mark(self) -> torch.cuda.Event | None:
+        """An event behind all copies so far; None if they are done."""
+        ...
+
 
 def make_copies(kv_cache: torch.Tensor, memory: HostMemory) -> Copies:
     """For the device of ``kv_cache`` [num_blocks, ...]."""
@@ -81,6 +85,9 @@ class PlainCopies:
         for source, target in zip(plan.swap_in_hosts.tolist(), plan.swap_in_blocks.tolist(), strict=True):
             device[target] = block(source)
 
+    def mark(self) -> None:
+        """All are done."""
+
 
 class StreamCopies:
     """Copies on CUDA. ``_last`` [num_blocks] numbers the copy group that last touched a block (0: none); groups end in
@@ -106,6 +113,11 @@ class StreamCopies:
         if self._group > self._covered:
             self._order_pass(plan)
         return copied
+
+    def mark(self) -> torch.cuda.Event:
+        event = new_event()
+        event.record(self._stream)
+        return event
 
     def _start(self, plan: StepPlan) -> torch.cuda.Event:
         checks.swaps(plan, self._num_blocks, self.memory.num_ready)

@@ -17,6 +17,9 @@ from pagebus.actors.scheduler.request import Sequence
 MOST_AWAITING = 64
 """Admission stops for this plan after this many sequences that wait for another's prefix."""
 
+MOST_READING = 256
+"""The same for sequences whose prefix is read from a disk."""
+
 
 def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
@@ -26,11 +29,11 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
     ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
     overtaken, but only within the room of one step. So may those whose adapter is not on the device
-    (:mod:`pagebus.actors.scheduler.core.adapter_turn`).
+    (:mod:`pagebus.actors.scheduler.core.adapter_turn`), and those whose prefix is read from a disk.
     """
     fleet.refresh()
     adapters = AdapterTurn(fleet)
-    priority_class, admitted, num_awaiting = INTERACTIVE, [], 0
+    priority_class, admitted, num_awaiting, num_reading = INTERACTIVE, [], 0, 0
     candidates = fleet.open[priority_class].copy()
     for sequence in waiting:
         if sequence.request.priority_class != priority_class:
@@ -58,6 +61,16 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
             candidates &= ~able
             continue
         replica, offer = chosen
+        if offer.disk:
+            kept = offer.host_blocks + offer.windowed.hosts
+            replica.disk_tier.read(sequence, offer.disk, kept, offer.disk_tokens)
+            fleet.touch(replica)
+            fleet.refresh()
+        if replica.disk_tier.is_reading(sequence):
+            num_reading += 1
+            if num_reading == MOST_READING:
+                break
+            continue
         if offer.awaits:
             num_awaiting += 1
             if num_awaiting == MOST_AWAITING:

@@ -37,6 +37,7 @@ from pagebus.bus.messages import (
     AdapterRead,
     AlsoReads,
     CancelRequest,
+    DiskReport,
     RequestsDone,
     StopSequence,
     TokenizedRequest,
@@ -113,7 +114,7 @@ class Core:
         for name, replica in self.replicas.items():
             held[f"{name}: slots"] = len(replica.slots)
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
-            held[f"{name}: host blocks"] = replica.host_tier.num_held
+            held[f"{name}: host blocks"] = replica.host_tier.num_held - len(replica.disk_tier.owned)
             held[f"{name}: steps in flight"] = len(replica.in_flight)
             held[f"{name}: adapters"] = len(replica.adapters.loaded)
         return held
@@ -152,6 +153,8 @@ class Core:
             case AdapterRead():
                 if self.planner.adapter_read(message, self.config.epoch):
                     self.lifecycle.fail_adapter(message)
+            case DiskReport():
+                self.planner.disk_report(message, self.config.epoch)
             case ReplicaJoined():
                 self.planner.join(message)
                 self.lifecycle.refuse_misfits()

@@ -60,6 +60,7 @@ class Fleet:
         self._most_admitted = min(map(_most_admitted, self.replicas), default=0)
         self._device = [each.index.blocks for each in self.replicas]
         self._host = [each.host_tier.pool.index.blocks for each in self.replicas]
+        self._disk = {row: each.disk_tier for row, each in enumerate(self.replicas) if each.disk_tier.is_on}
         self.due = set(range(count))
         self._stale = set(range(count))
 
@@ -124,6 +125,7 @@ class Fleet:
         if sequence.hashes:
             found = sorted(self._rows[name] for name in self._listing(sequence))
             holders = [row for row in found if rows[row]]
+            holders += [row for row in self._storing(sequence) if rows[row] and row not in holders]
         known = sequence.swapped.replica if sequence.swapped is not None else None
         for name in (known, sequence.leader.replica if sequence.leader is not None else None):
             row = self._rows.get(name) if name is not None else None
@@ -133,9 +135,19 @@ class Fleet:
 
     def _listing(self, sequence: Sequence) -> set[str]:
         """Replicas that list one of the sequence's anchors (:class:`PrefixIndex`)."""
-        every = self._window.num_matched if not sequence.keeps_all else 0
-        anchors = sequence.hashes[::every] if every else sequence.hashes[:1]
+        anchors = self._anchors(sequence)
         return {name for anchor in anchors for name in self.prefix_directory.find(anchor, self._lists)}
+
+    def _storing(self, sequence: Sequence) -> list[int]:
+        """Rows of replicas that have one of them on a disk."""
+        if not self._disk:
+            return []
+        anchors = self._anchors(sequence)
+        return [row for row, tier in self._disk.items() if any(map(tier.has, anchors))]
+
+    def _anchors(self, sequence: Sequence) -> list[bytes]:
+        every = self._window.num_matched if not sequence.keeps_all else 0
+        return sequence.hashes[::every] if every else sequence.hashes[:1]
 
     def blocks_needed(self, sequence: Sequence) -> int:
         """Blocks without which the sequence gets no slot where nothing is cached; perhaps a few less."""
@@ -143,12 +155,16 @@ class Fleet:
         return every if sequence.keeps_all else min(every, self._most_admitted)
 
     def lists(self, row: int, block_hash: bytes) -> bool:
-        """Whether the replica in this row caches a block in either tier."""
+        """Whether the replica in this row caches a block in any tier."""
+        tier = self._disk.get(row)
+        return self._has(row, block_hash) or (tier is not None and tier.has(block_hash))
+
+    def _has(self, row: int, block_hash: bytes) -> bool:
         return block_hash in self._device[row] or block_hash in self._host[row]
 
     def _lists(self, name: str, block_hash: bytes) -> bool:
         row = self._rows.get(name)
-        return row is not None and self.lists(row, block_hash)
+        return row is not None and self._has(row, block_hash)
 
     def check_integrity(self) -> None:
         """Rows that are not stale equal their replicas' figures, and cached first blocks are in the prefix directory.
@@ -162,7 +178,7 @@ class Fleet:
                 known = first in replica.index.new_anchors or replica.name in self.prefix_directory.find(
                     first, self._lists
                 )
-                assert known or not self.lists(row, first), f"{replica.name}: a first block is not found"
+                assert known or not self._has(row, first), f"{replica.name}: a first block is not found"
             if row in self._stale:
                 continue
             assert self.room[row] == replica.room(), f"{replica.name}: room is out of date"

@@ -25,7 +25,7 @@ from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import MOST_LOSSES, Request, Sequence
 from pagebus.actors.scheduler.states import State
-from pagebus.bus.messages import AdapterRead, SequencesNamed
+from pagebus.bus.messages import AdapterRead, DiskReport, SequencesNamed
 
 
 class Planner:
@@ -202,6 +202,7 @@ class Planner:
             replica.index.clear()
             if host or running:
                 replica.host_tier.pool.forget_cached()
+                replica.disk_tier.forget()
         self.touch_all()
 
     # -- replicas -----------------------------------------------------------------------------------------------------
@@ -242,6 +243,13 @@ class Planner:
         expected = replica.adapters.take(read)
         self.fleet.touch(replica)
         return expected and bool(read.error)
+
+    def disk_report(self, report: DiskReport, epoch: int) -> None:
+        """What has become of orders to a replica's disk."""
+        replica = self.replicas.get(report.replica)
+        if replica is not None and report.executor_epoch == replica.epoch and report.scheduler_epoch == epoch:
+            replica.disk_tier.take(report)
+            self.fleet.touch(replica)
 
     def suspend(self, name: str) -> None:
         """Give a replica no more plans."""

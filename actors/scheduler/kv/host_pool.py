@@ -104,6 +104,11 @@ class HostPool:
         if block in self._cached:
             self._cached.move_to_end(block)
 
+    def expend(self, block: int) -> None:
+        """Let a listed block be dropped next, if it is only cached: others have its content."""
+        if block in self._cached:
+            self._cached.move_to_end(block, last=False)
+
     def forget_cached(self) -> None:
         """Empty the index; blocks without owner become empty."""
         self._empty += self._cached

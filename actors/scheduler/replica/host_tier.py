@@ -11,8 +11,9 @@ confirms its copies. The order of plans is correct in any case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -50,6 +51,8 @@ class HostTier:
     ) -> None:
         self.pool = HostPool(joined.num_host_blocks)
         self.copied_step = 0
+        self.on_demoted: Callable[[bytes, int], None] | None = None
+        """Called with a content and its host block once the device tier gives it away."""
         self.num_out = self.num_in = self.num_queries = self.num_hits = 0
         self._blocks = blocks
         self._index = index
@@ -161,14 +164,22 @@ class HostTier:
         host = self.pool.index.find(block_hash)
         if host is not None:
             self.pool.touch(host)
+        elif not self._demotions_left or (host := self.stage(block, block_hash)) is None:
             return
-        if not self._demotions_left or not self.pool.num_free:
-            return
-        self._demotions_left -= 1
+        else:
+            self._demotions_left -= 1
+        if self.on_demoted is not None:
+            self.on_demoted(block_hash, host)
+
+    def stage(self, block: int, content: bytes) -> int | None:
+        """Copy a listed device block, whose content is not on the host. Returns the host block, None without room."""
+        if not self.pool.num_free:
+            return None
         (host,) = self.pool.allocate(1)
-        self.pool.index.insert(block_hash, host)
+        self.pool.index.insert(content, host)
         self.pool.release((host,))
         self._copy_out(block, host)
+        return host
 
     def count_lookup(self, num_tokens: int, num_found: int) -> None:
         """Count tokens of a prefix, beyond those on the device, that were looked up and found."""
@@ -268,13 +279,13 @@ class HostTier:
         for load in self._loads.values():
             yield from load.hosts
 
-    def check_integrity(self, occupied: Iterable[Sequence]) -> None:
-        """Loads, swapped sequences and the pool agree.
+    def check_integrity(self, occupied: Iterable[Sequence], others: Iterable[int] = ()) -> None:
+        """Loads, swapped sequences, ``others`` who own blocks, and the pool agree.
 
         Raises:
             AssertionError: they do not.
         """
-        self.pool.check_integrity(self._owned())
+        self.pool.check_integrity(chain(self._owned(), others))
         slots = {sequence.slot: sequence for sequence in occupied}
         for slot, load in self._loads.items():
             assert slots[slot] is load.sequence, f"slot {slot}: a load of another sequence"

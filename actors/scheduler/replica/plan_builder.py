@@ -53,6 +53,12 @@ class PlanBuilder:
         self.swap_out_hosts: list[int] = []
         self.swap_in_hosts: list[int] = []
         self.swap_in_blocks: list[int] = []
+        self.disk_order = 0
+        self.disk_reads: list[str] = []
+        self.disk_read_hosts: list[int] = []
+        self.disk_writes: list[str] = []
+        self.disk_write_hosts: list[int] = []
+        self.disk_drops: list[str] = []
 
     def append(self, sequence: Sequence, blocks: list[int], windowed: list[int]) -> None:
         """Append new blocks to a sequence's table, and their ``windowed`` pages. A sequence that has not entered sends
@@ -154,6 +160,12 @@ class PlanBuilder:
             new_predicted=_ints([token for each in predicted for token in each]),
             loaded_adapters=tuple(self._adapters.loaded),
             dropped_adapters=tuple(self._adapters.dropped),
+            disk_reads=tuple(self.disk_reads),
+            disk_read_hosts=_ints(self.disk_read_hosts),
+            disk_writes=tuple(self.disk_writes),
+            disk_write_hosts=_ints(self.disk_write_hosts),
+            disk_drops=tuple(self.disk_drops),
+            disk_order=self.disk_order,
         )
         self._begin_anew(step)
         return plan
@@ -167,6 +179,9 @@ class PlanBuilder:
             self._cuts, self._chosen, self.rewritten = {}, {}, []
         if self.swap_out_blocks or self.swap_in_blocks:
             self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
+        if self.disk_order or self.disk_reads or self.disk_writes or self.disk_drops:
+            self.disk_order, self.disk_drops = 0, []
+            self.disk_reads, self.disk_read_hosts, self.disk_writes, self.disk_write_hosts = [], [], [], []
         if self._adapters.loaded:
             self._adapters.planned(step)
 

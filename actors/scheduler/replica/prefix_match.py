@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
-from pagebus.actors.scheduler.kv.window_match import Match, match_window
+from pagebus.actors.scheduler.kv.window_match import Find, Match, match_window
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefix_wait import awaits
@@ -15,6 +16,8 @@ from pagebus.actors.scheduler.request import Sequence, Swapped
 
 NOTHING = Match(0, [], [])
 """Never changed."""
+_ON_DISK = -1
+"""In place of a host block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,9 @@ class Offer:
     awaits: bool = False
     first_block: int = 0
     windowed: Match = NOTHING
+    disk: tuple[bytes, ...] = ()
+    """Contents on the disk that lengthen it, if they are read, by ``disk_tokens``."""
+    disk_tokens: int = 0
 
 
 def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -55,7 +61,12 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     found = swapped.num_tokens if swapped is not None else match.num_blocks * size
     waits = _awaits(replica, sequence, match)
     saved = found - replica.host_tier.cost_tokens(len(hosts) + len(windowed.hosts))
-    return Offer(cached, hosts, found, saved, awaits=waits, first_block=first, windowed=windowed)
+    disk, gained = (), 0
+    if replica.disk_tier.is_on and swapped is None:
+        waits = waits or replica.disk_tier.is_reading(sequence)
+        disk, gained = _on_disk(replica, sequence, match)
+        saved += max(0, gained - replica.disk_tier.cost_tokens(len(disk)))
+    return Offer(cached, hosts, found, saved, None, waits, first, windowed, disk, gained)
 
 
 def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -71,6 +82,8 @@ def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     fork = fork_of(replica, sequence)
     if fork is None and _awaits(replica, sequence, _find(replica, sequence)[0]):
         return None
+    if replica.disk_tier.is_reading(sequence):
+        return None
     offer = offer_of(replica, sequence)
     while offer is None and jobs:
         preempt(replica, jobs.pop())
@@ -82,9 +95,36 @@ def _forked(fork: Fork) -> tuple[Match, Match]:
     return Match(fork.first_block, fork.blocks, []), Match(fork.first_windowed, fork.windowed, [])
 
 
-def _find(replica: ReplicaBase, sequence: Sequence) -> tuple[Match, Match]:
+def _on_disk(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[tuple[bytes, ...], int]:
+    """Contents that have to be read for a longer match, and the tokens that it has more. None where it does not pay, or
+    has been tried."""
+    if sequence.disk_reads is not None or not _looks_up(replica, sequence):
+        return (), 0
+    hosts, tier, each = replica.host_tier.pool.index, replica.disk_tier, replica.windowed_pages
+    most = min(len(sequence.hashes), (len(sequence.tokens) - 1) // replica.block_size)
+    if match.num_blocks >= most:
+        return (), 0
+
+    def find(content: bytes) -> int | None:
+        host = hosts.find(content)
+        return _ON_DISK if host is None and tier.has(content) else host
+
+    longer, pages = _find(replica, sequence, find)
+    gained = (longer.num_blocks - match.num_blocks) * replica.block_size
+    if gained <= 0:
+        return (), 0
+    contents = list(sequence.hashes[longer.first + len(longer.cached) : longer.num_blocks])
+    if each:
+        keys = [key for block in sequence.hashes[pages.first : longer.num_blocks] for key in page_keys(block, each)]
+        contents += keys[len(pages.cached) :]
+    missing = tuple(content for content in contents if hosts.find(content) is None)
+    return (missing, gained) if tier.pays(len(missing), gained) else ((), 0)
+
+
+def _find(replica: ReplicaBase, sequence: Sequence, find_host: Find | None = None) -> tuple[Match, Match]:
     """Device blocks with the sequence's first tokens, or those of them that a window leaves, and host blocks with those
-    after them. Then the same of pages of layers with windows, where others have none."""
+    after them. Then the same of pages of layers with windows, where others have none. ``find_host``: in place of the
+    host tier's index."""
     swapped, size = _swapped(replica, sequence), replica.block_size
     # At least one token must be computed, or there would be nothing to sample from.
     limit = (len(sequence.tokens) - 1 if swapped is None else swapped.num_tokens) // size
@@ -99,18 +139,23 @@ def _find(replica: ReplicaBase, sequence: Sequence) -> tuple[Match, Match]:
     if not looks:
         return NOTHING, NOTHING
     if replica.window.num_tokens and not sequence.keeps_all:
-        find, find_host = replica.index.find, replica.host_tier.pool.index.find
+        find, find_host = replica.index.find, find_host or replica.host_tier.pool.index.find
         return match_window(find, find_host, sequence.hashes, limit, replica.window.num_matched), NOTHING
     cached = replica.index.match(sequence.hashes, limit)
-    match = Match(0, cached, replica.host_tier.match(sequence.hashes, len(cached), limit))
-    return _with_pages(replica, sequence, match) if replica.windowed_pages else (match, NOTHING)
+    if find_host is None:
+        hosts = replica.host_tier.match(sequence.hashes, len(cached), limit)
+    else:
+        behind = map(find_host, sequence.hashes[len(cached) : limit])
+        hosts = [host for host in takewhile(lambda host: host is not None, behind) if host is not None]
+    match = Match(0, cached, hosts)
+    return _with_pages(replica, sequence, match, find_host) if replica.windowed_pages else (match, NOTHING)
 
 
-def _with_pages(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[Match, Match]:
+def _with_pages(replica: ReplicaBase, sequence: Sequence, match: Match, find_host: Find | None) -> tuple[Match, Match]:
     """As much of a match as the pages of layers with windows are found for: those of the last window, or all for
     beams."""
     each, most = replica.windowed_pages, match.num_blocks
-    find, find_host = replica.index.find, replica.host_tier.pool.index.find
+    find, find_host = replica.index.find, find_host or replica.host_tier.pool.index.find
     needed = max(1, most) if sequence.keeps_all else replica.windowed.num_matched
     pages = match_window(find, find_host, sequence.hashes, most, needed, each)
     return match.cut(pages.first + (len(pages.cached) + len(pages.hosts)) // each), pages

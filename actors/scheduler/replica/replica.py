@@ -69,6 +69,8 @@ class Replica(ReplicaBase):
         if loaded:
             hosts = offer.host_blocks + windowed.hosts
             self.host_tier.load(sequence, loaded, hosts, sequence.first_block + len(offer.cached_blocks))
+        if self.disk_tier.is_on:
+            self.offer_to_disk(sequence, 0, offer.num_tokens // self.block_size)
         if self.caching and not sequence.looked_up and sequence.leader is None:
             sequence.looked_up = True
             found = (offer.first_block + len(offer.cached_blocks)) * self.block_size
@@ -82,7 +84,8 @@ class Replica(ReplicaBase):
         is full. Sequences preempted for it are added to ``preempted``."""
         if self.suspended or not self.pipeline.has_room:
             return None
-        has_news = self.builder.freed_slots or self.adapters.loaded
+        urgent = self.adapters.loaded or self.disk_tier.is_urgent
+        has_news = self.builder.freed_slots or urgent or self.disk_tier.has_news
         if not len(self.slots) and not has_news:
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
@@ -96,9 +99,10 @@ class Replica(ReplicaBase):
             slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
         if len(slots):
             slots, counts, num_decodes = allot_blocks(self, slots, counts, num_decodes)
-        if not len(slots) and (self.in_flight or not self.builder.freed_slots) and not self.adapters.loaded:
+        if not len(slots) and not urgent and (self.in_flight or not has_news):
             return None
         self.host_tier.finish_plan(self.step + 1)
+        self.disk_tier.finish_plan()
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
@@ -219,7 +223,8 @@ class Replica(ReplicaBase):
         self.pool.check_integrity(chain(*sources, *(sequence.pages for sequence in sequences)))
         assert all(sequence.replica == self.name for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
-        self.host_tier.check_integrity(sequences)
+        self.host_tier.check_integrity(sequences, self.disk_tier.owned)
+        self.disk_tier.check_integrity()
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.step_results.last_step + 1, self.step + 1)]
         self.step_results.check_integrity()

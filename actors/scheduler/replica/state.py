@@ -15,8 +15,9 @@ from pagebus.actors.model.window import Window
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
 from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.replica.disk_tier import DiskTier
 from pagebus.actors.scheduler.replica.drafts.depth import Depth
 from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.pipeline import Pipeline
@@ -85,6 +86,7 @@ class ReplicaBase:
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}
         self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
+        self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder)
         self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
         self.num_given_back = 0
 
@@ -211,3 +213,14 @@ class ReplicaBase:
             self.index.insert_all(sequence.hashes, sequence.blocks, start, end, sequence.first_block)
             if each := self.windowed_pages:
                 self.index.insert_pages(sequence.hashes, sequence.windowed, start, end, sequence.first_windowed, each)
+            if self.disk_tier.is_on:
+                self.offer_to_disk(sequence, start, min(end, len(sequence.request.prompt) // size))
+
+    def offer_to_disk(self, sequence: Sequence, start: int, end: int) -> None:
+        """The blocks ``start`` to ``end`` of a sequence, listed now, are worth a write."""
+        first, each = max(start, sequence.first_block), self.windowed_pages
+        self.disk_tier.offer(sequence.hashes[first:end], sequence.blocks[first - sequence.first_block :])
+        if each:
+            first = max(start, sequence.first_windowed)
+            keys = [key for block_hash in sequence.hashes[first:end] for key in page_keys(block_hash, each)]
+            self.disk_tier.offer(keys, sequence.windowed[(first - sequence.first_windowed) * each :])

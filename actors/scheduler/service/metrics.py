@@ -29,6 +29,12 @@ _COUNTERS = {
     "host_tier.num_hits": ("vllm:external_prefix_cache_hits", "Tokens found in the host tier's prefix cache."),
     "host_tier.num_out": ("pagebus:swapped_out_blocks_total", "Blocks copied from the device to the host."),
     "host_tier.num_in": ("pagebus:swapped_in_blocks_total", "Blocks copied from the host to the device."),
+    "disk_tier.num_queries": ("pagebus:disk_cache_queries", "Tokens of prefixes asked of the disk tier."),
+    "disk_tier.num_hits": ("pagebus:disk_cache_hits", "Tokens of prefixes read from the disk tier."),
+    "disk_tier.num_in": ("pagebus:disk_read_blocks_total", "Blocks read from the disk to the host."),
+    "disk_tier.num_out": ("pagebus:disk_written_blocks_total", "Blocks written from the host to the disk."),
+    "disk_tier.num_not_read": ("pagebus:disk_failed_reads_total", "Blocks that could not be read, and are computed."),
+    "disk_tier.num_not_written": ("pagebus:disk_failed_writes_total", "Blocks that could not be written."),
     "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
     "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
     "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
@@ -109,11 +115,14 @@ class SchedulerMetrics:
         self._waiting_for_room.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
             self._show(name, 0, 0.0, 0.0, 0)
+            self._show_disk(name, 0.0)
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool
             usage, host_usage = 1 - pool.num_free / pool.num_blocks, replica.host_tier.pool.usage
             self._show(name, len(replica.slots), usage, host_usage, len(replica.adapters.resident))
+            if replica.disk_tier.is_on:
+                self._show_disk(name, replica.disk_tier.pool.usage)
             self.count(replica)
         self._show_adapters(core)
 
@@ -153,6 +162,10 @@ class SchedulerMetrics:
         name, text = "pagebus:resumed_sequences_total", "Sequences whose executor was lost, and that go on elsewhere."
         self._metrics.counter(name, text, engine=replica.name).inc(resumed)
         del self._seen[replica.name, replica.epoch]
+
+    def _show_disk(self, engine: str, usage: float) -> None:
+        name, text = "pagebus:disk_cache_usage_perc", "Share of the disk tier's blocks in use (0 to 1)."
+        self._metrics.gauge(name, text, engine=engine).set(usage)
 
     def _show(self, engine: str, running: int, usage: float, host_usage: float, residents: int) -> None:
         gauge = self._metrics.gauge

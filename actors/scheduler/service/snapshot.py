@@ -292,6 +292,8 @@ def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num
         num_accepted=replica.step_results.acceptance.num_accepted,
         most_adapters=replica.adapters.capacity,
         adapters=replica.adapters.resident,
+        num_disk_blocks=replica.disk_tier.pool.num_blocks,
+        num_disk_used=len(replica.disk_tier.pool.stored),
     )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec import structs
 
-from pagebus.actors.scheduler.events import ReplicaSuspended
+from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.rests import rest_often
@@ -46,6 +47,7 @@ class Schedules(RuleBasedStateMachine):
         windowed=st.sampled_from([(0, 0), (0, 0), (1, 1), (2, 6), (3, 13), (1, 24)]),
         copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
         num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
+        disk=st.tuples(st.sampled_from([0, 0, 3, 12, 60]), st.sampled_from([0, 0, 1, 2, 5])),
     )
     def begin(
         self,
@@ -62,6 +64,7 @@ class Schedules(RuleBasedStateMachine):
         windowed: tuple[int, int],
         copies: tuple[int, float],
         num_drafts: int,
+        disk: tuple[int, int],
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -84,6 +87,9 @@ class Schedules(RuleBasedStateMachine):
             "windowed_pages": windowed[0],
             "windowed_tokens": windowed[1],
         }
+        if disk[0] and num_host_blocks:
+            self.options |= {"num_disk_blocks": disk[0], "disk_fails": disk[1]}
+        self.disks: dict[str, dict[str, Any]] = defaultdict(dict)
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         self.num_requests = self.num_epochs = 0
@@ -153,6 +159,20 @@ class Schedules(RuleBasedStateMachine):
                 return
             self.world.step(busy[which % len(busy)])
 
+    @precondition(lambda self: any(executor.orders for executor in self.world.executors.values()))
+    @rule(which=st.integers(0, 2), count=st.integers(1, 4))
+    def obey(self, which: int, count: int) -> None:
+        for _ in range(count):
+            names = [name for name, executor in self.world.executors.items() if executor.orders]
+            if not names:
+                return
+            self.world.obey(names[which % len(names)])
+
+    @rule(host=st.booleans(), running=RARELY, really=RARELY)
+    def reset(self, host: bool, running: bool, really: bool) -> None:
+        if really:
+            self.world.send(CachesReset(host=host, running=running))
+
     @precondition(lambda self: self.world.core.requests)
     @rule(which=st.integers(0, 100))
     def abort(self, which: int) -> None:
@@ -172,7 +192,7 @@ class Schedules(RuleBasedStateMachine):
         if name in self.world.executors:
             self.world.kill(name)
         self.num_epochs += 1
-        self.world.join(name=name, epoch=self.num_epochs, **self.options)
+        self.world.join(name=name, epoch=self.num_epochs, disk=self.disks[name], **self.options)
 
     @precondition(lambda self: self.world.executors)
     @rule(which=st.integers(0, 2), suspend=st.booleans(), really=RARELY)

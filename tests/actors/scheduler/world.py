@@ -183,14 +183,21 @@ class World:
         self.send(ReplicaResult(name, result), *stops)
         return result
 
+    def obey(self, name: str) -> None:
+        """The disk of one executor does what the oldest plan orders, and the scheduler reads the report."""
+        self.send(self.executors[name].obey_one())
+
     def run(self, limit: int = 20_000) -> None:
         """Until nothing is in flight."""
         for _ in range(limit):
             busy = [name for name, executor in self.executors.items() if executor.queue]
-            if not busy:
+            obeying = [name for name, executor in self.executors.items() if executor.orders]
+            if not busy and not obeying:
                 return
             for name in busy:
                 self.step(name)
+            for name in obeying:
+                self.obey(name)
         raise AssertionError("it does not come to an end")
 
     # -- the other actors ---------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""The disk tier's blocks of one replica: which contents its executor has as files.
+
+A content is written, then stored, and the one used longest ago makes room for another. What the scheduler believes may
+be wrong: a read of what is not there fails, and is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+
+def name_of(content: bytes) -> str:
+    """What executors call a content."""
+    return content.hex()
+
+
+class DiskPool:
+    """At most ``num_blocks`` contents, those under way included. Callers only read ``stored``."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.stored: OrderedDict[bytes, None] = OrderedDict()
+        """The one used longest ago first."""
+        self._written: set[bytes] = set()
+
+    def __contains__(self, content: bytes) -> bool:
+        """Whether it is stored, or will be."""
+        return content in self.stored or content in self._written
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks in use (0 to 1)."""
+        return (len(self.stored) + len(self._written)) / self.num_blocks if self.num_blocks else 0.0
+
+    def begin(self, content: bytes, kept: Iterable[bytes]) -> list[bytes] | None:
+        """Write a content that is not there. Returns what has to be deleted for it, none of ``kept``; None if there is
+        no room."""
+        dropped = []
+        if len(self.stored) + len(self._written) >= self.num_blocks:
+            oldest = next(iter(self.stored), None)
+            if oldest is None or oldest in kept:
+                return None
+            del self.stored[oldest]
+            dropped.append(oldest)
+        self._written.add(content)
+        return dropped
+
+    def end(self, content: bytes, *, stored: bool) -> None:
+        """A write has ended. One that has failed shows how much the disk can hold."""
+        self._written.discard(content)
+        if stored:
+            self.stored[content] = None
+        else:
+            self.num_blocks = min(self.num_blocks, len(self.stored) + len(self._written))
+
+    def found(self, contents: Iterable[bytes]) -> None:
+        """The executor has these."""
+        for content in contents:
+            if content not in self and len(self.stored) + len(self._written) < self.num_blocks:
+                self.stored[content] = None
+
+    def touch(self, content: bytes) -> None:
+        """A content is used."""
+        self.stored.move_to_end(content)
+
+    def forget(self, content: bytes) -> None:
+        """A content is not there any more."""
+        self.stored.pop(content, None)
+
+    def clear(self) -> None:
+        """Nothing is there any more but what is being written."""
+        self.stored.clear()
+
+    def check_integrity(self) -> None:
+        """There is no more than there may be, and nothing twice.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        assert not self.stored.keys() & self._written
+        assert len(self.stored) + len(self._written) <= self.num_blocks or not self.num_blocks

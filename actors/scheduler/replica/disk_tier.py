@@ -1,0 +1,226 @@
+"""The disk tier of one replica, below its host tier: what is written to files, and what is read back.
+
+A read fills host blocks. Once the executor has confirmed them, they are found like any other cached blocks of the host
+tier. The sequence that wants them waits in the queue, without a slot, so that no step ever waits for a disk, and nothing
+that could not be read is ever in a block table. It waits once: what cannot be read is computed.
+
+Written are blocks of prompts that have been computed or asked for again, and those that the device tier gives away. A
+block is copied to the host first if it is not there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Sequence as Run
+
+from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.scheduler.kv.disk_pool import DiskPool, name_of
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.replica.host_tier import HostTier
+from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.bus.messages import DISK_FORGET, DISK_TELL, DiskReport
+
+SHARE = 0.5
+"""Of the host blocks that reads and writes may hold."""
+MOST_WRITES = 256
+"""Blocks that are being written at most."""
+MOST_CANDIDATES = 2**14
+NEWEST_SHARE = 0.5
+"""Weight of the newest rate of reads."""
+DOUBT = 1.05
+"""How much better a rate is thought to be each time that it was too bad to read: it may have been a bad moment."""
+
+
+class DiskTier:
+    """``num_in``, ``num_out``, ``num_not_read`` and ``num_not_written`` count blocks; ``num_queries`` and ``num_hits``
+    tokens beyond both other tiers, looked up and found."""
+
+    def __init__(self, joined: ReplicaJoined, host: HostTier, index: PrefixIndex, builder: PlanBuilder) -> None:
+        self.pool = DiskPool(joined.num_disk_blocks)
+        self.num_in = self.num_out = self.num_not_read = self.num_not_written = self.num_queries = self.num_hits = 0
+        self._host, self._index, self._builder = host, index, builder
+        self._page_tokens = joined.block_size / (1 + joined.windowed_pages)
+        self._block_bytes, self._prefill_rate = joined.block_bytes, joined.prefill_tokens_per_s
+        self._bytes_per_s = 0.0
+        """Of reads, the newest ones'; 0: none has been seen."""
+        self._reads: dict[bytes, int] = {}
+        self._writes: dict[bytes, int] = {}
+        """Host blocks of what is under way, by content."""
+        self._void: set[bytes] = set()
+        """Of these, contents that are not wanted any more."""
+        self._candidates: deque[tuple[bytes, int]] = deque(maxlen=MOST_CANDIDATES)
+        """Contents that are worth a write, with the device blocks that had them."""
+        if self.is_on:
+            builder.disk_order = DISK_TELL
+            host.on_demoted = self._write
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is one."""
+        return self.pool.num_blocks > 0
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for what the next plan orders."""
+        return bool(self._builder.disk_order or self._builder.disk_reads)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether an idle replica gets a plan for the disk alone."""
+        if self.is_urgent or self._builder.disk_writes or self._builder.disk_drops:
+            return True
+        return self.is_on and bool(self._candidates) and self._room(MOST_WRITES, self._writes) > 0
+
+    # -- reads --------------------------------------------------------------------------------------------------------
+    def has(self, content: bytes) -> bool:
+        """Whether a content can be read."""
+        return content in self.pool.stored
+
+    def pays(self, num_blocks: int, num_tokens: int) -> bool:
+        """Whether reading so many blocks, behind those being read, is quicker than computing so many tokens."""
+        if not self._bytes_per_s or not self._prefill_rate:
+            return True
+        seconds = (num_blocks + len(self._reads)) * self._block_bytes / self._bytes_per_s
+        if seconds * self._prefill_rate < num_tokens - self._host.cost_tokens(num_blocks):
+            return True
+        self._bytes_per_s *= DOUBT
+        return False
+
+    def cost_tokens(self, num_blocks: int) -> int:
+        """What reading costs, in tokens that could be computed meanwhile; at most the tokens read."""
+        most = num_blocks * self._page_tokens
+        if not self._bytes_per_s or not self._prefill_rate:
+            return self._host.cost_tokens(num_blocks)
+        return int(min(most, num_blocks * self._block_bytes / self._bytes_per_s * self._prefill_rate))
+
+    def read(self, sequence: Sequence, contents: Run[bytes], kept: Iterable[int], num_tokens: int) -> None:
+        """Have contents read for a waiting sequence, which gain it ``num_tokens``; as many as there is room for. Host
+        blocks in ``kept`` are those that it will load, too."""
+        sequence.disk_reads = tuple(contents)
+        self.num_queries += num_tokens
+        for block in kept:
+            self._host.pool.touch(block)
+        wanted = [each for each in contents if each not in self._reads and each in self.pool.stored]
+        count = min(len(wanted), self._room(self._host.pool.num_blocks, self._reads))
+        for content, host in zip(wanted, self._host.pool.allocate(count), strict=False):
+            self.pool.touch(content)
+            self._reads[content] = host
+            self._builder.disk_reads.append(name_of(content))
+            self._builder.disk_read_hosts.append(host)
+
+    def is_reading(self, sequence: Sequence) -> bool:
+        """Whether something that was read for the sequence is not there yet."""
+        return any(content in self._reads for content in sequence.disk_reads or ())
+
+    # -- writes -------------------------------------------------------------------------------------------------------
+    def offer(self, contents: Iterable[bytes], blocks: Iterable[int]) -> None:
+        """Device blocks with contents that are worth a write."""
+        if self.is_on:
+            self._candidates += [each for each in zip(contents, blocks, strict=False) if each[0] not in self.pool]
+
+    def finish_plan(self) -> None:
+        """Add to the plan what is to be written."""
+        if not self.is_on:
+            return
+        for _ in range(min(len(self._candidates), self._room(MOST_WRITES, self._writes))):
+            content, block = self._candidates.popleft()
+            if content in self.pool:
+                continue
+            host = self._host.pool.index.find(content)
+            if host is None and self._index.find(content) == block:
+                host = self._host.stage(block, content)
+            if host is not None:
+                self._write(content, host)
+
+    def _write(self, content: bytes, host: int) -> None:
+        """Write a host block with this content, which the plan's copies may bring."""
+        if content in self.pool or not self._room(MOST_WRITES, self._writes) or not self._worth():
+            return
+        dropped = self.pool.begin(content, self._reads)
+        if dropped is None:
+            return
+        self._host.pool.retain((host,))
+        self._writes[content] = host
+        self._builder.disk_drops += map(name_of, dropped)
+        self._builder.disk_writes.append(name_of(content))
+        self._builder.disk_write_hosts.append(host)
+
+    def _worth(self) -> bool:
+        """Whether a block can be read more quickly than it is computed, by what is known so far."""
+        return self.cost_tokens(1) < self._page_tokens or not self._prefill_rate
+
+    def _room(self, most: int, under_way: dict[bytes, int]) -> int:
+        pool = self._host.pool
+        left = min(most, int(SHARE * pool.num_blocks)) - len(under_way)
+        return max(0, min(left, pool.num_free))
+
+    # -- what the executor says ---------------------------------------------------------------------------------------
+    def take(self, report: DiskReport) -> None:
+        """Apply a report of this replica's executor."""
+        self.pool.found(map(bytes.fromhex, report.found))
+        for done, names in ((True, report.read), (False, report.not_read)):
+            for name in names:
+                self._end_read(bytes.fromhex(name), done)
+        for done, names in ((True, report.written), (False, report.not_written)):
+            for name in names:
+                self._end_write(bytes.fromhex(name), done)
+        if rate := report.bytes_per_s:
+            self._bytes_per_s += (rate - self._bytes_per_s) * (NEWEST_SHARE if self._bytes_per_s else 1.0)
+
+    def _end_read(self, content: bytes, done: bool) -> None:
+        host = self._reads.pop(content, None)
+        if host is None:
+            return
+        self.num_in += done
+        self.num_not_read += not done
+        if done and content not in self._void and self._host.pool.index.insert(content, host):
+            self.num_hits += int(self._page_tokens)
+            self._index.new_anchors.append(content)  # perhaps one: whoever has it can be found
+        if not done:
+            self.pool.forget(content)
+        self._void.discard(content)
+        self._host.pool.release((host,))
+
+    def _end_write(self, content: bytes, done: bool) -> None:
+        host = self._writes.pop(content, None)
+        if host is None:
+            return
+        self.num_out += done
+        self.num_not_written += not done
+        self.pool.end(content, stored=done)
+        if content in self._void:
+            self._void.discard(content)
+            self._drop(content)
+        self._host.pool.release((host,))
+        if self._index.find(content) is not None:
+            self._host.pool.expend(host)
+
+    def _drop(self, content: bytes) -> None:
+        self.pool.forget(content)
+        self._builder.disk_drops.append(name_of(content))
+
+    def forget(self) -> None:
+        """Have everything deleted."""
+        if self.is_on:
+            self.pool.clear()
+            self._candidates.clear()
+            self._void |= self._reads.keys() | self._writes.keys()
+            self._builder.disk_order = DISK_FORGET
+
+    # -- checks -------------------------------------------------------------------------------------------------------
+    @property
+    def owned(self) -> list[int]:
+        """The host blocks that it holds."""
+        return [*self._reads.values(), *self._writes.values()]
+
+    def check_integrity(self) -> None:
+        """What is under way and the pool agree.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        self.pool.check_integrity()
+        assert self._void <= self._reads.keys() | self._writes.keys()
+        assert all(content in self.pool for content in self._writes), "a block is written that is not expected"

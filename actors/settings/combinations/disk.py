@@ -1,0 +1,26 @@
+"""Settings of the disk tier that only make sense together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagebus.actors.settings.declaring import SettingsError
+
+if TYPE_CHECKING:
+    from pagebus.actors.settings.settings import Settings
+
+
+def check_disk(settings: Settings) -> None:
+    """Check what the disk tier needs.
+
+    Raises:
+        SettingsError: it is missing, or the tier is not served with something yet.
+    """
+    if settings.disk_cache_dir is None:
+        return
+    if not settings.swap_space:
+        raise SettingsError("--disk-cache-dir needs the host tier: --swap-space must be more than 0")
+    if not settings.enable_prefix_caching:
+        raise SettingsError("--disk-cache-dir needs --enable-prefix-caching")
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError("--disk-cache-dir: not with --tensor-parallel-size yet")

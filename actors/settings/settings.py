@@ -56,6 +56,8 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
         check_disk(self)
+        if self.disk_cache_dir is not None and self.tensor_parallel_size > 1:
+            raise SettingsError("--disk-cache-dir: not with --tensor-parallel-size yet")
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

@@ -35,7 +35,7 @@ from pagebus.actors.executor.loading.warmup import (
 )
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
-from pagebus.actors.executor.memory.disk_start import open_disk
+from pagebus.actors.executor.loading.disk import open_disk
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8

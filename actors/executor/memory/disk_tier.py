@@ -148,7 +148,7 @@ class DiskTier:
             if group.ready is not None:
                 group.ready.synchronize()
             group.began_s = group.began_s or time.perf_counter()
-            block = memoryview(self._memory.block(host))
+            block = self._memory.block(host).data
             (self._files.read if reads else self._files.write)(name, block)
         except DiskError as problem:
             error = str(problem)

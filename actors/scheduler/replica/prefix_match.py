@@ -61,7 +61,8 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     found = swapped.num_tokens if swapped is not None else match.num_blocks * size
     waits = _awaits(replica, sequence, match)
     saved = found - replica.host_tier.cost_tokens(len(hosts) + len(windowed.hosts))
-    disk, gained = (), 0
+    disk: tuple[bytes, ...] = ()
+    gained = 0
     if replica.disk_tier.is_on and swapped is None:
         waits = waits or replica.disk_tier.is_reading(sequence)
         disk, gained = _on_disk(replica, sequence, match)

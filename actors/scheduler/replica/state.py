@@ -17,7 +17,7 @@ from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
 from pagebus.actors.scheduler.order import JOB
-from pagebus.actors.scheduler.replica.disk_tier import DiskTier
+from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
 from pagebus.actors.scheduler.replica.drafts.depth import Depth
 from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.pipeline import Pipeline

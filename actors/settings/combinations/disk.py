@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from pagebus.actors.settings.declaring import SettingsError
 
 if TYPE_CHECKING:
-    from pagebus.actors.settings.settings import Settings
+    from pagebus.actors.settings.memory import MemorySettings
 
 
-def check_disk(settings: Settings) -> None:
+def check_disk(settings: MemorySettings) -> None:
     """Check what the disk tier needs.
 
     Raises:
-        SettingsError: it is missing, or the tier is not served with something yet.
+        SettingsError: it is missing.
     """
     if settings.disk_cache_dir is None:
         return
@@ -22,5 +22,3 @@ def check_disk(settings: Settings) -> None:
         raise SettingsError("--disk-cache-dir needs the host tier: --swap-space must be more than 0")
     if not settings.enable_prefix_caching:
         raise SettingsError("--disk-cache-dir needs --enable-prefix-caching")
-    if settings.tensor_parallel_size > 1:
-        raise SettingsError("--disk-cache-dir: not with --tensor-parallel-size yet")

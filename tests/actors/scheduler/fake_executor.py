@@ -16,21 +16,10 @@ import numpy as np
 
 from pagebus.actors.scheduler.beam_search import BeamSearch
 from pagebus.actors.scheduler.events import ReplicaJoined
-from pagebus.bus.messages import (
-    DISK_FORGET,
-    DISK_TELL,
-    END_LENGTH,
-    END_NONE,
-    END_STOP,
-    DiskReport,
-    NewSequence,
-    SamplingParams,
-    StepPlan,
-    StepResult,
-)
+from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, SamplingParams, StepPlan, StepResult
+from tests.actors.scheduler.fake_disk import UNWRITTEN, FakeDisk
 
 VOCAB = 40
-UNWRITTEN = 0
 MULTIPLIER, STEP = 6364136223846793005, 1442695040888963407
 CANDIDATE_STEPS = np.array([((token + 1000) * STEP + 1) % 2**64 for token in range(VOCAB)], np.uint64)
 
@@ -138,19 +127,14 @@ class FakeExecutor:
     windowed_pages: int = 0
     windowed_tokens: int = 0
     """As of :class:`ReplicaJoined`. These pages hold the hash and the number of the page."""
-    num_disk_blocks: int = 0
-    disk: dict[str, np.ndarray] = field(default_factory=dict)
-    """What its disk holds, which outlives it."""
-    disk_fails: int = 0
-    """Every so many orders, one to read or to write fails; 0: none does."""
+    disk: FakeDisk = field(default_factory=FakeDisk)
+    """It outlives the executor."""
 
     def __post_init__(self) -> None:
         self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.host = np.full((self.num_host_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.num_copied = [0, 0]
-        self.orders: deque[tuple[StepPlan, int]] = deque()
-        """Plans with orders to the disk that are not done, and the scheduler that gave them."""
-        self.num_orders = 0
+        self.disk.begin(self.host, self.name, self.epoch)
         self.slots: dict[int, Slot] = {}
         self.queue: deque[StepPlan] = deque()
         self.last_step = 0
@@ -174,7 +158,7 @@ class FakeExecutor:
             prefill_tokens_per_s=1.0,
             windowed_pages=self.windowed_pages,
             windowed_tokens=self.windowed_tokens,
-            num_disk_blocks=self.num_disk_blocks,
+            num_disk_blocks=self.disk.num_blocks if self.num_host_blocks else 0,
         )
 
     def follow(self, scheduler_epoch: int) -> None:
@@ -217,38 +201,7 @@ class FakeExecutor:
             )
             self.cache[block] = self.host[host]
         self.num_copied[1] += len(pairs)
-        if plan.disk_order or plan.disk_reads or plan.disk_writes or plan.disk_drops:
-            self.orders.append((plan, self.scheduler_epoch))
-
-    def obey_one(self) -> DiskReport:
-        """Do what the oldest plan with orders to the disk says, as late as it may be done."""
-        plan, epoch = self.orders.popleft()
-        found = tuple(self.disk) if plan.disk_order == DISK_TELL else ()
-        for name in [*self.disk] if plan.disk_order == DISK_FORGET else plan.disk_drops:
-            self.disk.pop(name, None)
-        told: dict[str, list[str]] = {"read": [], "not_read": [], "written": [], "not_written": []}
-        for name, host in zip(plan.disk_writes, plan.disk_write_hosts.tolist(), strict=True):
-            assert (self.host[host] != UNWRITTEN).any(), f"host block {host} goes to the disk but was never written"
-            assert (content := self.disk.get(name)) is None or (content == self.host[host]).all()
-            works = self._works()
-            if works:
-                self.disk[name] = self.host[host].copy()
-            told["written" if works else "not_written"].append(name)
-        for name, host in zip(plan.disk_reads, plan.disk_read_hosts.tolist(), strict=True):
-            works = self._works() and name in self.disk
-            self.host[host] = self.disk[name] if works else 13
-            if not works:
-                self.disk.pop(name, None)
-            told["read" if works else "not_read"].append(name)
-        assert len(self.disk) <= self.num_disk_blocks, "more is on the disk than may be"
-        columns = {column: tuple(names) for column, names in told.items()}
-        return DiskReport(
-            replica=self.name, executor_epoch=self.epoch, scheduler_epoch=epoch, found=found, bytes_per_s=1e6, **columns
-        )
-
-    def _works(self) -> bool:
-        self.num_orders += 1
-        return not self.disk_fails or self.num_orders % self.disk_fails != 0
+        self.disk.take(plan, self.scheduler_epoch)
 
     def _apply(self, plan: StepPlan) -> None:
         self._copy(plan)

@@ -16,6 +16,7 @@ from msgspec import structs
 from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
+from tests.actors.scheduler.fake_disk import FakeDisk
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
 
@@ -87,9 +88,7 @@ class Schedules(RuleBasedStateMachine):
             "windowed_pages": windowed[0],
             "windowed_tokens": windowed[1],
         }
-        if disk[0] and num_host_blocks:
-            self.options |= {"num_disk_blocks": disk[0], "disk_fails": disk[1]}
-        self.disks: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.disks = defaultdict(lambda: FakeDisk(*disk))
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         self.num_requests = self.num_epochs = 0
@@ -159,11 +158,11 @@ class Schedules(RuleBasedStateMachine):
                 return
             self.world.step(busy[which % len(busy)])
 
-    @precondition(lambda self: any(executor.orders for executor in self.world.executors.values()))
+    @precondition(lambda self: any(executor.disk.orders for executor in self.world.executors.values()))
     @rule(which=st.integers(0, 2), count=st.integers(1, 4))
     def obey(self, which: int, count: int) -> None:
         for _ in range(count):
-            names = [name for name, executor in self.world.executors.items() if executor.orders]
+            names = [name for name, executor in self.world.executors.items() if executor.disk.orders]
             if not names:
                 return
             self.world.obey(names[which % len(names)])

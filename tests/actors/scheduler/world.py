@@ -185,13 +185,13 @@ class World:
 
     def obey(self, name: str) -> None:
         """The disk of one executor does what the oldest plan orders, and the scheduler reads the report."""
-        self.send(self.executors[name].obey_one())
+        self.send(self.executors[name].disk.obey_one())
 
     def run(self, limit: int = 20_000) -> None:
         """Until nothing is in flight."""
         for _ in range(limit):
             busy = [name for name, executor in self.executors.items() if executor.queue]
-            obeying = [name for name, executor in self.executors.items() if executor.orders]
+            obeying = [name for name, executor in self.executors.items() if executor.disk.orders]
             if not busy and not obeying:
                 return
             for name in busy:

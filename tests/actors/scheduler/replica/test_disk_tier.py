@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from pagebus.actors.scheduler.events import CachesReset
-from pagebus.actors.scheduler.replica.disk_tier import DiskTier
+from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
 from pagebus.bus.messages import DiskReport
+from tests.actors.scheduler.fake_disk import FakeDisk
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.world import World, prompt, request
 
@@ -19,8 +20,8 @@ LONG = prompt(40, seed=5)
 def stored(**options: Any) -> tuple[World, FakeExecutor]:
     """A world whose executor has a disk."""
     world = World()
-    sizes = {"num_blocks": 16, "num_host_blocks": 40, "num_disk_blocks": 100, "copy_tokens": 0.1}
-    return world, world.join(**{**sizes, **options})
+    sizes = {"num_blocks": 16, "num_host_blocks": 40, "copy_tokens": 0.1}
+    return world, world.join(**{**sizes, "disk": FakeDisk(100), **options})
 
 
 def restarted(world: World, executor: FakeExecutor, **options: Any) -> tuple[World, FakeExecutor]:
@@ -45,7 +46,7 @@ def test_a_prompt_outlives_a_restart(sizes: dict[str, Any]) -> None:
     """Its blocks are written without any want of room; then all but the last one is read, and the rest computed."""
     world, executor = stored(**sizes)
     ask(world, "a")
-    assert len(executor.disk) == tier(world).num_out == 10 * (1 + sizes.get("windowed_pages", 0))
+    assert len(executor.disk.stored) == tier(world).num_out == 10 * (1 + sizes.get("windowed_pages", 0))
 
     world, executor = restarted(world, executor, **sizes)
     ask(world, "b")
@@ -66,22 +67,22 @@ def test_only_those_who_want_it_wait_for_the_disk() -> None:
 
     assert "c" in world.over
     assert "b" not in world.over
-    assert executor.orders
+    assert executor.disk.orders
     world.run()
     world.check_end()
     assert executor.num_computed == (12 + 2) + (40 - 36 + 2)
 
 
-@pytest.mark.parametrize("disk_fails", [1, 2, 3])
-def test_what_cannot_be_read_is_computed(disk_fails: int) -> None:
+@pytest.mark.parametrize("fails", [1, 2, 3])
+def test_what_cannot_be_read_is_computed(fails: int) -> None:
     """Once: a sequence does not try the disk again. What has failed is not there any more."""
     world, executor = stored()
     ask(world, "a")
-    world, executor = restarted(world, executor, disk_fails=disk_fails)
-    executor.num_orders = 0
+    world, executor = restarted(world, executor)
+    executor.disk.fails, executor.disk.num_orders = fails, 0
     ask(world, "b")
 
-    assert tier(world).num_not_read >= 9 // disk_fails
+    assert tier(world).num_not_read >= 9 // fails
     assert executor.num_computed > 40 - 36 + 2
 
 
@@ -89,26 +90,26 @@ def test_a_disk_that_is_full_keeps_the_size_that_it_has() -> None:
     """After a failed write others are overwritten, and nothing grows."""
     world, executor = stored(num_blocks=30)
     ask(world, "a")
-    executor.disk_fails, executor.num_orders = 2, 0
+    executor.disk.fails, executor.disk.num_orders = 2, 0
     for number in range(6):
         ask(world, f"r{number}", prompt(36, seed=number + 20))
 
     assert tier(world).num_not_written > 0
     assert tier(world).pool.num_blocks < 100
-    assert len(executor.disk) <= tier(world).pool.num_blocks
+    assert len(executor.disk.stored) <= tier(world).pool.num_blocks
 
 
 def test_the_one_used_longest_ago_makes_room() -> None:
     """A prompt that is asked for after every restart stays, and others go."""
-    world, executor = stored(num_disk_blocks=24)
+    world, executor = stored(disk=FakeDisk(24))
     ask(world, "a")
     for number in range(4):
-        world, executor = restarted(world, executor, num_disk_blocks=24)
+        world, executor = restarted(world, executor)
         ask(world, "a")
         computed = executor.num_computed
         assert computed == 40 - 36 + 2
         ask(world, f"r{number}", prompt(40, seed=number + 30))
-    assert len(executor.disk) <= 24
+    assert len(executor.disk.stored) <= 24
 
 
 def test_a_slow_disk_is_not_read_for_long() -> None:
@@ -127,11 +128,11 @@ def test_resetting_the_caches_empties_the_disk() -> None:
     """Also of what is being written or read at that moment."""
     world, executor = stored()
     world.send(request("a", LONG, max_tokens=3))
-    while not executor.orders or executor.queue:
+    while not executor.disk.orders or executor.queue:
         world.step()
     world.send(CachesReset(host=True))
     world.run()
-    assert not executor.disk
+    assert not executor.disk.stored
     assert not tier(world).pool.stored
 
 

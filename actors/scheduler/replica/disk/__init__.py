@@ -1,0 +1,1 @@
+"""The disk tier of a replica: what is written to files and read back, beside its steps."""

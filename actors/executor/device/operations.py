@@ -54,6 +54,12 @@ class AddNormed(Protocol):
     ) -> Tensor | None: ...
 
 
+class AddSum(Protocol):
+    """:func:`pagebus.kernels.layers.norm.add_sum`"""
+
+    def __call__(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> None: ...
+
+
 class CapLogits(Protocol):
     """:func:`pagebus.kernels.layers.logits.cap_logits`"""
 

@@ -22,6 +22,7 @@ from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
 from pagebus.actors.executor.graphs.head_passes import HeadPass, head_passes
+from pagebus.actors.executor.layers.sharded.sums import with_sums
 from pagebus.actors.executor.loading.head_weights import DraftFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
@@ -115,7 +116,7 @@ def choose_ops(
     that holds ``shard``."""
     invariant = settings.deterministic and device.type != "cpu"
     ops = Ops.invariant() if invariant else Ops.for_device(device)
-    return ops if shard is None else ops_of_rank(ops, agreement, shard)
+    return ops if shard is None else ops_of_rank(with_sums(ops, agreement.comm), agreement, shard)
 
 
 def load(

@@ -54,7 +54,7 @@ class Decoder(Network):
         num_positions: int,
     ) -> None:
         super().__init__(config, passes.chooser, parameters, num_positions)
-        self._begin = passes.begin
+        self._begin, self.ops = passes.begin, ops
         self.adapters = AdapterPass()
         """Which tokens of the next pass have adapters."""
         spec, device = config.spec, parameters.device
@@ -118,7 +118,7 @@ class Decoder(Network):
 
     def _before_last(self, step: ForwardPass, pause: Callable[[], object]) -> ResidualStream:
         """All layers but the last."""
-        stream = ResidualStream(self.embedding(step.tokens.ids))
+        stream = ResidualStream(self.embedding(step.tokens.ids), self.ops)
         for layer, following in itertools.pairwise(self.layers):
             pause()
             qkv = layer.project(stream, step.tokens)

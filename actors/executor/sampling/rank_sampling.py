@@ -32,7 +32,7 @@ def ops_of_rank(ops: Ops, agreement: Agreement, shard: Shard) -> Ops:
     own = owns[comm.rank]
     logits, logprobs = RankLogits(ops, own), RankLogprobs(comm, own)
     return replace(
-        ops, comm=comm, sample=RankSampling(agreement, owns).sample, apply_logit_rules=logits.apply_logit_rules,
+        ops, sample=RankSampling(agreement, owns).sample, apply_logit_rules=logits.apply_logit_rules,
         apply_token_masks=logits.apply_token_masks, apply_bad_words=logits.apply_bad_words,
         apply_penalties=logits.apply_penalties, token_logprobs=logprobs.token_logprobs,
         sorted_logprobs=logprobs.token_logprobs, pick_logits=logprobs.pick_logits,

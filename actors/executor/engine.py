@@ -294,7 +294,7 @@ class Engine:
         self._drift.begin(queued.plan.step, work)
         sampled = self._run(work)
         tokens = sampled.numpy()[: work.num_results] if sampled is not None else np.empty(0, np.int32)
-        self._drift.end(tokens)
+        self._drift.note(tokens)
         give_scores(self._loaded.runner.scores, work)
         if self._experts is not None:
             self._experts.fetch()
@@ -311,11 +311,12 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)
+        self._drift.begin(queued.plan.step, work)
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
         readback.begin()
         sampled = self._run(work)
-        readback.fetch(sampled, work.num_results, self._loaded.runner.scores)
+        readback.fetch(sampled, work.num_results, self._loaded.runner.scores, self._agreement.told)
         if self._experts is not None:
             self._experts.fetch()
         if len(work.constrained):
@@ -328,6 +329,7 @@ class Engine:
 
     def _run(self, work: StepWork) -> torch.Tensor | None:
         sampled, kernels = self._loaded.runner.run(work), self._loaded.runner.kernels
+        self._drift.settle(sampled=sampled is not None)
         if kernels is not None:
             self.stats.kernels[kernels] = self.stats.kernels.get(kernels, 0) + 1
         return sampled
@@ -376,6 +378,7 @@ class Engine:
     def _completion_thread(self) -> None:
         assert self._pool is not None
         try:
+            torch.cuda.set_device(self._loaded.info.device)
             self._completion.run(self._pool, self._follow)
         except BaseException as error:
             self._fail(error)

@@ -204,6 +204,7 @@ def _load(
         lookup=Lookup(wanted.longest, wanted.shortest), head=drafter,
         adapters=None if residents is None else residents.slots,
     )  # fmt: skip
+    agreement.use(runner.uploader.header.agreed)
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
     measured = known_bytes is None

@@ -191,7 +191,7 @@ def test_drift_is_found_beside_the_tokens() -> None:
     def sample(comm: ThreadComm) -> str:
         shard = Shard(comm.rank, comm.size, Vocabulary(70))
         agreement = Agreement(comm)
-        agreement.begin(7, 0xFFFFFFFF - comm.rank)
+        agreement.own = torch.tensor([7, -1 - comm.rank]).int()
         own = share(70, comm.rank, comm.size)
         with pytest.raises(EngineError) as caught:
             ops_of_rank(WHOLE, agreement, shard).sample(logits[:, own.start : own.stop].contiguous(), **wanted)

@@ -40,6 +40,7 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend, latent_sizes
@@ -116,7 +117,10 @@ def choose_ops(
     that holds ``shard``."""
     invariant = settings.deterministic and device.type != "cpu"
     ops = Ops.invariant() if invariant else Ops.for_device(device)
-    return ops if shard is None else ops_of_rank(with_sums(ops, agreement.comm), agreement, shard)
+    if shard is None:
+        return ops
+    with_sampling = ops_of_rank if device.type == "cpu" else device_ops_of_rank
+    return with_sampling(with_sums(ops, agreement.comm), agreement, shard)
 
 
 def load(
@@ -197,7 +201,7 @@ def _load(
     progress("kv cache", 0.0)
     first_cache = cached.allocate(1, device)
     batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
-    most_tokens, wanted = graph_tokens(settings, config, device), speculation(settings)
+    most_tokens, wanted = graph_tokens(settings, config, device) if comm.captures else 0, speculation(settings)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
@@ -304,6 +308,7 @@ def pieces_tokens(settings: Settings, config: ModelConfig, device: torch.device)
     """The most tokens of a step that runs from graphs of its pieces, 0 for none: a norm apart from the sum before it
     may round otherwise, so ``deterministic`` outputs have none."""
     limited = config.in_one_step or settings.enforce_eager or settings.max_cudagraph_capture_size is not None
+    limited |= config.shard is not None  # each rank would pad as its graphs are captured
     return 0 if device.type == "cpu" or limited or settings.deterministic else _hidden_by_computing(config)
 
 
@@ -360,7 +365,8 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
             run_long_steps(batch, runner)
         run_adapted_steps(batch, runner)
     if use_graphs:
-        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner))
+        alike = runner.model.config.shard is not None
+        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner), alike=alike)
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner, thorough=False)

@@ -109,6 +109,11 @@ class ExecutorActor(Actor):
         """The epoch of the replica's lease; plans with another one are skipped."""
         return self.epoch
 
+    @property
+    def step_timeout_s(self) -> float:
+        """Seconds without a step after which the device counts as hung."""
+        return self.settings.step_timeout_s
+
     def lease_info(self) -> dict[str, Any]:
         """The base's fields; the epoch of the scheduler whose plans it read last; progress and phase of loading; once
         ready, the engine's capacities, whether its steps advance, and the number of captured CUDA graphs."""
@@ -191,7 +196,7 @@ class ExecutorActor(Actor):
         target = None if self.settings.device == "cpu" else first_target()
         path = resolve_model(self.settings)
         if target is not None:
-            in_thread(open_gpu)
+            in_thread(open_gpu, self.settings.rank)
             in_thread(self._ready_triton, target)
         config = with_quantization(self.settings, ModelConfig.load(path, self.settings.classifier_from_token))
         config = with_groups(self.settings, config)
@@ -373,9 +378,10 @@ class ExecutorActor(Actor):
 
     async def _watch_steps(self) -> None:
         """End the process if the device hangs, so that others compute its sequences again."""
-        while (stalled_s := self._watch.stalled_s) <= self.settings.step_timeout_s:  # noqa: ASYNC110 (time passes)
+        while (stalled_s := self._watch.stalled_s) <= self.step_timeout_s:  # noqa: ASYNC110 (time passes)
             await asyncio.sleep(STALL_LOOK_S)
-        self._engine_failed(EngineStalled(f"no step has been computed for {stalled_s:.0f} s"))
+        step = self._position.index - self._watch.in_flight + 1
+        self._engine_failed(EngineStalled(f"{self.name}: step {step} has not been computed for {stalled_s:.0f} s"))
 
     def _end_process_if_faulted(self, error: BaseException) -> None:
         """Make sure that the process ends: after a CUDA fault no call to the device may ever return, even at exit."""

@@ -73,6 +73,12 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
     """The engine, which is on a CPU, pads its steps to these buckets."""
     runner = driver.engine._loaded.runner
     graphs = EagerGraphs(buckets, runner)
+    pad_steps(runner, monkeypatch, buckets, graphs)
+    return graphs
+
+
+def pad_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch, buckets: Buckets, graphs: Graphs) -> None:
+    """A runner on a CPU runs from these ``graphs``."""
     uploader = Uploader(
         torch.device("cpu"), runner.limits.max_num_seqs, 4096, 1, max_spans=buckets.most_spans,
         max_samples=runner.limits.most_samples,
@@ -90,7 +96,6 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
         setup = replace(model.chooser.setup, target=Target(80, 108))
         shape = attention_shape(model.config, setup.dtype, setup.cache_dtype)
         monkeypatch.setattr(model, "_begin", AttentionPasses(runner._ops, shape, AttentionChooser(setup)).begin)
-    return graphs
 
 
 def _models(runner: Runner) -> Iterator[Model]:

@@ -32,6 +32,7 @@ from pagebus.actors.executor.ranks.group import (
     record_state,
     replica_of,
 )
+from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
@@ -66,6 +67,7 @@ class RankActor(ExecutorActor):
     def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
         if settings.actor_name is None:
             raise SettingsError("--actor-name is needed: the ranks of an executor find each other by its name")
+        avoid_multicast()
         super().__init__(settings, bus, name)
         self._address = own_address(settings.bus)
         self._needs: dict[str, str] = {}

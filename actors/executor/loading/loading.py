@@ -13,6 +13,7 @@ from pagebus.actors.executor.adapters.residents import Residents, make_residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
+from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.device import (
     check_attention,
     resolve_kv_dtype,
@@ -201,7 +202,8 @@ def _load(
     progress("kv cache", 0.0)
     first_cache = cached.allocate(1, device)
     batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
-    most_tokens, wanted = graph_tokens(settings, config, device) if comm.captures else 0, speculation(settings)
+    most_tokens = int(comm.least(graph_tokens(settings, config, device))) if comm.captures else 0
+    wanted = speculation(settings)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
@@ -209,6 +211,7 @@ def _load(
         adapters=None if residents is None else residents.slots,
     )  # fmt: skip
     agreement.use(runner.uploader.header.agreed)
+    check_alike(runner, comm)
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
     measured = known_bytes is None
@@ -238,6 +241,20 @@ def _load(
         max_loras=0 if residents is None else settings.max_loras,
     )
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
+
+
+def check_alike(runner: Runner, comm: Comm) -> None:
+    """Whether all ranks cut prompts alike, as what steps are padded to depends on that.
+
+    Raises:
+        SettingsError: their heads differ too much.
+    """
+    size = runner.buckets.block_queries
+    if runner.buckets.largest().tokens > 1 and comm.least(size) != -comm.least(-size):
+        raise SettingsError(
+            f"--tensor-parallel-size {comm.size}: CUDA graphs of ranks with different heads of attention are not "
+            "built; use --enforce-eager, or as many ranks as divide the heads evenly"
+        )
 
 
 def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

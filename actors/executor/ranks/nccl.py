@@ -6,7 +6,6 @@ Communicators are never destroyed, since that may wait for a rank that is gone: 
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from typing import Any
 
@@ -14,13 +13,8 @@ import torch
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.ranks.links import avoid_multicast
 
-ENVIRONMENT = {
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1",
-    "NCCL_RUNTIME_CONNECT": "0", "NCCL_GRAPH_REGISTER": "0",
-}  # fmt: skip
-"""NVLink multicast is never used. Ranks capture graphs at different times, so nothing that needs the others may happen
-while a graph is captured: all connections are made at the beginning, and no buffers are registered."""
 LIBRARY = "libnccl.so.2"
 """torch has loaded it."""
 ID_BYTES, SUM = 128, 0
@@ -95,11 +89,6 @@ class NcclComm(Comm):
         if code:
             text = self._nccl.ncclGetErrorString(code).decode()
             raise EngineError(f"rank {self.rank} of {self.size} cannot {what} over NCCL: {text}")
-
-
-def avoid_multicast() -> None:
-    """Set up this process for NCCL and for memory of peers, before either begins."""
-    os.environ.update(ENVIRONMENT)
 
 
 def _library() -> Any:

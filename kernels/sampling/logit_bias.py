@@ -49,7 +49,11 @@ def _logit_rules_kernel(
     mask = entry < size
     rule = tl.load(slots_ptr + row).to(tl.int64) * stride_rules + entry
     token = tl.load(ids_ptr + rule, mask=mask, other=-1)
-    active = (token >= FIRST) & (token < FIRST + VOCAB) & (tl.load(indexes_ptr + row) < tl.load(until_ptr + rule, mask=mask, other=0))
+    active = (
+        (token >= FIRST)
+        & (token < FIRST + VOCAB)
+        & (tl.load(indexes_ptr + row) < tl.load(until_ptr + rule, mask=mask, other=0))
+    )
     value = tl.load(values_ptr + rule, mask=active, other=0.0)
     # Atomic, because one token may have a ban and a bias.
     tl.atomic_add(logits_ptr + row * stride_logits + (token - FIRST), value, mask=active, sem="relaxed")

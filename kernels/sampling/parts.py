@@ -1,7 +1,7 @@
 """Sampling where each rank has the logits of a range of the vocabulary: what ranks tell each other, and what follows.
 
-First come sums, or largest logits, of chunks: all ranks draw the same chunk from them. Then each tells its best token of
-that chunk. As in :mod:`pagebus.kernels.sampling.sampling`, whose noise is the same; a chunk that lies on two ranks has
+First come sums, or largest logits, of chunks: all ranks draw the same chunk from them. Then each tells its best token
+of that chunk. As in :mod:`pagebus.kernels.sampling.sampling`, whose noise is the same; a chunk that lies on two ranks has
 the sum of both.
 """
 
@@ -44,7 +44,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What slots [S] want: ``temperature`` float32 and ``seeds`` int64; ``slots`` and ``indexes`` [R] are of the rows."""
+    """What slots [S] want: ``temperature`` float32 and ``seeds`` int64; ``slots`` and ``indexes`` [R] are of the
+    rows."""
 
     slots: torch.Tensor
     indexes: torch.Tensor

@@ -216,7 +216,16 @@ def sample(
         **pdl(logits.device),
     }  # fmt: skip
     chunk_kernel[(-(-chunks // CHUNKS_PER_PROGRAM), num_rows)](
-        logits, chunk_scores, cuts, slots, temperature, logits.stride(0), BEFORE=0, PART=CHUNKS_PER_PROGRAM, **common, num_warps=1
+        logits,
+        chunk_scores,
+        cuts,
+        slots,
+        temperature,
+        logits.stride(0),
+        BEFORE=0,
+        PART=CHUNKS_PER_PROGRAM,
+        **common,
+        num_warps=1,
     )
     _pick_kernel[(num_rows,)](
         logits, chunk_scores, out, cuts, slots, temperature, seeds, indexes, logits.stride(0),

@@ -103,7 +103,7 @@ class Uploader:
         merges = self._target[self._merges_begin : self._spans_begin].view(-1, MERGE_FIELDS)
         spans = self._target[self._spans_begin : spans_end].view(-1, SPAN_FIELDS)
         agreed = self._target[self._row_ints :][:WORDS]
-        self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)), agreed)
+        self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)), agreed=agreed)
 
     @property
     def num_buffers(self) -> int:

@@ -20,8 +20,8 @@ CONNECT_S = 600.0
 
 
 class GlooComm(Comm):
-    """One of ``size`` ranks that meet at a ``store``, which is made when they are ready to meet. What is on a GPU passes
-    through the host, which waits for it.
+    """One of ``size`` ranks that meet at a ``store``, which is made when they are ready to meet. What is on a GPU
+    passes through the host, which waits for it.
 
     Args:
         hostname: the address of this host under which the other ranks reach it.

@@ -133,7 +133,17 @@ def run_all(arguments: argparse.Namespace) -> int:
             family, path = GOLDEN[name], Path(folder, name)
             make_golden(path, family.model_type, family.golden[name])
             expected[name] = reference_tokens(path, prompts_for(family, name), COUNT)
-        command = [sys.executable, "-m", "tests.gpu.ranks.check", "--folder", folder, "--carrier", carrier, "--device", arguments.device]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.gpu.ranks.check",
+            "--folder",
+            folder,
+            "--carrier",
+            carrier,
+            "--device",
+            arguments.device,
+        ]
         command += ["--world", str(arguments.world), "--families", *arguments.families, *(["--eager"] if eager else [])]
         ranks = [
             subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
@@ -173,7 +183,9 @@ def judge(found: dict[str, Any], expected: list[list[int]], alone: list[Any]) ->
         if way in found:
             pairs = zip(found[way], expected, strict=True)
             wrong += sum(output[: len(known)] != known for output, known in pairs)
-    others = sum(one != two for each in zip(found["sampled"], alone, strict=True) for one, two in zip(*each, strict=True))
+    others = sum(
+        one != two for each in zip(found["sampled"], alone, strict=True) for one, two in zip(*each, strict=True)
+    )
     total = sum(map(len, alone))
     print(
         f"{found['name']:14} {'eager ' if found['eager'] else 'graphs'} ready {found['ready_s']:5.1f} s, graphs "

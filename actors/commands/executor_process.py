@@ -1,5 +1,5 @@
-"""An executor's process whose GPU is the one that CUDA shows, or of a rank one of those: ``pagebus actor executor``, but
-what takes long is begun before anything else is imported."""
+"""An executor's process whose GPU is the one that CUDA shows, or one of those of a rank: ``pagebus actor executor``,
+but what takes long is begun before anything else is imported."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ExecutorActor(Actor):
         self._failure: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
-        self._watch = StepWatch()
+        self._watch, self._step_timeout_s = StepWatch(), settings.step_timeout_s
         self._sleeping = Sleeping(bus, self.metrics, name)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
@@ -108,11 +108,6 @@ class ExecutorActor(Actor):
     def generation(self) -> int:
         """The epoch of the replica's lease; plans with another one are skipped."""
         return self.epoch
-
-    @property
-    def step_timeout_s(self) -> float:
-        """Seconds without a step after which the device counts as hung."""
-        return self.settings.step_timeout_s
 
     def lease_info(self) -> dict[str, Any]:
         """The base's fields; the epoch of the scheduler whose plans it read last; progress and phase of loading; once
@@ -378,7 +373,7 @@ class ExecutorActor(Actor):
 
     async def _watch_steps(self) -> None:
         """End the process if the device hangs, so that others compute its sequences again."""
-        while (stalled_s := self._watch.stalled_s) <= self.step_timeout_s:  # noqa: ASYNC110 (time passes)
+        while (stalled_s := self._watch.stalled_s) <= self._step_timeout_s:  # noqa: ASYNC110 (time passes)
             await asyncio.sleep(STALL_LOOK_S)
         step = self._position.index - self._watch.in_flight + 1
         self._engine_failed(EngineStalled(f"{self.name}: step {step} has not been computed for {stalled_s:.0f} s"))

@@ -72,11 +72,7 @@ class RankActor(ExecutorActor):
         self._address = own_address(settings.bus)
         self._needs: dict[str, str] = {}
         self._gpu = ""
-
-    @property
-    def step_timeout_s(self) -> float:
-        """A rank that hangs, or waits for one that does, ends its group sooner."""
-        return min(HANG_S, self.settings.step_timeout_s)
+        self._step_timeout_s = min(HANG_S, settings.step_timeout_s)
 
     def lease_info(self) -> dict[str, Any]:
         """The executor's fields; the rank, the number of ranks, the address, and digests of what it computes with."""

@@ -1,8 +1,8 @@
 """Sampling where each rank has the logits of a range of the vocabulary: what ranks tell each other, and what follows.
 
-First come sums, or largest logits, of chunks: all ranks draw the same chunk from them. Then each tells its best token
-of that chunk. As in :mod:`pagebus.kernels.sampling.sampling`, whose noise is the same; a chunk that lies on two ranks has
-the sum of both.
+First come sums, or largest logits, of chunks: all ranks draw the same chunk from them. Then each tells its best
+token of that chunk. As in :mod:`pagebus.kernels.sampling.sampling`, whose noise is the same; a chunk that lies on two
+ranks has the sum of both.
 """
 
 from __future__ import annotations

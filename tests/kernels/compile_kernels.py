@@ -52,6 +52,7 @@ from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
+from pagebus.kernels.sampling.parts import Part, Wanted, chunk_scores, part_best, rank_best
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
@@ -221,6 +222,12 @@ def launch_sampling(rows: int, vocab: int) -> None:
             meta(rows, vocab, dtype=dtype), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
             any_random=True, any_truncation=truncation,
         )  # fmt: skip
+    case = f"sample {rows}x{vocab} as rank 1 of 2"
+    part = Part(1, 2, vocab)
+    logits, told = meta(rows, len(part.own), dtype=torch.float32), meta(2, rows, part.most_chunks, dtype=torch.float32)
+    wanted = Wanted(ints, ints, floats, meta(rows, dtype=torch.int64))
+    chunk_scores(logits, part, wanted, any_random=True)
+    rank_best(torch.stack([part_best(logits, told, part, wanted, any_random=True)] * 2))
 
 
 def launch_linear(

@@ -44,7 +44,8 @@ def test_every_kernel_is_compiled() -> None:
     assert {
         "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_gather_int8_kernel",
         "_merge_sets_kernel", "_prefill_kernel", "_merge_blocks_kernel", "_attention_kernel",
-        "_rotary_kv_write_kernel", "_rotary_kv_write_tokens_kernel", "_chunk_kernel",
+        "_rotary_kv_write_kernel", "_rotary_kv_write_tokens_kernel", "chunk_kernel",
+        "_part_best_kernel", "_rank_best_kernel",
         "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
         "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
         "_route_kernel", "_sort_kernel", "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel",

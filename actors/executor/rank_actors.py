@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.ranks.group import (
+    GLOO,
     LOOPBACK,
-    NCCL,
+    PEERS,
     RANK,
     RECORD_TTL_S,
     Record,
@@ -51,14 +52,21 @@ HANG_S = 20.0
 
 def meet(settings: Settings, where: str, hostname: str, carrier: str) -> Any:
     """The exchange with the other ranks, which connects once the weights are loaded. Imports torch."""
+    import torch
+
     from pagebus.actors.executor.device.device import resolve_device
     from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
     from pagebus.actors.executor.ranks.nccl import NcclComm
+    from pagebus.actors.executor.ranks.peers import PeerComm
 
     rank, size = settings.rank, settings.tensor_parallel_size
     timeout_s = min(HANG_S, settings.step_timeout_s)
     host = GlooComm(rank, size, partial(open_store, where, rank, size), hostname, timeout_s)
-    return NcclComm(host, resolve_device(settings)) if carrier == NCCL else host
+    if carrier == GLOO:
+        return host
+    device = resolve_device(settings)
+    torch.cuda.set_device(device)  # of this thread, so that nothing is made on another rank's GPU
+    return PeerComm(host, device) if carrier == PEERS else NcclComm(host, device)
 
 
 class RankActor(ExecutorActor):
@@ -120,7 +128,8 @@ class LeadingRank(RankActor):
         check_alike(self._needs, others)
         addresses = {self._address, *(str(lease.info.get("address")) for lease in others)}
         where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
-        carrier = carrier_of([self._gpu, *(str(lease.info.get("gpu", "")) for lease in others)])
+        gpus, plain = [str(lease.info.get("gpu", "")) for lease in others], self.settings.disable_custom_all_reduce
+        carrier = carrier_of([self._gpu, *gpus], one_host=len(addresses) == 1, plain=plain)
         comm = await asyncio.to_thread(meet, self.settings, where, hostname, carrier)
         self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where, carrier)
         self.log.info("ranks have met", world=self.settings.tensor_parallel_size, carrier=carrier)

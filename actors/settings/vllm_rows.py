@@ -56,7 +56,7 @@ SPECULATION = (
 )
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"
-NO_GROUPS = "ranks exchange tensors over gloo, executors exchange none"
+NO_GROUPS = "waits between ranks end after 20 s, executors exchange nothing"
 KERNELS = "kernels are Pagebus's own, see --attention-backend"
 READING = "weights are read in order, in pieces, beside the start"
 OBSERVED = "see /metrics and --span-dir"
@@ -81,7 +81,7 @@ TAKEN = (
     Flag("--sleep-mode-backend", "an executor that sleeps gives all memory back", ANY),
     _same("--sleep-mode-offload-cudagraph", "an executor that sleeps gives all memory back"),
     _same("--enable-fault-tolerance", "losses always mend themselves (docs/recovery.md)"),
-    _same("--disable-custom-all-reduce --disable-nccl-for-dp-synchronization", NO_GROUPS),
+    _same("--disable-nccl-for-dp-synchronization", NO_GROUPS),
     Flag("--distributed-timeout-seconds --cpu-distributed-timeout-seconds --dp-sync-interval", NO_GROUPS, ANY),
     Flag("--collect-detailed-traces", "a trace always has all hops", ANY),
     Flag("--prefix-caching-hash-algo", "blocks are hashed by keyed BLAKE2b", ANY),

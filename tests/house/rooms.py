@@ -130,7 +130,8 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.loading.weight_copy": "actors.executor.device actors.model",
     "actors.executor.ranks": (
-        "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings bus bus.messages"
+        "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings kernels.exchange "
+        "kernels.coded bus bus.messages"
     ),
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
@@ -183,6 +184,7 @@ ROOMS: dict[str, str] = {
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
+    "kernels.exchange": "kernels.layers kernels.common",
     "kernels.layers": "kernels.coded kernels.common",
     "kernels.lora": "kernels.common",
     "kernels.common": "",

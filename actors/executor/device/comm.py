@@ -68,6 +68,13 @@ class Comm(ABC):
         """The smallest ``value`` of any rank. Raises EngineError if a rank is lost."""
         return float(self.all_gather(torch.tensor([value], dtype=torch.float64)).min())
 
+    def check(self) -> None:  # noqa: B027
+        """Look whether all exchanges so far, whose work on the device has ended, have had all ranks. Any thread.
+
+        Raises:
+            EngineStalled: one has waited for a rank in vain.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group without waiting for other ranks."""

@@ -34,6 +34,8 @@ class GlooComm(Comm):
         self.rank, self.size = rank, size
         self._make_store, self._hostname, self._timeout_s = store, hostname, timeout_s
         self._group: Any = None
+        self.store: Any = None
+        """Where the ranks have met, for what they arrange beside this."""
 
     def connect(self) -> None:
         """Meet the other ranks at the store."""
@@ -41,8 +43,8 @@ class GlooComm(Comm):
         options._devices = [GLOO.create_device(hostname=self._hostname)]
         options._timeout = timedelta(seconds=CONNECT_S)
         try:
-            store = self._make_store()
-            self._group = GLOO(store, self.rank, self.size, options)
+            self.store = self._make_store()
+            self._group = GLOO(self.store, self.rank, self.size, options)
             self.all_gather(torch.zeros(1))
             self._group._set_default_timeout(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:

@@ -24,8 +24,8 @@ RANK = "rank"
 RECORD_TTL_S = 600.0
 """Ranks read the record at once. A stale one does no harm, because it names the epochs of the leases."""
 LOOPBACK = "127.0.0.1"
-GLOO, NCCL = "gloo", "nccl"
-"""How ranks exchange tensors: through the host, or between GPUs."""
+GLOO, NCCL, PEERS = "gloo", "nccl", "peers"
+"""How ranks exchange tensors: through the host, between GPUs, or by writing into each other's memory."""
 OWN_SETTINGS = ("model", "tokenizer", "served_model_name", "threads")
 """Settings that may differ between ranks: paths on their hosts, and names for clients."""
 
@@ -103,9 +103,12 @@ class Record:
         return cls(state["generation"], tuple(state["epochs"]), start, state["store"], carrier)
 
 
-def carrier_of(gpus: Sequence[str]) -> str:
-    """How ranks with these ``gpus`` exchange tensors; "" is a CPU. NCCL wants one for each."""
-    return NCCL if all(gpus) and len(set(gpus)) == len(gpus) else GLOO
+def carrier_of(gpus: Sequence[str], *, one_host: bool, plain: bool) -> str:
+    """How ranks with these ``gpus`` exchange tensors; "" is a CPU. GPUs want one rank each. ``plain``: by libraries
+    alone."""
+    if not all(gpus) or len(set(gpus)) < len(gpus):
+        return GLOO
+    return PEERS if one_host and not plain else NCCL
 
 
 def ranks_there(leases: Sequence[LeaseInfo], replica: str, world: int) -> list[LeaseInfo] | None:

@@ -1,6 +1,6 @@
 """Ranks on the GPUs of one host, each a process: are their tokens right, and their sums equal to the last bit?
 
-    python -m tests.gpu.ranks.check [--world 2] [--families qwen2 gpt-oss ...] [--carrier nccl|gloo] [--eager]
+    python -m tests.gpu.ranks.check [--world 2] [--families qwen2 gpt-oss ...] [--carrier peers|nccl|gloo] [--eager]
         [--device cpu]
 
 Tiny random models in float32. For each: greedy tokens against transformers' (as far as these leave no doubt), sampled
@@ -125,7 +125,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
 def run_all(arguments: argparse.Namespace) -> int:
     """Expectations of one rank and of transformers, the ranks, and what differs."""
     enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
-    carrier = arguments.carrier or ("nccl" if enough else "gloo")
+    carrier = arguments.carrier or ("peers" if enough else "gloo")
     eager = arguments.eager or carrier == "gloo"
     with tempfile.TemporaryDirectory() as folder:
         expected = {}
@@ -199,7 +199,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--families", nargs="+", default=list(CHOSEN))
-    parser.add_argument("--carrier", choices=("nccl", "gloo"))
+    parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rank", type=int)

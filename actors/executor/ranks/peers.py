@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch.distributed
 
-from pagebus.actors.executor.device.comm import AddNorm, Comm, whole
+from pagebus.actors.executor.device.comm import Comm, whole
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled
+from pagebus.actors.executor.device.operations import AddNorm
 from pagebus.actors.executor.ranks.gloo import GlooComm
 from pagebus.actors.executor.ranks.nccl import NcclGroup
 from pagebus.actors.executor.ranks.symmetric import SymmetricMemory

@@ -121,7 +121,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
         "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.batch "
-        "actors.executor.device actors.runtime actors.model actors.executor.loading.formats "
+        "actors.executor.device actors.executor.ranks actors.runtime actors.model actors.executor.loading.formats "
         "actors.executor.loading.weight_copy actors.settings "
         "kernels.attention kernels.latent kernels.linear kernels.common bus.messages"
     ),

@@ -12,6 +12,10 @@ LARGEST_HEAD = 256
 """The largest heads whose tiles fit into 99 KiB, of a cache in 16 bits: they take 69."""
 
 
+MOST_RANKS = 8
+"""Of GPUs that exchange over peer memory."""
+
+
 def check_first_gpu(settings: Settings) -> None:
     """:func:`check_gpu` for the machine's first GPU, as far as the settings decide; the driver has not been queried
     before.
@@ -29,6 +33,8 @@ def check_ranks(settings: Settings) -> None:
     Raises:
         SettingsError: it is asked for.
     """
+    if settings.tensor_parallel_size > MOST_RANKS:
+        raise SettingsError(f"--tensor-parallel-size: at most {MOST_RANKS} ranks on GPUs")
     if settings.tensor_parallel_size > 1 and settings.deterministic:
         raise SettingsError("--deterministic: not with --tensor-parallel-size yet: sums over ranks depend on the batch")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
-from pagebus.actors.executor.device.absent_ranks import AbsentRanks
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.head_weights import head_files
@@ -27,6 +26,7 @@ from pagebus.actors.executor.loading.loading import (
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import is_float8
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.ranks.absent import AbsentRanks
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner

@@ -379,7 +379,7 @@ class Engine:
         assert self._pool is not None
         try:
             torch.cuda.set_device(self._loaded.info.device)
-            self._completion.run(self._pool, self._follow)
+            self._completion.run(self._pool, self._follow, self._comm.check)
         except BaseException as error:
             self._fail(error)
             self._pool.close()  # the device thread may wait for a buffer, or for tokens

@@ -39,8 +39,9 @@ class Comm(ABC):
         """x [...] of every rank, in the order of ranks: [N, ...]. Raises EngineError if a rank is lost."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of x [...] over all ranks, in x's format: bitwise equal on all of them. x, which may be written to,
-        is not used again. Here it is added up in float32 in the order of ranks. Raises EngineError if one is lost."""
+        """The sum of x [...] over all ranks, in x's format: bitwise equal on all of them. x, which may be written
+        to, is not used again. Here it is added up in float32 in the order of ranks. Raises EngineError if a rank is
+        lost."""
         first, *others = self.all_gather(x)
         total = first.to(torch.float32, copy=True)
         for part in others:

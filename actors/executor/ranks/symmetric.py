@@ -8,25 +8,23 @@ device.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 import torch.distributed
 
+from pagebus.actors.executor.ranks.links import avoid_multicast
+
 DISTRIBUTED: Any = torch.distributed
-NO_MULTICAST = {
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1",
-}  # fmt: skip
-"""Set before anything is allocated."""
 
 
 class SymmetricMemory:
     """``num_bytes`` of ``device``, of which every rank has as many."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
-        os.environ.update(NO_MULTICAST)
-        self._native: Any = torch._C._distributed_c10d._SymmetricMemory
+        avoid_multicast()
+        self._torch: Any = torch._C._distributed_c10d
+        self._native: Any = self._torch._SymmetricMemory
         self._device = device
         self._handle: Any = None
         self.own: torch.Tensor = self._native.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
@@ -44,7 +42,7 @@ class SymmetricMemory:
         """
         group = DISTRIBUTED.ProcessGroup(store, rank, size)
         group._set_group_name(name)
-        torch._C._distributed_c10d._register_process_group(name, group)
+        self._torch._register_process_group(name, group)
         self._native.set_group_info(name, rank, size, store)
         self._handle = self._native.rendezvous(self.own, name)
         if self._handle.multicast_ptr != 0:

@@ -73,12 +73,13 @@ class Completion:
         """Add a launched step, or None after the last one. Device thread."""
         self._launched.put(launched)
 
-    def run(self, pool: ReadbackPool, grammars: Grammars) -> None:
-        """Wait for the event behind each step's read-back and complete the step, until the last."""
+    def run(self, pool: ReadbackPool, grammars: Grammars, check: Callable[[], None]) -> None:
+        """Wait for the event behind each step's read-back, ``check`` the exchange of ranks, and complete the step, until
+        the last."""
         watch, origin = CopyWatch(), Origin() if self._spans is not None else None
         while (launched := self._launched.get()) is not None:
             readback = launched.readback
-            tokens, busy_s = readback.wait()
+            tokens, busy_s = readback.wait(check)
             if len(launched.work.constrained):
                 grammars.landed(tokens)
             if self._spans is not None and origin is not None:

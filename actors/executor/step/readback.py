@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -67,13 +68,17 @@ class Readback:
         began_s = origin.at_s + origin.event.elapsed_time(self.started) / 1e3
         return began_s, origin.at_s + origin.event.elapsed_time(self.done) / 1e3
 
-    def wait(self) -> tuple[Int32Array, float]:
+    def wait(self, check: Callable[[], None]) -> tuple[Int32Array, float]:
         """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread.
 
+        Args:
+            check: looks whether the device had to do without a rank: :meth:`Comm.check`.
+
         Raises:
-            EngineError: the ranks have drifted apart.
+            EngineError: it had to, or the ranks have drifted apart.
         """
         self.done.synchronize()
+        check()
         if self._agreed is not None:
             compare(self._agreed.tolist())
         return self._array[: self._count].copy(), self.started.elapsed_time(self.done) / 1e3

@@ -19,6 +19,7 @@ from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.ranks.group import (
     GLOO,
     LOOPBACK,
+    NCCL,
     PEERS,
     RANK,
     RECORD_TTL_S,
@@ -66,7 +67,8 @@ def meet(settings: Settings, where: str, hostname: str, carrier: str) -> Any:
         return host
     device = resolve_device(settings)
     torch.cuda.set_device(device)  # of this thread, so that nothing is made on another rank's GPU
-    return PeerComm(host, device) if carrier == PEERS else NcclComm(host, device)
+    nccl = NcclComm(host, device) if carrier == NCCL or size > 2 else None
+    return nccl if carrier == NCCL else PeerComm(host, device, patience_s=timeout_s, nccl=nccl)
 
 
 class RankActor(ExecutorActor):

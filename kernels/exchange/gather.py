@@ -22,7 +22,7 @@ FEW_GRID, MANY_GRID = 32, 64
 """The most blocks of a grid."""
 
 
-@triton.jit(do_not_specialize=["rank", "patience_ns"])
+@triton.jit(do_not_specialize=["rank", "num_words", "patience_ns"])
 def _gather_words_kernel(
     x_ptr,  # int32 [num_words]
     out_ptr,  # [WORLD, num_words]

@@ -8,7 +8,7 @@ of the rank that needs it, so nobody waits for a read over the link. The areas o
 - ``two_shot``: an inbox with a slot per sender, an outbox for whole sums, and words as above that count both halves;
 - ``gather``: two buffers in turn, with a slot per sender, where each word lies beside the number of its call.
 
-Why two buffers, or one, are enough stands in docs/ranks-memory.md. The count of calls per form lies in ``state``,
+Why two buffers, or one, are enough stands in docs/exchange.md. The count of calls per form lies in ``state``,
 memory of the rank alone, and is advanced by the kernels: what a CUDA graph repeats are constants.
 """
 

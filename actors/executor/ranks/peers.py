@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 
 from pagebus.actors.executor.device.comm import Comm, whole
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled
-from pagebus.actors.executor.device.operations import AddNorm
 from pagebus.actors.executor.ranks.gloo import GlooComm
-from pagebus.actors.executor.ranks.nccl import NcclGroup
+from pagebus.actors.executor.ranks.nccl import NcclComm
 from pagebus.actors.executor.ranks.symmetric import SymmetricMemory
-from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
+from pagebus.kernels.exchange.choice import choices
 from pagebus.kernels.exchange.gather import gather
-from pagebus.kernels.exchange.peers import FORMS, HOST_WORDS, Layout, Limits, Peers
+from pagebus.kernels.exchange.peers import FAILED, FORMS, HOST_WORDS, Layout, Limits, Peers
+
+if TYPE_CHECKING:
+    from pagebus.actors.executor.device.operations import AddNorm
+    from pagebus.kernels.coded.rounding import RoundedTokens
 
 DISTRIBUTED: Any = torch.distributed
 NUMBERS = itertools.count()
@@ -38,19 +43,19 @@ class PeerComm(Comm):
         device: this rank's GPU.
         limits: bytes that a call may tell, by form; None: the default.
         patience_s: how long the device waits for a rank before :meth:`check` fails.
-        nccl: whether larger sums go over NCCL. None: with more than two ranks, of which peer memory is slower there.
+        nccl: of the same ``host``, for sums beyond the limits, or None: these go in pieces.
     """
 
     def __init__(
         self, host: GlooComm, device: torch.device, limits: Limits | None = None, patience_s: float = PATIENCE_S,
-        nccl: bool | None = None,
+        nccl: NcclComm | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.size = host.rank, host.size
         self._host, self._device, self._patience_s = host, device, patience_s
         self._layout = Layout(self.size, limits)
         self._note = torch.zeros(HOST_WORDS, dtype=torch.int32, pin_memory=True)
-        self._with_nccl = self.size > 2 if nccl is None else nccl
-        self._nccl: NcclGroup | None = None
+        self._nccl = nccl
+        self._known: set[Hashable] = set()
         self._memory: SymmetricMemory | None = None
         self._peers: Peers | None = None
 
@@ -63,12 +68,10 @@ class PeerComm(Comm):
 
     def connect(self) -> None:
         """Meet the other ranks, map their memory, and see that it can be written to."""
-        self._host.connect()
+        (self._nccl or self._host).connect()
         try:
             with torch.cuda.device(self._device):
                 self._peers = self._map()
-                if self._with_nccl:
-                    self._nccl = NcclGroup(self._host, self._device)
         except RuntimeError as error:
             raise EngineError(f"rank {self.rank} does not reach the memory of the other GPUs: {error}") from error
 
@@ -119,14 +122,30 @@ class PeerComm(Comm):
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """As in :class:`Comm`; what is on the host goes over gloo."""
-        return self._host.all_gather(x) if x.is_cpu else gather(x, self.peers)
+        if x.is_cpu:
+            return self._host.all_gather(x)
+        self._load("gather", lambda peers: [gather(self._words(count), peers) for count in self._sizes()])
+        return gather(x, self.peers)
+
+    def _words(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32, device=self._device)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Words of few and of many, as :func:`gather` tells them apart."""
+        return 32, self._layout.limits.gather // 4 + 1
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As in :class:`Comm`, in place."""
         if x.is_cpu or x.dtype not in FORMATS:
             return super().all_reduce(x)
         x = x.contiguous()
-        return self._nccl.all_reduce(x) if self._nccl and self._beyond(x) else all_reduce(x, self.peers, out=x)
+        if self._nccl and self._beyond(x):
+            return self._nccl.all_reduce(x)
+        aligned = x.numel() % 16 == 0
+        few = x.view(-1)[: 256 if aligned else 255]
+        forms = choices(self.size, norm=False)
+        self._load(("sum", x.dtype, aligned), lambda peers: [all_reduce(few, peers, form) for form in forms])
+        return all_reduce(x, self.peers, out=x)
 
     def all_reduce_norm(
         self, add_norm: AddNorm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float,
@@ -139,7 +158,27 @@ class PeerComm(Comm):
             return super().all_reduce_norm(add_norm, x, residual, weight, eps, scale, **options)
         if x.dim() == 3 and x.dtype != torch.float32:
             x = whole(x, residual)
+        forms = choices(self.size, norm=True)
+        key = "norm", x.shape[:-2], x.shape[-1], residual.dtype, weight.dtype, residual.stride(0) % 16, scale == 1.0
+        self._load(
+            key,
+            lambda peers: [
+                all_reduce_norm(x[..., :1, :], residual[:1].clone(), weight, eps, peers, scale, form) for form in forms
+            ],
+        )
         return all_reduce_norm(x, residual, weight, eps, self.peers, scale)
+
+    def _load(self, key: Hashable, run: Callable[[Peers], object]) -> None:
+        """At the first call of a kind ``run`` all its forms once: what other sizes take is then compiled and loaded. It
+        could not be while a graph is captured. Other ranks may have a graph of this call, so they take no part."""
+        if key in self._known or torch.cuda.is_current_stream_capturing():
+            return
+        self._known.add(key)
+        scratch = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=self._device)
+        table = torch.full_like(self.peers.table, scratch.data_ptr())
+        state = self._layout.new_state(self._device)
+        state[FAILED] = 1  # nothing waits
+        run(replace(self.peers, table=table, state=state))
 
     def _beyond(self, x: torch.Tensor) -> bool:
         return x.numel() * x.element_size() > self._layout.limits.two_shot

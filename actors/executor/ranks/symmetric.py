@@ -23,8 +23,8 @@ class SymmetricMemory:
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         avoid_multicast()
-        self._native: Any = torch._C._distributed_c10d._SymmetricMemory
-        self._register: Any = torch._C._distributed_c10d._register_process_group
+        self._torch: Any = torch._C._distributed_c10d
+        self._native: Any = self._torch._SymmetricMemory
         self._device = device
         self._handle: Any = None
         self.own: torch.Tensor = self._native.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
@@ -42,7 +42,7 @@ class SymmetricMemory:
         """
         group = DISTRIBUTED.ProcessGroup(store, rank, size)
         group._set_group_name(name)
-        self._register(name, group)
+        self._torch._register_process_group(name, group)
         self._native.set_group_info(name, rank, size, store)
         self._handle = self._native.rendezvous(self.own, name)
         if self._handle.multicast_ptr != 0:

@@ -73,9 +73,9 @@ class Completion:
         """Add a launched step, or None after the last one. Device thread."""
         self._launched.put(launched)
 
-    def run(self, pool: ReadbackPool, grammars: Grammars, check: Callable[[], None] = lambda: None) -> None:
-        """Wait for the event behind each step's read-back and complete the step, until the last. ``check`` raises if
-        what came back is not to be trusted."""
+    def run(self, pool: ReadbackPool, grammars: Grammars, check: Callable[[], None]) -> None:
+        """Wait for the event behind each step's read-back, ``check`` the exchange of ranks, and complete the step, to
+        the last."""
         watch, origin = CopyWatch(), Origin() if self._spans is not None else None
         while (launched := self._launched.get()) is not None:
             readback = launched.readback

@@ -68,12 +68,14 @@ class Readback:
         began_s = origin.at_s + origin.event.elapsed_time(self.started) / 1e3
         return began_s, origin.at_s + origin.event.elapsed_time(self.done) / 1e3
 
-    def wait(self, check: Callable[[], None] = lambda: None) -> tuple[Int32Array, float]:
-        """Wait for the copy, then ``check``; returns the tokens [N] and the seconds the step took on the device. Any
-        thread.
+    def wait(self, check: Callable[[], None]) -> tuple[Int32Array, float]:
+        """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread.
+
+        Args:
+            check: looks whether the device had to do without a rank: :meth:`Comm.check`.
 
         Raises:
-            EngineError: the ranks have drifted apart.
+            EngineError: it had to, or the ranks have drifted apart.
         """
         self.done.synchronize()
         check()

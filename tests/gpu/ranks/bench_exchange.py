@@ -19,7 +19,6 @@ from functools import partial
 import torch
 import torch.distributed
 
-from pagebus.actors.executor.ranks.nccl import NcclGroup
 from pagebus.actors.executor.ranks.peers import PeerComm
 from pagebus.actors.executor.ranks.symmetric import SymmetricMemory
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
@@ -86,11 +85,9 @@ class Bench:
         self.baselines: dict[str, Callable[[int], Call]] = {}
         prefix = torch.distributed.PrefixStore
         try:
-            nccl = NcclGroup(prefix("bench-nccl", store), comm.rank, comm.size, device)
+            nccl = comm._nccl
+            assert nccl is not None
             self.baselines["nccl"] = lambda numel: partial(nccl.all_reduce, self.x(numel))
-        except Exception:
-            traceback.print_exc()
-        try:
             memory, name = SymmetricMemory(64 << 20, device), f"bench-{comm.rank}"
             memory.meet(prefix("bench-memory", store), comm.rank, comm.size, name)
             symmetric, ops = memory.own.view(torch.bfloat16).zero_(), torch.ops.symm_mem
@@ -179,7 +176,7 @@ class Bench:
 
 def rank_main(arguments: argparse.Namespace) -> None:
     until = time.monotonic() + arguments.seconds
-    comm = new_comm(arguments.rank, arguments.world, arguments.store, limits=LIMITS, patience_s=20.0)
+    comm = new_comm(arguments.rank, arguments.world, arguments.store, limits=LIMITS, patience_s=20.0, nccl=True)
     bench = Bench(comm, torch.device("cuda", torch.cuda.current_device()), comm._host.store)
     if comm.rank == 0:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)

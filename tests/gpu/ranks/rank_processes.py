@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
+from pagebus.actors.executor.ranks.nccl import NcclComm
 from pagebus.actors.executor.ranks.peers import PeerComm
 from pagebus.kernels.exchange.peers import Limits
 
@@ -56,12 +57,12 @@ def run_ranks(module: str, arguments: Sequence[str], limit_s: float, world: int 
 
 def new_comm(
     rank: int, world: int, store: str, *, limits: Limits | None = None, patience_s: float = 10.0,
-    nccl: bool | None = False,
+    nccl: bool = False,
 ) -> PeerComm:  # fmt: skip
     """A rank that has met the others, on the GPU of its number or on the only one."""
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     host = GlooComm(rank, world, partial(open_store, store, rank, world), "127.0.0.1", 120.0)
-    comm = PeerComm(host, device, limits, patience_s, nccl)
+    comm = PeerComm(host, device, limits, patience_s, NcclComm(host, device) if nccl else None)
     comm.connect()
     return comm

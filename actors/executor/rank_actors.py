@@ -31,7 +31,7 @@ from pagebus.actors.executor.ranks.group import (
     replica_of,
 )
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
@@ -45,13 +45,14 @@ HANG_S = 20.0
 """Longest wait for another rank within a step."""
 
 
-def meet(settings: Settings, where: str, hostname: str) -> Any:
+def meet(settings: Settings, where: str, hostname: str, generation: int) -> Any:
     """The exchange with the other ranks, which connects once the weights are loaded. Imports torch."""
-    from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
+    from pagebus.actors.executor.ranks.gloo import open_store
+    from pagebus.actors.executor.ranks.layout import comm_of
 
-    rank, size = settings.rank, settings.tensor_parallel_size
     timeout_s = min(HANG_S, settings.step_timeout_s)
-    return GlooComm(rank, size, partial(open_store, where, rank, size), hostname, timeout_s)
+    store = partial(open_store, where, settings.rank, settings.num_ranks)
+    return comm_of(settings, store, hostname, generation, timeout_s)
 
 
 class RankActor(ExecutorActor):
@@ -66,12 +67,12 @@ class RankActor(ExecutorActor):
 
     def lease_info(self) -> dict[str, Any]:
         """The executor's fields; the rank, the number of ranks, the address, and digests of what it computes with."""
-        told = {"rank": self.settings.rank, "world": self.settings.tensor_parallel_size, "address": self._address}
+        told = {"rank": self.settings.rank, "world": self.settings.num_ranks, "address": self._address}
         return {**super().lease_info(), **told, "needs": self._needs}
 
     def _own_part(self, config: ModelConfig) -> ModelConfig:
         self._needs = description(self.settings, config)
-        return local_config(config, self.settings.rank, self.settings.tensor_parallel_size)
+        return rank_config(config, self.settings)
 
     async def _watch_leases(self, kind: str, epochs: dict[str, int]) -> None:
         """End with an error when one of the leases is lost."""
@@ -107,7 +108,7 @@ class LeadingRank(RankActor):
         check_alike(self._needs, others)
         addresses = {self._address, *(str(lease.info.get("address")) for lease in others)}
         where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
-        comm = await asyncio.to_thread(meet, self.settings, where, hostname)
+        comm = await asyncio.to_thread(meet, self.settings, where, hostname, self.epoch)
         self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where)
         await self._unless_away(self._write_record)
         self.spawn(self._watch_leases(RANK, {lease.name: lease.epoch for lease in others}), "ranks")
@@ -122,12 +123,12 @@ class LeadingRank(RankActor):
         told = False
         while True:
             leases = await self._unless_away(partial(self.bus.leases, RANK))
-            others = ranks_there(leases or (), self.replica, self.settings.tensor_parallel_size)
+            others = ranks_there(leases or (), self.replica, self.settings.num_ranks)
             if others is not None:
                 return others
             if not told:
                 told = True
-                self.log.info("waiting for the other ranks", world=self.settings.tensor_parallel_size)
+                self.log.info("waiting for the other ranks", world=self.settings.num_ranks)
             await asyncio.sleep(JOIN_LOOK_S)
 
     def _place(self, one_host: bool) -> tuple[str, str]:
@@ -186,7 +187,7 @@ class FollowingRank(RankActor):
         self._position, self._generation = record.start, record.generation
         self.set_state(self.state)
         hostname = LOOPBACK if record.store.startswith("file:") else self._address
-        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname)
+        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname, record.generation)
         self.spawn(self._watch_leases("executor", {self._replica: record.generation}), "leader")
         return own, {"comm": comm}
 

@@ -62,9 +62,9 @@ def plan_children(
         SettingsError: more executors than GPUs, or ranks on GPUs.
     """
     cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
-    ranks = settings.tensor_parallel_size
+    ranks = settings.num_ranks
     if cuda and ranks > 1:
-        raise SettingsError(f"--tensor-parallel-size {ranks}: ranks compute on CPUs only so far; use --device cpu")
+        raise SettingsError(f"{settings.rank_flags}: ranks compute on CPUs only so far; use --device cpu")
     if cuda and gpus and settings.executors > len(gpus):
         raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
     threads = settings.threads or max(1, cores // (settings.executors * ranks))
@@ -88,7 +88,7 @@ def plan_children(
 def _processes(settings: Settings) -> Iterator[tuple[str, int, int]]:
     """The kind, the number among its kind, and the rank of each actor; 0 for those without ranks."""
     for kind, count in settings.counts.items():
-        ranks = range(settings.tensor_parallel_size if kind == "executor" else 1)
+        ranks = range(settings.num_ranks if kind == "executor" else 1)
         yield from ((kind, index, rank) for index in range(count) for rank in ranks)
 
 

@@ -29,9 +29,9 @@ def refuse_ranks(settings: Settings) -> None:
     Raises:
         SettingsError: executors of several ranks are asked for.
     """
-    if settings.tensor_parallel_size > 1:
+    if settings.num_ranks > 1:
         raise SettingsError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks compute on CPUs only so far (--device cpu, "
+            f"{settings.rank_flags}: ranks compute on CPUs only so far (--device cpu, "
             "--target cpu); on GPUs a model has to fit one, and --executors serves more requests with more of them"
         )
 

@@ -275,6 +275,8 @@ def num_drafts(settings: Settings, config: ModelConfig) -> int:
         SettingsError: the settings ask for drafts of such a model.
     """
     wanted = speculation(settings)
+    if config.stage is not None:
+        return 0
     if config.pooler is None:
         return wanted.tokens or (config.num_mtp_layers if wanted.method == "mtp" else 0)
     if settings.spec_method is not None and wanted.method != "none":

@@ -89,6 +89,20 @@ class Completion:
             copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
             self.finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
 
+    def passed_on(
+        self, queued: Queued, work: StepWork, tokens: Int32Array, launched_s: float, busy_s: float, copied_step: int
+    ) -> None:
+        """Count the step of a stage whose results another one gives: ``tokens`` are none."""
+        self.stats.steps += 1
+        self.stats.busy_s += busy_s
+        self._on_result(
+            StepResult(
+                step=queued.plan.step, scheduler_epoch=queued.scheduler_epoch, received_s=queued.received_s,
+                launched_s=launched_s, done_s=time.time(), num_computed_tokens=work.num_tokens,
+                copied_step=copied_step, busy_s=busy_s,
+            )
+        )  # fmt: skip
+
     def finish(
         self,
         queued: Queued,

@@ -171,6 +171,8 @@ class Runner:
             logits, sampled = self.graphs.replay(bucket)
         else:
             hidden = self.forward(work, cut, launch)
+            if self.model.passes_on:
+                return None
             if work.logprob_rows is not None:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):

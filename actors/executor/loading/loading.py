@@ -94,6 +94,8 @@ class EngineInfo:
     """The most drafts that a row may have; 0: nothing is speculated."""
     max_loras: int = 0
     """The most adapters that sequences may have at a time; 0: none."""
+    stages: int = 1
+    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.lanes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,7 @@ def _load(
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         max_loras=0 if residents is None else settings.max_loras,
+        stages=1 if config.stage is None else config.stage.count,
     )
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
 

@@ -22,10 +22,13 @@ class Pipeline:
 
     A step is expected to last as long as recent ones of its kind. So short steps behind a long prompt are planned ahead
     too: they will follow each other quickly.
+
+    Of ``stages`` each has a plan, and one more is ready for the first.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, stages: int = 1) -> None:
+        self._least = LEAST_DEPTH if stages == 1 else stages + 1
+        self.most = most if stages == 1 else max(most, self._least)
         self._in_flight: deque[int] = deque()
         self._step_s = [0.0, math.inf, math.inf]
         self._last_done_s = 0.0
@@ -38,7 +41,7 @@ class Pipeline:
     def has_room(self) -> bool:
         """Whether one more plan is wanted."""
         depth = len(self)
-        if depth < LEAST_DEPTH:
+        if depth < self._least:
             return depth < self.most
         return depth < self.most and sum(self._step_s[kind] for kind in islice(self._in_flight, 1, None)) < AHEAD_S
 

@@ -11,6 +11,7 @@ from itertools import chain
 
 import numpy as np
 
+from pagebus.actors.scheduler.replica import lanes
 from pagebus.actors.scheduler.replica.beam_group import (
     Candidates,
     candidates,
@@ -89,6 +90,8 @@ class Replica(ReplicaBase):
             if not group.is_complete:
                 fork_members(self, group)
         behind = self.host_tier.hold_back(self.slots.behind())
+        if self.stages > 1:
+            behind = lanes.hold_back(self.slots, behind, self.stages, len(self.in_flight))
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]
         num_decodes = len(slots)

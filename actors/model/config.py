@@ -118,11 +118,6 @@ class ModelConfig:
         return groups if self.stage is None else stage_groups(groups, self.layer_windows, self.stage.layers)
 
     @property
-    def first_layer(self) -> int:
-        """The number in the whole model of its first layer."""
-        return 0 if self.stage is None else self.stage.layers.start
-
-    @property
     def in_one_step(self) -> bool:
         """Whether prompts have to be computed whole: all their tokens see each other, and nothing is cached."""
         return self.spec.encoder is not None

@@ -55,7 +55,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         check_lora(self)
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
-        check_stages(self)
+        check_stages(self, self.pipeline_parallel_size)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
 

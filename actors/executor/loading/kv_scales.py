@@ -22,6 +22,7 @@ from pagebus.actors.executor.models import AttentionBatch, Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.gguf.files import is_gguf
+from pagebus.actors.model.shards.stage import first_layer
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
 
@@ -50,8 +51,8 @@ def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
     if stored is None and settings.calculate_kv_scales:
         if model.passage is not None:
             raise SettingsError(
-                f"--kv-cache-dtype {settings.kv_cache_dtype}: with --pipeline-parallel-size, scales are not calculated; "
-                "use a checkpoint that has some, or --no-calculate-kv-scales"
+                f"--kv-cache-dtype {settings.kv_cache_dtype}: with --pipeline-parallel-size, scales are not "
+                "calculated; use a checkpoint that has some, or --no-calculate-kv-scales"
             )
         scales = calculate_scales(model)
     if scales is not None:
@@ -70,7 +71,7 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
     for layer in range(config.num_layers):
         for part, name in enumerate("kv"):
             for place in NAMES:
-                full = f"model.layers.{config.first_layer + layer}.{place.format(name=name)}"
+                full = f"model.layers.{first_layer(config.stage) + layer}.{place.format(name=name)}"
                 if full in tensors:
                     with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
                         found[layer, part] = _own_heads(full, source.get_tensor(theirs[id(tensors[full])]), config)

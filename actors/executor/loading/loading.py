@@ -95,7 +95,7 @@ class EngineInfo:
     max_loras: int = 0
     """The most adapters that sequences may have at a time; 0: none."""
     stages: int = 1
-    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.lanes`."""
+    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.pipeline`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.models.passage import Passage
 from pagebus.actors.executor.pooling.head import NoHead, PooledHead
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.stage import first_layer
 from pagebus.actors.model.spec import Moe
 
 
@@ -41,7 +42,8 @@ class ForwardPass:
 
 
 class Decoder(Network):
-    """Embedding, layers, norm, head; of a stage of a pipeline those that it has. Its tensors are uninitialised until weights are loaded.
+    """Embedding, layers, norm, head; of a stage of a pipeline those that it has. Its tensors are uninitialised until
+    weights are loaded.
 
     ``passes`` begins the attention of each pass.
     """
@@ -66,8 +68,9 @@ class Decoder(Network):
         }
         self.passage = None if config.stage is None else Passage(config.stage)
         self.embedding = embedding_of(config, parameters, ops)
+        first = first_layer(config.stage)
         self.layers = [
-            DecoderLayer(config, index, parameters, f"model.layers.{config.first_layer + index}", ops, tables[layer.mixer.rope])
+            DecoderLayer(config, index, parameters, f"model.layers.{first + index}", ops, tables[layer.mixer.rope])
             for index, layer in enumerate(spec.layers)
         ]
         self.kinds = self.layers[len(self.layers) // 2].kinds

@@ -51,7 +51,7 @@ class OracleModel(Decoder):
         """[T, 1, 2]; those of a stage are the ones that the stage before it has made."""
         keys = torch.stack((input_ids + 1, positions), dim=1).to(dtype)
         if self.passage is not None and not self.passage.stage.first:
-            keys = self.passage.enter(*keys.shape, keys.dtype, keys.device)
+            keys = self.passage.enter(len(keys), keys.shape[1], keys.dtype, keys.device)
         if self.passage is not None and self.passes_on:
             self.passage.leaving = keys
         return keys.unsqueeze(1)

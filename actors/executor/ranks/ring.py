@@ -133,7 +133,7 @@ class Ring:
                 header, payload = message
                 connection.sendall(header)
                 if len(payload):
-                    connection.sendall(memoryview(payload.numpy()))
+                    connection.sendall(payload.numpy().data)
         except OSError as error:
             self._inbox.put(EngineError(f"rank {self._rank} has lost rank {self._behind}: {error}"))
 

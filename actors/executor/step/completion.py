@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pagebus.actors.executor.batch.results import ResultBuilder
+from pagebus.actors.executor.batch.results import ResultBuilder, without_rows
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.memory.swap import CopyWatch
 from pagebus.actors.executor.sampling.grammars import Grammars
@@ -67,6 +67,7 @@ class Completion:
         self._on_result = on_result
         self._spans = spans
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
+        self._samples = config.stage is None or config.stage.last
         self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
 
     def put(self, launched: Launched | None) -> None:
@@ -89,20 +90,6 @@ class Completion:
             copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
             self.finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
 
-    def passed_on(
-        self, queued: Queued, work: StepWork, tokens: Int32Array, launched_s: float, busy_s: float, copied_step: int
-    ) -> None:
-        """Count the step of a stage whose results another one gives: ``tokens`` are none."""
-        self.stats.steps += 1
-        self.stats.busy_s += busy_s
-        self._on_result(
-            StepResult(
-                step=queued.plan.step, scheduler_epoch=queued.scheduler_epoch, received_s=queued.received_s,
-                launched_s=launched_s, done_s=time.time(), num_computed_tokens=work.num_tokens,
-                copied_step=copied_step, busy_s=busy_s,
-            )
-        )  # fmt: skip
-
     def finish(
         self,
         queued: Queued,
@@ -112,8 +99,9 @@ class Completion:
         busy_s: float,
         copied_step: int,
     ) -> None:
-        """Pass on the step's result."""
-        result = self._results.build(
+        """Pass on the step's result; of a stage that does not sample, without rows."""
+        build = self._results.build if self._samples else without_rows
+        result = build(
             work,
             tokens,
             step=queued.plan.step,

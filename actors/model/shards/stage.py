@@ -60,3 +60,8 @@ def stage_groups(whole: CacheGroups, reaches: Sequence[int], layers: range) -> C
         places.append((page + windowed, place))
         seen[windowed] += 1
     return CacheGroups(size, tuple(places), whole.windowed_pages, whole.windowed_tokens)
+
+
+def first_layer(stage: Stage | None) -> int:
+    """The number in the whole model of the first layer of a stage, or of a model that has none."""
+    return 0 if stage is None else stage.layers.start

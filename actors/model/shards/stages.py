@@ -1,5 +1,5 @@
-"""Divides a model into the stages of a pipeline: contiguous ranges of its layers, the first with the embedding, the last
-with the head.
+"""Divides a model into the stages of a pipeline: contiguous ranges of its layers, the first with the embedding, the
+last with the head.
 
 Ranks are numbered from the last stage on, because rank 0 tells what was sampled. Those of a stage follow each other.
 """

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from pagebus.actors.settings.declaring import SettingsError
 
 if TYPE_CHECKING:
-    from pagebus.actors.settings.settings import Settings
+    from pagebus.actors.settings.engine import EngineSettings
 
 
-def check_stages(settings: Settings) -> None:
-    """Check what is asked for beside stages.
+def check_stages(settings: EngineSettings, stages: int) -> None:
+    """Check what is asked for beside so many stages.
 
     Raises:
         SettingsError: something that they do not do.
     """
-    if settings.pipeline_parallel_size == 1:
+    if stages == 1:
         return
     why = ""
     if settings.spec_method not in (None, "none"):

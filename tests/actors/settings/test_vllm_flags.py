@@ -178,15 +178,15 @@ def test_arguments_of_programs() -> None:
     assert is_foreign("trust_remote_code", True)
     assert is_foreign("quantization_config", None)
     assert is_foreign("fully_sharded_loras", False)
-    assert is_foreign("pipeline_parallel_size", 1)
+    assert not is_foreign("pipeline_parallel_size", 1)
     assert not is_foreign("dtype", "half")
     assert is_foreign("enable_chunked_prefill", True)
     assert is_foreign("enable_log_deltas", False)
     for name in ("enable_chunked_prefill", "async_scheduling"):
         with pytest.raises(TypeError, match=f"{name}: "):
             is_foreign(name, False)
-    with pytest.raises(TypeError, match="pipeline_parallel_size: a model has to fit one GPU"):
-        is_foreign("pipeline_parallel_size", 2)
+    with pytest.raises(TypeError, match="decode_context_parallel_size: a model has to fit one GPU"):
+        is_foreign("decode_context_parallel_size", 2)
     assert checked({"pooler_config": {"pooling_type": "MEAN"}, "data_parallel_size": 2, "hf_overrides": None}) == {
         "pooling_type": "mean",
         "executors": 2,

@@ -1,4 +1,4 @@
-"""Engines of the stages of a pipeline, together: transformers' tokens, one rank's samples; when one is lost, all end."""
+"""Engines of the stages of a pipeline: transformers' tokens, one rank's samples; when one is lost, all end."""
 
 from __future__ import annotations
 

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.models.passage import Passage
 from pagebus.actors.executor.ranks.ring import Ring
 from pagebus.actors.executor.ranks.staged_comm import StagedComm
-from pagebus.actors.executor.step.runner import Runner
 from pagebus.bus.messages import Int32Array, StepPlan
 
 
@@ -37,26 +38,36 @@ class Unknown:
     positions: Int32Array
 
 
-class StageSteps:
-    """Of one rank. All methods belong to the device thread."""
+class WholeSteps:
+    """Those of an executor that is no pipeline. All methods belong to the device thread."""
 
-    def __init__(self, ring: Ring, passage: Passage, runner: Runner) -> None:
-        self._ring, self._passage, self._runner = ring, passage, runner
-        self._digest = 0
-        self._unknown: deque[Unknown] = deque()
-
-    @property
-    def samples(self) -> bool:
-        """Whether this is the last stage."""
-        return self._passage.stage.last
-
-    def begin(self, plan: StepPlan, work: StepWork) -> float:
-        """Wait for what the step of ``plan`` begins with; returns the seconds that this took.
+    def begin(self, plan: StepPlan, scheduler_epoch: int, work: StepWork) -> float:
+        """Wait for what the step of ``plan`` begins with; returns the seconds that this took. Another scheduler's first
+        plan finds an empty batch.
 
         Raises:
             EngineError: it did not come in time; a rank is lost or was told something else.
         """
+        return 0.0
+
+    def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> None:
+        """Pass on what the step has come to."""
+
+
+class StageSteps(WholeSteps):
+    """Those of one rank of a pipeline, whose tokens are in ``state``."""
+
+    def __init__(self, ring: Ring, passage: Passage, model: Network, state: DeviceBatch) -> None:
+        self._ring, self._passage, self._model, self._state = ring, passage, model, state
+        self._digest = self._epoch = 0
+        self._unknown: deque[Unknown] = deque()
+
+    def begin(self, plan: StepPlan, scheduler_epoch: int, work: StepWork) -> float:
+        """As of :class:`WholeSteps`."""
         began = time.perf_counter()
+        if scheduler_epoch != self._epoch:
+            self._epoch = scheduler_epoch
+            self._forget()
         self._note(plan.step, work)
         if self._passage.stage.first:
             self._take_tokens(np.concatenate([work.slots, plan.chosen_slots, np.array(work.new_slots, np.int32)]))
@@ -68,15 +79,15 @@ class StageSteps:
         payload = self._ring.take(step, self._digest)
         if not len(work.slots):
             return
-        model = self._runner.model
+        model = self._model
         dtype, hidden = model.parameters.dtype, model.config.hidden_size
         if len(payload) != work.num_tokens * hidden * dtype.itemsize:
             raise EngineError(f"step {step}: {len(payload)} bytes were passed on for {work.num_tokens} tokens")
         self._passage.entering = torch.frombuffer(payload, dtype=dtype).view(work.num_tokens, hidden)
 
     def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> None:
-        """Pass on what the step has come to."""
-        if self.samples:
+        """As of :class:`WholeSteps`."""
+        if self._passage.stage.last:
             tokens = torch.empty(0, dtype=torch.int32) if sampled is None else sampled[: len(work.positions)].clone()
             self._ring.send(step, self._digest, tokens)
             return
@@ -85,8 +96,8 @@ class StageSteps:
         if self._passage.stage.first:
             self._unknown.append(Unknown(step, self._digest, work.sample_slots, work.positions))
 
-    def forget(self) -> None:
-        """The batch is empty: nobody needs the tokens that are still to come."""
+    def _forget(self) -> None:
+        """Nobody needs the tokens that are still to come."""
         none = np.empty(0, np.int32)
         for each in self._unknown:
             each.slots, each.positions = none, none
@@ -100,19 +111,19 @@ class StageSteps:
             tokens = torch.frombuffer(self._ring.take(each.step, each.digest) or bytearray(4), dtype=torch.int32)
             if count := len(each.slots):
                 places = torch.from_numpy(each.slots), torch.from_numpy(each.positions)
-                self._runner.state.store_sampled(*places, tokens[:count])
+                self._state.store_sampled(*places, tokens[:count])
 
     def _note(self, step: int, work: StepWork) -> None:
         """Add the step to the digest of all that this rank was told to compute."""
+        self._digest = zlib.crc32(step.to_bytes(8, "little"), self._digest)
         parts = (work.slots, work.starts, work.query_start, work.positions, work.indexes)
-        for part in (np.array([step], np.int64), *parts, *(delta for _, delta in sorted(work.deltas.items()))):
+        for part in (*parts, *(delta for _, delta in sorted(work.deltas.items()))):
             self._digest = zlib.crc32(part.tobytes(), self._digest)
 
 
-def stage_steps(comm: Comm, runner: Runner) -> StageSteps | None:
-    """Those of the rank that computes with ``runner``; None if it is not one of a pipeline."""
-    passage = runner.model.passage
-    if passage is None:
-        return None
+def steps_of(comm: Comm, model: Network, state: DeviceBatch) -> WholeSteps:
+    """Those of the rank that ``comm`` connects with others."""
+    if model.passage is None:
+        return WholeSteps()
     assert isinstance(comm, StagedComm)
-    return StageSteps(comm.ring, passage, runner)
+    return StageSteps(comm.ring, model.passage, model, state)

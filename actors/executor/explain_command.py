@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
+from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.compile_command import add_target_details, target_in
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
@@ -59,7 +59,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
         config = with_groups(settings, with_quantization(settings, config))
-        config = part_of(settings, config, target)
+        config = rank_config(config, settings)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2
@@ -93,18 +93,6 @@ def target_of_arguments(settings: Settings, arguments: argparse.Namespace) -> Ta
     if settings.device == "cpu" or arguments.target == "cpu":
         return None
     return target_in(arguments, arguments.target) if arguments.target else first_target()
-
-
-def part_of(settings: Settings, config: ModelConfig, target: Target | None) -> ModelConfig:
-    """What an executor computes of a model; with ranks the part of one.
-
-    Raises:
-        ModelError: the model cannot be divided.
-        SettingsError: ranks on a GPU.
-    """
-    if target is not None:
-        refuse_ranks(settings)
-    return rank_config(config, settings)
 
 
 def _print(about: dict[str, str | int | None], engine: AbsentEngine) -> None:

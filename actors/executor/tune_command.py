@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
+from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
@@ -59,7 +59,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
         SettingsError: there is no GPU, no Triton, ranks are asked for, or this GPU cannot do what the settings ask.
     """
     settings = load_settings(arguments)
-    refuse_ranks(settings)
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError("tune: not with --tensor-parallel-size yet: a rank's shapes have the cost model's choices")
     if not 0 < arguments.minutes <= 24 * 60:
         raise SettingsError("--minutes: more than 0 and at most 1440 are needed")
     if find_spec("triton") is None:

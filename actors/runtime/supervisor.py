@@ -59,14 +59,15 @@ def plan_children(
     """The processes to start for ``settings``. ``unique`` becomes part of the names where other machines share the bus.
 
     Raises:
-        SettingsError: more executors than GPUs, or ranks on GPUs.
+        SettingsError: more executors, or ranks of them, than GPUs.
     """
     cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
     ranks = settings.num_ranks
-    if cuda and ranks > 1:
-        raise SettingsError(f"{settings.rank_flags}: ranks compute on CPUs only so far; use --device cpu")
-    if cuda and gpus and settings.executors > len(gpus):
-        raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
+    if cuda and settings.pipeline_parallel_size > 1:
+        raise SettingsError(f"{settings.rank_flags}: stages compute on CPUs only so far; use --device cpu")
+    if cuda and gpus and settings.executors * ranks > len(gpus):
+        asked = f"--executors {settings.executors}" + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        raise SettingsError(f"{asked}: only {len(gpus)} GPUs are visible")
     threads = settings.threads or max(1, cores // (settings.executors * ranks))
     plans = []
     for kind, index, rank in _processes(settings):
@@ -76,13 +77,19 @@ def plan_children(
         own = settings.replace(bus=bus_url, actor_name=name, threads=threads if computes else None, rank=rank)
         variables = child_environment(own, environ)
         if computes and cuda:
-            variables["CUDA_VISIBLE_DEVICES"] = gpus[index] if gpus else str(index)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(index, ranks, gpus))
         variables["OMP_NUM_THREADS"] = str(threads if computes else 1)
         # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
         variables["PYTHONPATH"] = python_path(environ)
         command = _command(kind, own, known_gpu=computes and cuda and settings.gpu_lock_dir is None)
         plans.append(ChildPlan("rank" if rank else kind, name, command, variables, group))
     return plans
+
+
+def gpus_of(index: int, ranks: int, gpus: Sequence[str]) -> list[str]:
+    """The GPUs of an executor, all of which each of its ``ranks`` sees; a name that is there twice is one GPU."""
+    own = range(index * ranks, (index + 1) * ranks)
+    return list(dict.fromkeys(gpus[number] if gpus else str(number) for number in own))
 
 
 def _processes(settings: Settings) -> Iterator[tuple[str, int, int]]:

@@ -43,7 +43,10 @@ class ProcessSettings:
     allow_open_redis: bool = setting(False, help="use a Redis on another machine that needs no password")
     executors: int = setting(1, help="executors to start, one per GPU", low=1, high=1024)
     tensor_parallel_size: int = setting(
-        1, help="ranks of each executor, processes among which the model is divided (CPUs only)", low=1, high=64
+        1,
+        help="ranks of each executor, processes among which the model is divided; on GPUs one for each rank",
+        low=1,
+        high=64,
     )
     pipeline_parallel_size: int = setting(
         1,

@@ -31,12 +31,13 @@ COPY_INTS = 1024
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts, and so are
-    ``hidden_index`` and ``sample_lens`` (context lengths); ``decode_lens`` is for those of them that are padded to a
-    bucket. ``mask_places`` is for steps with rows that follow a grammar: which of the step's masks each row has, -1 for
-    none. All but the first two have room for every slot: four are by row of the pass (use the first R), six by sampled
-    token (the first N)."""
+    """Views of the header on the device. ``agreed`` [2] is what ranks compare. ``merges`` [M, 4] and ``spans`` [N,
+    5] are for steps with prompts, and so are ``hidden_index`` and ``sample_lens`` (context lengths);
+    ``decode_lens`` is for those of them that are padded to a bucket. ``mask_places`` is for steps with rows that
+    follow a grammar: which of the step's masks each row has, -1 for none. All but the first three have room for
+    every slot: four are by row of the pass (use the first R), six by sampled token (the first N)."""
 
+    agreed: torch.Tensor
     merges: torch.Tensor
     spans: torch.Tensor
     slots: torch.Tensor
@@ -49,8 +50,6 @@ class Header:
     positions: torch.Tensor
     indexes: torch.Tensor
     mask_places: torch.Tensor
-    agreed: torch.Tensor
-    """[2], what ranks compare."""
 
 
 @dataclass(slots=True)
@@ -103,7 +102,7 @@ class Uploader:
         merges = self._target[self._merges_begin : self._spans_begin].view(-1, MERGE_FIELDS)
         spans = self._target[self._spans_begin : spans_end].view(-1, SPAN_FIELDS)
         agreed = self._target[self._row_ints :][:WORDS]
-        self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)), agreed)
+        self.header = Header(agreed, merges, spans, *(rows[row] for row in range(NUM_ROWS)))
 
     @property
     def num_buffers(self) -> int:

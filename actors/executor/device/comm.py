@@ -1,8 +1,8 @@
 """The exchange of tensors between the ranks of a group. Every rank makes the same calls in the same order, with the
 same shapes, because these follow from the step plans alone.
 
-On a GPU all that exchanges tensors takes and returns CUDA tensors, is launched on the current stream, never waits on the
-host, and may be captured in a CUDA graph.
+On a GPU all that exchanges tensors takes and returns CUDA tensors, is launched on the current stream, never waits on
+the host, and may be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ class Comm(ABC):
         """x [...] of every rank, in the order of ranks: [N, ...]. Raises EngineError if a rank is lost."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of x [...] over all ranks, in x's format: bitwise equal on all of them. x, which may be written to, is
-        not used again. Here it is added up in float32 in the order of ranks. Raises EngineError if a rank is lost."""
+        """The sum of x [...] over all ranks, in x's format: bitwise equal on all of them. x, which may be written
+        to, is not used again. Here it is added up in float32 in the order of ranks. Raises EngineError if a rank is
+        lost."""
         first, *others = self.all_gather(x)
         total = first.to(torch.float32, copy=True)
         for part in others:

@@ -1,4 +1,4 @@
-"""Ranks on CPUs, over gloo. Only plain bytes are exchanged: nothing is pickled."""
+"""Ranks over gloo: on CPUs, and where several have one GPU. Only plain bytes are exchanged: nothing is pickled."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ CONNECT_S = 600.0
 
 
 class GlooComm(Comm):
-    """One of ``size`` ranks that meet at a ``store``, which is made when they are ready to meet.
+    """One of ``size`` ranks that meet at a ``store``, which is made when they are ready to meet. What is on a GPU
+    passes through the host, which waits for it.
 
     Args:
         hostname: the address of this host under which the other ranks reach it.
         timeout_s: longest wait for the other ranks within a step.
     """
+
+    captures = False
 
     def __init__(self, rank: int, size: int, store: Callable[[], Any], hostname: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
@@ -49,13 +52,13 @@ class GlooComm(Comm):
         """As in :class:`Comm`."""
         if self._group is None:
             raise EngineError(f"rank {self.rank} has not met the others yet")
-        mine = x.contiguous().view(-1).view(torch.uint8)
+        mine = x.contiguous().view(-1).view(torch.uint8).cpu()
         gathered = torch.empty((self.size, len(mine)), dtype=torch.uint8)
         try:
             self._group.allgather([list(gathered)], [mine]).wait()
         except RuntimeError as error:
             raise EngineError(f"rank {self.rank} of {self.size} has lost another rank: {_cause(error)}") from error
-        return gathered.view(x.dtype).view(self.size, *x.shape)
+        return gathered.to(x.device).view(x.dtype).view(self.size, *x.shape)
 
     def close(self) -> None:
         """Drop the connections; ranks that wait for this one fail at once."""

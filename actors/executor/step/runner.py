@@ -168,7 +168,7 @@ class Runner:
         if self.drafting is not None:
             self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
-            logits, sampled = self.graphs.replay(bucket)
+            logits, sampled = self.graphs.run(bucket, self)
         else:
             hidden = self.forward(work, cut, launch)
             if self.model.passes_on:
@@ -360,7 +360,7 @@ class Runner:
             wanted = resampling_of(work, bucket, self.state.num_growths, self.limits.vocab_size)
             if wanted is not None and self.graphs.can_resample(wanted):
                 self._send_masks(work)
-                return self.graphs.resample(wanted)
+                return self.graphs.resample(wanted, self, logits)
         return self._resample(work, deltas, logits, sampled)
 
     def _send_masks(self, work: StepWork) -> None:

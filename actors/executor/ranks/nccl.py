@@ -1,0 +1,110 @@
+"""Ranks on GPUs, over NCCL: its C functions alone, on the stream that is current.
+
+Communicators are never destroyed, since that may wait for a rank that is gone: processes of ranks end by ``os._exit``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+
+from pagebus.actors.executor.device.comm import Comm
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.ranks.links import avoid_multicast
+
+LIBRARY = "libnccl.so.2"
+"""torch has loaded it."""
+ID_BYTES, SUM = 128, 0
+TYPES = {
+    torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4, torch.float16: 6, torch.float32: 7,
+    torch.float64: 8, torch.bfloat16: 9,
+}  # fmt: skip
+
+
+class _Id(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_byte * ID_BYTES),)
+
+
+class NcclComm(Comm):
+    """One of the ranks that have met in ``host``, each of which has a GPU of its own, ``device``. What the host itself
+    has to know goes through ``host``."""
+
+    def __init__(self, host: Comm, device: torch.device) -> None:
+        self.rank, self.size = host.rank, host.size
+        self._host, self._device = host, device
+        self._nccl: Any = None
+        self._group = ctypes.c_void_p()
+        self._calling = threading.Lock()
+        """Steps and captures call from threads of their own, and one communicator takes one call at a time."""
+
+    def connect(self) -> None:
+        """As in :class:`Comm`: over the host first, which tells all ranks where NCCL meets."""
+        avoid_multicast()
+        self._host.connect()
+        self._nccl, unique = _library(), _Id()
+        if self.rank == 0:
+            self._check(self._nccl.ncclGetUniqueId(ctypes.byref(unique)), "begin")
+        told = torch.frombuffer(bytearray(bytes(unique)), dtype=torch.uint8)
+        first = bytearray(self._host.all_gather(told)[0].numpy().tobytes())
+        unique = _Id.from_buffer(first)
+        torch.cuda.set_device(self._device)
+        code = self._nccl.ncclCommInitRank(ctypes.byref(self._group), self.size, unique, self.rank)
+        self._check(code, "meet")
+        self.all_reduce(self.all_gather(torch.zeros(1, device=self._device)))
+        torch.cuda.current_stream().synchronize()
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """As in :class:`Comm`; tensors on a CPU go through the host's group."""
+        if not x.is_cuda:
+            return self._host.all_gather(x)
+        mine = x.contiguous()
+        gathered = mine.new_empty((self.size, *mine.shape))
+        arguments = mine.data_ptr(), gathered.data_ptr(), mine.numel(), TYPES[x.dtype], self._group
+        with self._calling:
+            self._check(self._nccl.ncclAllGather(*arguments, _stream()), "gather")
+        return gathered
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """As in :class:`Comm`. NCCL sums each number on one rank, and gives it to all."""
+        if not x.is_cuda:
+            return super().all_reduce(x)
+        x = x.contiguous()
+        arguments = x.data_ptr(), x.data_ptr(), x.numel(), TYPES[x.dtype], SUM, self._group
+        with self._calling:
+            self._check(self._nccl.ncclAllReduce(*arguments, _stream()), "sum")
+        return x
+
+    def least(self, value: float) -> float:
+        """As in :class:`Comm`, without the GPU."""
+        return self._host.least(value)
+
+    def close(self) -> None:
+        """Leave the host's group only."""
+        self._host.close()
+
+    def _check(self, code: int, what: str) -> None:
+        if code:
+            text = self._nccl.ncclGetErrorString(code).decode()
+            raise EngineError(f"rank {self.rank} of {self.size} cannot {what} over NCCL: {text}")
+
+
+def _library() -> Any:
+    try:
+        nccl = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise EngineError(f"ranks on GPUs need NCCL, which comes with torch: {error}") from error
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    nccl.ncclGetErrorString.argtypes = (number,)
+    nccl.ncclGetUniqueId.argtypes = (ctypes.POINTER(_Id),)
+    nccl.ncclCommInitRank.argtypes = (ctypes.POINTER(pointer), number, _Id, number)
+    nccl.ncclAllGather.argtypes = (pointer, pointer, size, number, pointer, pointer)
+    nccl.ncclAllReduce.argtypes = (pointer, pointer, size, number, number, pointer, pointer)
+    return nccl
+
+
+def _stream() -> int:
+    return int(torch.cuda.current_stream().cuda_stream)

@@ -146,8 +146,8 @@ def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
         device = "cuda" if gpus else "cpu"
     counts = settings.counts.items()
     actors = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts if count)
-    if settings.tensor_parallel_size > 1:
-        actors += f"; executors of {settings.tensor_parallel_size} ranks"
+    if settings.num_ranks > 1:
+        actors += f"; executors of {settings.num_ranks} ranks"
     lines = [
         f"Pagebus {version()}",
         f"  model    {settings.model or 'the shipped one'}",

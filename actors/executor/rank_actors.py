@@ -36,7 +36,7 @@ from pagebus.actors.executor.ranks.group import (
 )
 from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
@@ -51,22 +51,23 @@ HANG_S = 20.0
 """Longest wait for another rank within a step."""
 
 
-def meet(settings: Settings, where: str, hostname: str, carrier: str) -> Any:
+def meet(settings: Settings, where: str, hostname: str, carrier: str, generation: int) -> Any:
     """The exchange with the other ranks, which connects once the weights are loaded. Imports torch."""
     import torch
 
     from pagebus.actors.executor.device.device import resolve_device
     from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
+    from pagebus.actors.executor.ranks.layout import comm_of
     from pagebus.actors.executor.ranks.nccl import NcclComm
     from pagebus.actors.executor.ranks.peers import PeerComm
 
-    rank, size = settings.rank, settings.tensor_parallel_size
     timeout_s = min(HANG_S, settings.step_timeout_s)
-    host = GlooComm(rank, size, partial(open_store, where, rank, size), hostname, timeout_s)
+    store = partial(open_store, where, settings.rank, settings.num_ranks)
     if carrier == GLOO:
-        return host
-    device = resolve_device(settings)
+        return comm_of(settings, store, hostname, generation, timeout_s)
+    size, device = settings.tensor_parallel_size, resolve_device(settings)
     torch.cuda.set_device(device)  # of this thread, so that nothing is made on another rank's GPU
+    host = GlooComm(settings.rank, size, store, hostname, timeout_s)
     nccl = NcclComm(host, device) if carrier == NCCL or size > 2 else None
     return nccl if carrier == NCCL else PeerComm(host, device, patience_s=timeout_s, nccl=nccl)
 
@@ -86,7 +87,7 @@ class RankActor(ExecutorActor):
 
     def lease_info(self) -> dict[str, Any]:
         """The executor's fields; the rank, the number of ranks, the address, and digests of what it computes with."""
-        told = {"rank": self.settings.rank, "world": self.settings.tensor_parallel_size, "address": self._address}
+        told = {"rank": self.settings.rank, "world": self.settings.num_ranks, "address": self._address}
         told["gpu"] = self._gpu
         return {**super().lease_info(), **told, "needs": self._needs}
 
@@ -94,7 +95,7 @@ class RankActor(ExecutorActor):
         self._needs = description(self.settings, config)
         if self.settings.device != "cpu":
             self._gpu = gpu_id(self.settings.rank)
-        return local_config(config, self.settings.rank, self.settings.tensor_parallel_size)
+        return rank_config(config, self.settings)
 
     async def _watch_leases(self, kind: str, epochs: dict[str, int]) -> None:
         """End with an error when one of the leases is lost."""
@@ -132,9 +133,9 @@ class LeadingRank(RankActor):
         where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
         gpus, plain = [str(lease.info.get("gpu", "")) for lease in others], self.settings.disable_custom_all_reduce
         carrier = carrier_of([self._gpu, *gpus], one_host=len(addresses) == 1, plain=plain)
-        comm = await asyncio.to_thread(meet, self.settings, where, hostname, carrier)
+        comm = await asyncio.to_thread(meet, self.settings, where, hostname, carrier, self.epoch)
         self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where, carrier)
-        self.log.info("ranks have met", world=self.settings.tensor_parallel_size, carrier=carrier)
+        self.log.info("ranks have met", world=self.settings.num_ranks, carrier=carrier)
         await self._unless_away(self._write_record)
         self.spawn(self._watch_leases(RANK, {lease.name: lease.epoch for lease in others}), "ranks")
         return own, {"comm": comm}
@@ -148,12 +149,12 @@ class LeadingRank(RankActor):
         told = False
         while True:
             leases = await self._unless_away(partial(self.bus.leases, RANK))
-            others = ranks_there(leases or (), self.replica, self.settings.tensor_parallel_size)
+            others = ranks_there(leases or (), self.replica, self.settings.num_ranks)
             if others is not None:
                 return others
             if not told:
                 told = True
-                self.log.info("waiting for the other ranks", world=self.settings.tensor_parallel_size)
+                self.log.info("waiting for the other ranks", world=self.settings.num_ranks)
             await asyncio.sleep(JOIN_LOOK_S)
 
     def _place(self, one_host: bool) -> tuple[str, str]:
@@ -212,7 +213,7 @@ class FollowingRank(RankActor):
         self._position, self._generation = record.start, record.generation
         self.set_state(self.state)
         hostname = LOOPBACK if record.store.startswith("file:") else self._address
-        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname, record.carrier)
+        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname, record.carrier, record.generation)
         self.spawn(self._watch_leases("executor", {self._replica: record.generation}), "leader")
         return own, {"comm": comm}
 

@@ -46,7 +46,7 @@ def actor_class(kind: str, settings: Settings | None = None) -> type[Actor]:
     """The class of a kind of actor, with these settings. Imports only that actor's package, so that the scheduler
     starts without torch."""
     module, name = CLASSES[kind]
-    if kind == "executor" and settings is not None and settings.tensor_parallel_size > 1:
+    if kind == "executor" and settings is not None and settings.num_ranks > 1:
         module, name = RANKS, "FollowingRank" if settings.rank else "LeadingRank"
     return cast("type[Actor]", getattr(importlib.import_module(module), name))
 

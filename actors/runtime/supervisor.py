@@ -62,7 +62,9 @@ def plan_children(
         SettingsError: more executors, or ranks of them, than GPUs.
     """
     cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
-    ranks = settings.tensor_parallel_size
+    ranks = settings.num_ranks
+    if cuda and settings.pipeline_parallel_size > 1:
+        raise SettingsError(f"{settings.rank_flags}: stages compute on CPUs only so far; use --device cpu")
     if cuda and gpus and settings.executors * ranks > len(gpus):
         asked = f"--executors {settings.executors}" + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
         raise SettingsError(f"{asked}: only {len(gpus)} GPUs are visible")
@@ -93,7 +95,7 @@ def gpus_of(index: int, ranks: int, gpus: Sequence[str]) -> list[str]:
 def _processes(settings: Settings) -> Iterator[tuple[str, int, int]]:
     """The kind, the number among its kind, and the rank of each actor; 0 for those without ranks."""
     for kind, count in settings.counts.items():
-        ranks = range(settings.tensor_parallel_size if kind == "executor" else 1)
+        ranks = range(settings.num_ranks if kind == "executor" else 1)
         yield from ((kind, index, rank) for index in range(count) for rank in ranks)
 
 

@@ -53,6 +53,8 @@ class ReplicaJoined:
     """The most drafts that a row may have; 0: it does not speculate."""
     max_loras: int = 0
     """The most adapters that its sequences may have at a time; 0: it takes none."""
+    stages: int = 1
+    """Through which each of its steps passes, one after the other, while other steps are in the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,13 @@ class ProcessSettings:
         low=1,
         high=64,
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        help="stages of each executor, each of --tensor-parallel-size ranks, among which a model's layers are "
+        "divided (CPUs only)",
+        low=1,
+        high=64,
+    )
     rank: int = setting(0, help="which rank of its executor `pagebus actor executor` is", low=0, high=63)
     tokenizers: int = setting(1, help="tokenizers to start", low=1, high=1024)
     schedulers: int = setting(1, help="schedulers to start: one leads, others stand by", low=1, high=16)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagebus.actors.settings.combinations.lora import check_lora
 from pagebus.actors.settings.combinations.speculation import check_speculation
+from pagebus.actors.settings.combinations.stages import check_stages
 from pagebus.actors.settings.declaring import SettingsError, check_value
 from pagebus.actors.settings.engine import EngineSettings
 from pagebus.actors.settings.logging import LoggingSettings
@@ -46,16 +47,29 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
         if self.uds is not None and self.ingresses > 1:
             raise SettingsError("--uds: one ingress can listen on a socket, --ingresses has to be 1")
-        if self.rank >= self.tensor_parallel_size:
-            raise SettingsError(f"--rank {self.rank}: --tensor-parallel-size is {self.tensor_parallel_size}")
+        if self.rank >= self.num_ranks:
+            raise SettingsError(f"--rank {self.rank}: {self.rank_flags} is all that there are")
         check_speculation(self)
         if self.spec_method == "draft_model" and self.tensor_parallel_size > 1:
             raise SettingsError("--spec-method draft_model: not with --tensor-parallel-size yet")
         check_lora(self)
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
+        check_stages(self, self.pipeline_parallel_size)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of each executor."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def rank_flags(self) -> str:
+        """What asks for that many, for messages."""
+        stages = self.pipeline_parallel_size
+        flag = f"--tensor-parallel-size {self.tensor_parallel_size}"
+        return flag if stages == 1 else f"{flag} --pipeline-parallel-size {stages}"
 
     @property
     def has_tokenizer(self) -> bool:

@@ -33,6 +33,7 @@ ALIASES = {
     "--data-parallel-size": "executors",
     "-dp": "executors",
     "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
     "-q": "quantization",
     "--max-num-queued-reqs": "max_num_queued_requests",
     "--renderer-num-workers": "tokenizers",
@@ -42,7 +43,7 @@ ALIASES = {
     "--speculative-model": "spec_model",
 }
 """vLLM's names of settings that have another name here."""
-SHARDS = "a model has to fit one GPU (tensor parallelism on CPUs only, no pipeline or expert parallelism)"
+SHARDS = "a model has to fit one GPU (tensor and pipeline parallelism on CPUs only, no expert parallelism)"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
 EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
 ADAPTERS = "adapters are of the linear layers of text models, on one GPU (docs/lora.md)"
@@ -124,7 +125,6 @@ TAKEN = (
 )
 """That ask, at least with some values, for how things are anyway."""
 REFUSED = (
-    Flag("--pipeline-parallel-size -pp", ONE_GPU + "--executors N", ("1",)),
     Flag("--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp", ONE_GPU + "--executors", ("1",)),
     Flag("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", SHARDS),
     Flag("--dcp-q-replicate --enable-hc-sp --enable-batch-sharded-sampling", SHARDS, switch=True),

@@ -130,8 +130,8 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.loading.weight_copy": "actors.executor.device actors.model",
     "actors.executor.ranks": (
-        "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings kernels.exchange "
-        "kernels.coded bus bus.messages"
+        "actors.executor.models actors.executor.batch actors.executor.device actors.runtime actors.model "
+        "actors.settings kernels.exchange kernels.coded bus bus.messages"
     ),
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "

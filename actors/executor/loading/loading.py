@@ -96,6 +96,8 @@ class EngineInfo:
     """The most drafts that a row may have; 0: nothing is speculated."""
     max_loras: int = 0
     """The most adapters that sequences may have at a time; 0: none."""
+    stages: int = 1
+    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.pipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ def _load(
         prefill_tokens_per_s=prefill_rate,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         max_loras=0 if residents is None else settings.max_loras,
+        stages=1 if config.stage is None else config.stage.count,
     )
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents)
 
@@ -296,6 +299,8 @@ def num_drafts(settings: Settings, config: ModelConfig) -> int:
         SettingsError: the settings ask for drafts of such a model.
     """
     wanted = speculation(settings)
+    if config.stage is not None:
+        return 0
     if config.pooler is None:
         return wanted.tokens or (config.num_mtp_layers if wanted.method == "mtp" else 0)
     if settings.spec_method is not None and wanted.method != "none":

@@ -50,6 +50,7 @@ def description(settings: Settings, config: ModelConfig) -> dict[str, str]:
     groups = ("engine", "memory", "model")
     names = [field.name for group in groups for field in dataclasses.fields(GROUPS[group])]
     values = [(name, getattr(settings, name)) for name in names if name not in OWN_SETTINGS]
+    values.append(("ranks", (settings.tensor_parallel_size, settings.pipeline_parallel_size)))
     return {"version": version(), "settings": _digest(values), "model": _digest(config)}
 
 

@@ -153,7 +153,7 @@ class Runner:
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples. Where drafts
         are verified more is told behind them: ``work.num_results`` numbers."""
-        self.scores = None if work.logprob_rows is None else Scores()
+        self.scores = None if work.logprob_rows is None or self.model.passes_on else Scores()
         self._adapted = self.adapters is not None and self.adapters.send(work.slots)
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
@@ -171,6 +171,8 @@ class Runner:
             logits, sampled = self.graphs.run(bucket, self)
         else:
             hidden = self.forward(work, cut, launch)
+            if self.model.passes_on:
+                return None
             if work.logprob_rows is not None:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):

@@ -46,6 +46,7 @@ class Schedules(RuleBasedStateMachine):
         windowed=st.sampled_from([(0, 0), (0, 0), (1, 1), (2, 6), (3, 13), (1, 24)]),
         copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
         num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
+        stages=st.sampled_from([1, 1, 2, 3]),
     )
     def begin(
         self,
@@ -62,6 +63,7 @@ class Schedules(RuleBasedStateMachine):
         windowed: tuple[int, int],
         copies: tuple[int, float],
         num_drafts: int,
+        stages: int,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -86,6 +88,8 @@ class Schedules(RuleBasedStateMachine):
         }
         if num_drafts:
             self.options["num_drafts"] = num_drafts
+        elif stages > 1:
+            self.options["stages"] = stages
         self.num_requests = self.num_epochs = 0
         self.join(0)
 

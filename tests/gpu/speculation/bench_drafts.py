@@ -43,7 +43,7 @@ from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
 
 WARM_STEPS = 6
-WARM_TOKENS = 33
+WARM_TOKENS = 65
 """Of each sequence of an untimed run before each measurement: what is launched there for the first time is compiled or
 loaded."""
 

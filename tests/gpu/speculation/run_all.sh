@@ -11,7 +11,7 @@ parts=$1 out=$2 began=$(date +%s)
 model=${MODEL:-llama8b} limit=${LIMIT:-150}
 read -ra sizes <<<"${SIZES:-}"
 mkdir -p "$out"
-export PYTHONPATH=$PWD
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 part() { # NAME COMMAND...: run it if it is wanted
   local name=$1

@@ -90,6 +90,7 @@ async def _serve_with_processes(
         bus_url = redis.url if redis is not None else settings.bus or ""
         unique = f"{_host_name()}-" if redis is None else ""
         cores = len(os.sched_getaffinity(0))
+        settings = settings.shared_out(cores)
         plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
         print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
 

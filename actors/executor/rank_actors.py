@@ -53,22 +53,26 @@ HANG_S = 20.0
 
 def meet(settings: Settings, where: str, hostname: str, carrier: str, generation: int) -> Any:
     """The exchange with the other ranks, which connects once the weights are loaded. Imports torch."""
-    import torch
-
-    from pagebus.actors.executor.device.device import resolve_device
-    from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
+    from pagebus.actors.executor.ranks.gloo import open_store
     from pagebus.actors.executor.ranks.layout import comm_of
-    from pagebus.actors.executor.ranks.nccl import NcclComm
-    from pagebus.actors.executor.ranks.peers import PeerComm
 
     timeout_s = min(HANG_S, settings.step_timeout_s)
     store = partial(open_store, where, settings.rank, settings.num_ranks)
-    if carrier == GLOO:
-        return comm_of(settings, store, hostname, generation, timeout_s)
-    size, device = settings.tensor_parallel_size, resolve_device(settings)
+    host = comm_of(settings, store, hostname, generation, timeout_s)
+    return host if carrier == GLOO else _between_gpus(settings, host, carrier, timeout_s)
+
+
+def _between_gpus(settings: Settings, host: Any, carrier: str, timeout_s: float) -> Any:
+    """The exchange of GPUs, beside that of their hosts. Imports Triton."""
+    import torch
+
+    from pagebus.actors.executor.device.device import resolve_device
+    from pagebus.actors.executor.ranks.nccl import NcclComm
+    from pagebus.actors.executor.ranks.peers import PeerComm
+
+    device = resolve_device(settings)
     torch.cuda.set_device(device)  # of this thread, so that nothing is made on another rank's GPU
-    host = GlooComm(settings.rank, size, store, hostname, timeout_s)
-    nccl = NcclComm(host, device) if carrier == NCCL or size > 2 else None
+    nccl = NcclComm(host, device) if carrier == NCCL or host.size > 2 else None
     return nccl if carrier == NCCL else PeerComm(host, device, patience_s=timeout_s, nccl=nccl)
 
 

@@ -81,7 +81,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
 
 class Measurable(NamedTuple):
-    """What of an engine may be measured: dense products, and the experts of its layers if it has some."""
+    """What of an engine may be measured: products, and the experts of its layers if these are not quantized."""
 
     products: list[Product]
     experts: Shape | None
@@ -103,6 +103,7 @@ def _tune(todo: Measurable, target: Target, folder: Path, minutes: float) -> int
     from pagebus.kernels.linear.timing import Compilers
     from pagebus.kernels.linear.tune import tune
     from pagebus.kernels.moe.tune import tune_experts
+    from pagebus.kernels.quantized.tuning.tune import sort_of
 
     found: list[Timed | TimedExperts] = []
     end_s = monotonic() + 60 * minutes
@@ -115,7 +116,7 @@ def _tune(todo: Measurable, target: Target, folder: Path, minutes: float) -> int
         if todo.products and left > 0:
             names = ", ".join(product.name for product in todo.products)
             _announce(f"{len(todo.products)} products ({names})", left, user_path(target, folder))
-            found += tune(todo.products, target, folder, left, _tell, compilers)
+            found += tune(todo.products, target, folder, left, _tell, compilers, sort_of=sort_of)
     print(_summary(found, folder))
     return 0 if found else 1
 

@@ -17,6 +17,10 @@ from pagebus.actors.settings.model import ModelSettings
 from pagebus.actors.settings.processes import ProcessSettings
 from pagebus.actors.settings.service import ServiceSettings
 
+SHARED = ("ingresses", "tokenizers", "detokenizers")
+"""Actors among which the text of all executors is shared out."""
+CORES_OF_RANK = 2
+"""A thread that launches steps and one that speaks with the bus."""
 DTYPE_ALIASES = {"float": "float32", "half": "float16"}
 GROUPS: dict[str, type] = {
     "model": ModelSettings,
@@ -45,7 +49,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser")
-        if self.uds is not None and self.ingresses > 1:
+        if self.uds is not None and (self.ingresses or 1) > 1:
             raise SettingsError("--uds: one ingress can listen on a socket, --ingresses has to be 1")
         if self.rank >= self.num_ranks:
             raise SettingsError(f"--rank {self.rank}: {self.rank_flags} is all that there are")
@@ -83,15 +87,26 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many actors of each kind are wanted."""
+        """How many actors of each kind are wanted, one where no number is given."""
         return {
-            "ingress": self.ingresses,
+            "ingress": self.ingresses or 1,
             "jobs": self.job_actors,
-            "tokenizer": self.tokenizers,
+            "tokenizer": self.tokenizers or 1,
             "scheduler": self.schedulers,
             "executor": self.executors,
-            "detokenizer": self.detokenizers,
+            "detokenizer": self.detokenizers or 1,
         }
+
+    def shared_out(self, cores: int) -> Settings:
+        """A copy in which each executor has a tokenizer, a detokenizer and an ingress, where no number is given and
+        ``cores`` suffice: with a small model one of each is busy with one executor's tokens. There is one ingress on a
+        socket, and one where keys have limits, which hold per ingress."""
+        for_one = CORES_OF_RANK * self.tensor_parallel_size + len(SHARED)
+        count = max(1, min(self.executors, cores // for_one))
+        absent = {name: count for name in SHARED if getattr(self, name) is None}
+        if "ingresses" in absent and (self.uds is not None or self.api_key_file is not None):
+            absent["ingresses"] = 1
+        return self.replace(**absent)
 
     def replace(self, **changes: Any) -> Settings:
         """A copy with some settings changed, checked again."""

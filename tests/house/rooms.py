@@ -116,7 +116,7 @@ ROOMS: dict[str, str] = {
         "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
         "actors.executor.sampling actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
         "actors.model.grammars actors.model actors.telemetry actors.settings kernels.linear kernels.moe "
-        "kernels.moe.launch kernels.common bus bus.messages"
+        "kernels.moe.launch kernels.quantized.tuning kernels.common bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
@@ -179,6 +179,7 @@ ROOMS: dict[str, str] = {
         "kernels.moe kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.lora kernels.layers "
         "kernels.common"
     ),
+    "kernels.quantized.tuning": ("kernels.quantized kernels.linear kernels.layers kernels.coded kernels.common"),
     "kernels.moe": "kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.common",
     "kernels.moe.launch": "kernels.linear kernels.specialized kernels.common",
     "kernels.coded": "kernels.common",

@@ -122,6 +122,11 @@ class Buckets:
         """Of any bucket for whole steps."""
         return max(each.spans for each in self._all_mixed)
 
+    @property
+    def verified(self) -> list[Bucket]:
+        """Those for decodes with drafts, the smallest first."""
+        return list(self._verified)
+
     def largest_pieces(self) -> Bucket | None:
         """The largest piecewise bucket; None if there is none."""
         return self._pieces[-1] if self._pieces else None

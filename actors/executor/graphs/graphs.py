@@ -95,6 +95,8 @@ class Graphs:
         self._later: deque[Wanted] = deque(with_adapted(buckets.later(), adapters=adapters))
         self._later.extend(passes)
         self._planned: set[Wanted] = {*with_adapted(buckets.first(), adapters=adapters), *self._later}
+        self._drafting: list[Wanted] = [*with_adapted(buckets.verified, adapters=adapters), *passes]
+        """Of steps with drafts that are not known to be captured."""
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()
         self._closed = False
@@ -169,6 +171,15 @@ class Graphs:
         assert isinstance(graph, torch.cuda.CUDAGraph)
         graph.replay()
         return True
+
+    def can_verify(self) -> bool:
+        """Whether all graphs of steps with drafts are there. If one is missing it is the next to be captured; the
+        others follow one by one, lest what plain steps miss waits for them all. Any one thread."""
+        if self._drafting:
+            self._drafting = [each for each in self._drafting if each not in self._captured]
+            if self._drafting:
+                self._ask(self._drafting[0])
+        return not self._drafting
 
     def _ask(self, wanted: Wanted) -> None:
         if wanted not in self._asked:

@@ -166,6 +166,8 @@ class Runner:
         if not len(work.slots):
             return None
         if self.drafting is not None:
+            if work.runs is not None and self.graphs is not None:
+                work.runs.can_verify = self.graphs.can_verify
             self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
             logits, sampled = self.graphs.run(bucket, self)

@@ -21,6 +21,7 @@ from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, WID
 from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts, token_counts
 from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.quantized.choice import (
+    OTHER,
     choose_quantized,
     choose_quantized_invariant,
     choose_quantized_residual,
@@ -168,12 +169,12 @@ class KernelChooser:
         ]
 
     def measurable(self) -> list[Product]:
-        """The products of weights that are not quantized, whose launch shapes may be measured in 16 bits; of those that
-        may do half of a norm, both forms, the one that it is compared with first."""
+        """The products whose launch shapes may be measured in 16 bits, and of quantized weights that kernels read; of
+        those that may do half of a norm, both forms, the one that it is compared with first."""
         found: dict[Product, None] = {}
         for tokens in BUCKETS:
             for choice in self.products(tokens, tokens).values():
-                if not isinstance(choice, LinearChoice) or choice.product is None or choice.product.layout:
+                if not isinstance(choice, LinearChoice) or choice.product is None or choice.product.layout == OTHER:
                     continue
                 product = choice.product
                 if product.form in SPLIT_FORMS:

@@ -20,7 +20,6 @@ from pagebus.actors.executor.ranks.group import (
     GLOO,
     LOOPBACK,
     NCCL,
-    PEERS,
     RANK,
     RECORD_TTL_S,
     Record,

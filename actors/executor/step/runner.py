@@ -124,9 +124,8 @@ class Runner:
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         shape = 1 + limits.windowed_pages, aligned(most_tokens)
         self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._context_lens = torch.zeros(
-            max(limits.padded_samples, limits.verified_tokens), dtype=torch.int32, device=device
-        )
+        most_contexts = max(limits.padded_samples, limits.verified_tokens)
+        self._context_lens = torch.zeros(most_contexts, dtype=torch.int32, device=device)
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:

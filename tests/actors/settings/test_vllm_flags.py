@@ -69,8 +69,8 @@ def test_what_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_other_names_of_settings() -> None:
     """What vLLM calls otherwise sets what it means."""
-    line = "m --api-server-count 3 -dp 2 -tp 4 -pp 3 --max-num-queued-reqs 7 --shutdown-timeout 9 --renderer-num-workers 4"
-    told = settings_of(line)
+    line = "m --api-server-count 3 -dp 2 -tp 4 -pp 3 --max-num-queued-reqs 7 --shutdown-timeout 9"
+    told = settings_of(f"{line} --renderer-num-workers 4")
     assert (told.ingresses, told.executors, told.max_num_queued_requests) == (3, 2, 7)
     assert (told.tensor_parallel_size, told.pipeline_parallel_size) == (4, 3)
     assert (told.drain_timeout_s, told.tokenizers) == (9, 4)

@@ -102,7 +102,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
         for eager in (True,) if arguments.eager else (True, False):
             options = OPTIONS | {"enforce_eager": eager, "device": device}
             settings = Settings(rank=rank, tensor_parallel_size=world, device=device)
-            comm = meet(settings, f"file:{folder / f'store-{name}-{eager}'}", "127.0.0.1", arguments.carrier)
+            comm = meet(settings, f"file:{folder / f'store-{name}-{eager}'}", "127.0.0.1", arguments.carrier, 0)
             summed = Summed(comm) if eager else None
             began_s = time.monotonic()
             driver = RankDriver(folder / name, comm, rank, world, **options)

@@ -54,7 +54,8 @@ def main() -> None:
                 for way, (driver, stages) in ways.items():
                     found[way].append(rate(driver, work, stages))
             for way, rates in found.items():
-                print(f"{name:8} {way:26} {median(rates):7.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f})", flush=True)
+                spread = f"({min(rates):.0f} to {max(rates):.0f})"
+                print(f"{name:8} {way:26} {median(rates):7.0f} tokens/s {spread}", flush=True)
         one.close()
         two.close()
 

@@ -25,7 +25,7 @@ WORLD = 2
 def run_ranks(module: str, arguments: Sequence[str], limit_s: float, world: int = WORLD) -> tuple[list[int], list[str]]:
     """Run ``python -m module --rank r --world N --store S arguments`` for each rank. Returns exit codes, -9 where time
     was up, and all they printed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     if torch.cuda.device_count() < world:
         environment["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     until = time.monotonic() + limit_s

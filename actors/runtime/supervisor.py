@@ -276,7 +276,7 @@ class Supervisor:
             await asyncio.sleep(POLL_S)
         self._ready = True
         self._progress.done()
-        self._on_ready([f"{host}:{port}" for host, port in addresses])
+        self._on_ready([*dict.fromkeys(f"{host}:{port}" for host, port in addresses)])  # some share a port
         await self._stopping.wait()
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ SLACK = 256 * 1024
 class Limits(NamedTuple):
     """The most bytes that one rank may tell in one call, per form of exchange."""
 
-    push: int = 512 * 1024
+    push: int = 2 * 1024 * 1024
     signal: int = 4 * 1024 * 1024
     two_shot: int = 16 * 1024 * 1024
     gather: int = 64 * 1024

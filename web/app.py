@@ -304,7 +304,9 @@ class IngressActor(Actor):
                 self._listening.append(server)
             self.log.info("listening", path=path)
             return
-        for sock in await listener.listen(self.settings.host, self.settings.port, share=self.settings.ingresses > 1):
+        for sock in await listener.listen(
+            self.settings.host, self.settings.port, share=self.settings.counts["ingress"] > 1
+        ):
             self._listening.append(await loop.create_server(self.connections, sock=sock, backlog=listener.BACKLOG))
             self.port = self.port or sock.getsockname()[1]
         self.log.info("listening", host=self.settings.host, port=self.port)

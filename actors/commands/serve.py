@@ -9,19 +9,20 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
 
 from pagebus.actors.executor.device.gpu_limits import check_first_gpu
 from pagebus.actors.runtime.actor import describe
-from pagebus.actors.runtime.gpus import visible_gpus
+from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus, visible_gpus
 from pagebus.actors.runtime.health_check import url_of
 from pagebus.actors.runtime.one_machine import check_one_process, private_redis, uses_one_process, with_files
 from pagebus.actors.runtime.process import EXIT_FAILED, StopSignal, make_bus, stop_on_signals
 from pagebus.actors.runtime.supervisor import Supervisor, plan_children
 from pagebus.actors.runtime.version import version
-from pagebus.actors.settings import Settings
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
 from pagebus.actors.telemetry.progress import Progress, ProgressStream
 from pagebus.bus.contract import Bus, BusError
@@ -85,10 +86,11 @@ async def _serve_with_processes(
         settings = stack.enter_context(with_files(settings))
         if redis is not None:
             settings = settings.replace(redis_password=None)  # only this deployment reaches it, and it needs none
-        gpus = visible_gpus(environ)
+        settings, gpus = locked_gpus(settings, visible_gpus(environ))
         bus_url = redis.url if redis is not None else settings.bus or ""
         unique = f"{_host_name()}-" if redis is None else ""
         cores = len(os.sched_getaffinity(0))
+        settings = settings.shared_out(cores)
         plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
         print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
 
@@ -99,6 +101,23 @@ async def _serve_with_processes(
             return bus
 
         return await Supervisor(settings, connect, plans, progress, on_ready, redis).run(stop)
+
+
+def locked_gpus(settings: Settings, visible: list[str]) -> tuple[Settings, list[str]]:
+    """The GPUs to divide among executors. With ranks and ``--gpu-lock-dir`` they are locked here, all or none: ranks of
+    an executor share them.
+
+    Raises:
+        SettingsError: too few are free.
+    """
+    ranks, folder = settings.tensor_parallel_size, settings.gpu_lock_dir
+    if ranks == 1 or folder is None or settings.device == "cpu":
+        return settings, visible
+    uuids, count = list_gpus(uuids=True), settings.executors * ranks
+    chosen = take_free_gpus(Path(folder), uuids, count)
+    if uuids and not chosen:
+        raise SettingsError(f"--gpu-lock-dir: fewer than {count} of the {len(uuids)} GPUs of this machine are free")
+    return settings.replace(gpu_lock_dir=None), chosen
 
 
 def check_key_file(settings: Settings) -> None:
@@ -128,8 +147,8 @@ def banner(settings: Settings, *, one_process: bool, gpus: int) -> str:
         device = "cuda" if gpus else "cpu"
     counts = settings.counts.items()
     actors = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts if count)
-    if settings.tensor_parallel_size > 1:
-        actors += f"; executors of {settings.tensor_parallel_size} ranks"
+    if settings.num_ranks > 1:
+        actors += f"; executors of {settings.num_ranks} ranks"
     lines = [
         f"Pagebus {version()}",
         f"  model    {settings.model or 'the shipped one'}",

@@ -84,7 +84,7 @@ class ExecutorActor(Actor):
         self._failure: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
-        self._watch = StepWatch()
+        self._watch, self._step_timeout_s = StepWatch(), settings.step_timeout_s
         self._sleeping = Sleeping(bus, self.metrics, name)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
@@ -191,7 +191,7 @@ class ExecutorActor(Actor):
         target = None if self.settings.device == "cpu" else first_target()
         path = resolve_model(self.settings)
         if target is not None:
-            in_thread(open_gpu)
+            in_thread(open_gpu, self.settings.rank)
             in_thread(self._ready_triton, target)
         config = with_quantization(self.settings, ModelConfig.load(path, self.settings.classifier_from_token))
         config = with_groups(self.settings, config)
@@ -374,9 +374,10 @@ class ExecutorActor(Actor):
 
     async def _watch_steps(self) -> None:
         """End the process if the device hangs, so that others compute its sequences again."""
-        while (stalled_s := self._watch.stalled_s) <= self.settings.step_timeout_s:  # noqa: ASYNC110 (time passes)
+        while (stalled_s := self._watch.stalled_s) <= self._step_timeout_s:  # noqa: ASYNC110 (time passes)
             await asyncio.sleep(STALL_LOOK_S)
-        self._engine_failed(EngineStalled(f"no step has been computed for {stalled_s:.0f} s"))
+        step = self._position.index - self._watch.in_flight + 1
+        self._engine_failed(EngineStalled(f"{self.name}: step {step} has not been computed for {stalled_s:.0f} s"))
 
     def _end_process_if_faulted(self, error: BaseException) -> None:
         """Make sure that the process ends: after a CUDA fault no call to the device may ever return, even at exit."""

@@ -33,6 +33,7 @@ from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress
 from pagebus.actors.executor.loading.weights import unmatched_entries
 from pagebus.actors.executor.memory.budget import memory_in_use
 from pagebus.actors.executor.ranks.drift import DriftCheck
+from pagebus.actors.executor.ranks.stage_steps import WholeSteps, steps_of
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.step.completion import Completion, Launched, Queued, give_scores
 from pagebus.actors.executor.step.expert_counts import ExpertCounts
@@ -78,10 +79,8 @@ class Engine:
         self.stats, self._tell = self._completion.stats, on_result
         self.ready: Future[EngineInfo] = Future()
         self._settings = settings
-        self._config = config
-        self._path = path
-        self._kernels_ready = kernels_ready
-        self._spans = spans
+        self._config, self._path = config, path
+        self._kernels_ready, self._spans = kernels_ready, spans
         self._comm, self._agreement = comm, Agreement(comm)
         self._drift = DriftCheck(self._agreement)
         self._on_error, self._on_progress = on_error, on_progress
@@ -96,6 +95,7 @@ class Engine:
         self._grammars: Grammars | None = None
         self._once_loaded: Loaded | None = None
         self._experts: ExpertCounts | None = None
+        self._stage = WholeSteps()
         self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
 
     # -- for the owner ------------------------------------------------------------------------------------------------
@@ -197,6 +197,7 @@ class Engine:
         self._once_loaded = load(
             settings, config, path, device, dtype, self._progress, self._kernels_ready, self._agreement, self._tell,
         )  # fmt: skip
+        self._stage = steps_of(self._comm, self._loaded.runner.model, self._loaded.runner.state)
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         self._loaded.runner.fill_masks = self._grammars.masks
@@ -294,13 +295,15 @@ class Engine:
         work = self._apply(queued)
         self._copy(queued)
         self._drift.begin(queued.plan.step, work)
+        began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)
         sampled = self._run(work)
+        self._stage.end(queued.plan.step, work, sampled)
         tokens = sampled.numpy()[: work.num_results] if sampled is not None else np.empty(0, np.int32)
-        self._drift.end(tokens)
+        self._drift.note(tokens)
         give_scores(self._loaded.runner.scores, work)
         if self._experts is not None:
             self._experts.fetch()
-        if len(work.constrained):
+        if len(work.constrained) and sampled is not None:
             self._follow.launched(work)
             self._follow.landed(tokens)
         busy_s = time.perf_counter() - began
@@ -313,11 +316,12 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)
+        self._drift.begin(queued.plan.step, work)
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
         readback.begin()
         sampled = self._run(work)
-        readback.fetch(sampled, work.num_results, self._loaded.runner.scores)
+        readback.fetch(sampled, work.num_results, self._loaded.runner.scores, self._agreement.told)
         if self._experts is not None:
             self._experts.fetch()
         if len(work.constrained):
@@ -330,6 +334,7 @@ class Engine:
 
     def _run(self, work: StepWork) -> torch.Tensor | None:
         sampled, kernels = self._loaded.runner.run(work), self._loaded.runner.kernels
+        self._drift.settle(sampled=sampled is not None)
         if kernels is not None:
             self.stats.kernels[kernels] = self.stats.kernels.get(kernels, 0) + 1
         return sampled
@@ -381,7 +386,8 @@ class Engine:
     def _completion_thread(self) -> None:
         assert self._pool is not None
         try:
-            self._completion.run(self._pool, self._follow)
+            torch.cuda.set_device(self._loaded.info.device)
+            self._completion.run(self._pool, self._follow, self._comm.check)
         except BaseException as error:
             self._fail(error)
             self._pool.close()  # the device thread may wait for a buffer, or for tokens

@@ -7,12 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
+from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.compile_command import add_target_details, target_in
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
-from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
@@ -59,7 +59,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     try:
         config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
         config = with_groups(settings, with_quantization(settings, config))
-        config = part_of(settings, config, target)
+        config = rank_config(config, settings)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2
@@ -79,7 +79,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         "multiprocessors": None if target is None else target.num_multiprocessors,
         "dtype": str(engine.dtype).removeprefix("torch."),
         "kv_cache_dtype": str(engine.kv_dtype).removeprefix("torch."),
-        "rank": f"{settings.rank} of {settings.tensor_parallel_size}" if config.shard is not None else None,
+        "rank": f"{settings.rank} of {settings.num_ranks}" if settings.num_ranks > 1 else None,
     }
     if arguments.json:
         print(json.dumps(about | {"steps": [step.as_json() for step in engine.steps()]}))
@@ -93,18 +93,6 @@ def target_of_arguments(settings: Settings, arguments: argparse.Namespace) -> Ta
     if settings.device == "cpu" or arguments.target == "cpu":
         return None
     return target_in(arguments, arguments.target) if arguments.target else first_target()
-
-
-def part_of(settings: Settings, config: ModelConfig, target: Target | None) -> ModelConfig:
-    """What an executor computes of a model; with ranks the part of one.
-
-    Raises:
-        ModelError: the model cannot be divided.
-        SettingsError: ranks on a GPU.
-    """
-    if target is not None:
-        refuse_ranks(settings)
-    return local_config(config, settings.rank, settings.tensor_parallel_size)
 
 
 def _print(about: dict[str, str | int | None], engine: AbsentEngine) -> None:

@@ -7,11 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pagebus.actors.executor.explain_command import WIDTH, part_of, target_of_arguments
+from pagebus.actors.executor.explain_command import WIDTH, target_of_arguments
 from pagebus.actors.executor.loading.compile_command import add_target_details
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
 
@@ -52,7 +53,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         path = resolve_model(settings, weights=False)
         loaded = ModelConfig.load(path, settings.classifier_from_token)
         config = with_groups(settings, with_quantization(settings, loaded))
-        config = part_of(settings, config, target)
+        config = rank_config(config, settings)
         from pagebus.actors.executor.inspection import Inspection
 
         inspection = Inspection(settings, config, target, path, arguments.memory_gib)

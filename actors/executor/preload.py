@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from pagebus.kernels.common.target import open_first_gpu
+from pagebus.kernels.common.target import retain_gpu
 
 GLOBAL = "lib/libtorch_global_deps.so"
 """As torch loads it, for everybody."""
@@ -92,10 +92,10 @@ def _load(package: str, names: tuple[str, ...]) -> None:
 
 
 @cache
-def open_gpu() -> None:
-    """Open, once, the driver, which takes up to a second, and the first GPU; and the management library, which torch
-    asks how many GPUs there are."""
-    open_first_gpu()
+def open_gpu(rank: int = 0) -> None:
+    """Open, once, the driver, which takes up to a second, and the GPU of a ``rank``; and the management library, which
+    torch asks how many GPUs there are."""
+    retain_gpu(rank)
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()
 

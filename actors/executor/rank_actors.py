@@ -17,10 +17,13 @@ from typing import Any, ClassVar
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.ranks.group import (
+    GLOO,
     LOOPBACK,
+    NCCL,
     RANK,
     RECORD_TTL_S,
     Record,
+    carrier_of,
     check_alike,
     description,
     lost_rank,
@@ -30,12 +33,14 @@ from pagebus.actors.executor.ranks.group import (
     record_state,
     replica_of,
 )
+from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
 from pagebus.bus.messages import AdapterRead, DiskReport, StepResult
+from pagebus.kernels.common.target import gpu_id
 
 JOIN_LOOK_S = 0.1
 LOOKS_PER_LEASE = 5
@@ -45,13 +50,29 @@ HANG_S = 20.0
 """Longest wait for another rank within a step."""
 
 
-def meet(settings: Settings, where: str, hostname: str) -> Any:
+def meet(settings: Settings, where: str, hostname: str, carrier: str, generation: int) -> Any:
     """The exchange with the other ranks, which connects once the weights are loaded. Imports torch."""
-    from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
+    from pagebus.actors.executor.ranks.gloo import open_store
+    from pagebus.actors.executor.ranks.layout import comm_of
 
-    rank, size = settings.rank, settings.tensor_parallel_size
     timeout_s = min(HANG_S, settings.step_timeout_s)
-    return GlooComm(rank, size, partial(open_store, where, rank, size), hostname, timeout_s)
+    store = partial(open_store, where, settings.rank, settings.num_ranks)
+    host = comm_of(settings, store, hostname, generation, timeout_s)
+    return host if carrier == GLOO else _between_gpus(settings, host, carrier, timeout_s)
+
+
+def _between_gpus(settings: Settings, host: Any, carrier: str, timeout_s: float) -> Any:
+    """The exchange of GPUs, beside that of their hosts. Imports Triton."""
+    import torch
+
+    from pagebus.actors.executor.device.device import resolve_device
+    from pagebus.actors.executor.ranks.nccl import NcclComm
+    from pagebus.actors.executor.ranks.peers import PeerComm
+
+    device = resolve_device(settings)
+    torch.cuda.set_device(device)  # of this thread, so that nothing is made on another rank's GPU
+    nccl = NcclComm(host, device) if carrier == NCCL or host.size > 2 else None
+    return nccl if carrier == NCCL else PeerComm(host, device, patience_s=timeout_s, nccl=nccl)
 
 
 class RankActor(ExecutorActor):
@@ -60,18 +81,24 @@ class RankActor(ExecutorActor):
     def __init__(self, settings: Settings, bus: Bus, name: str) -> None:
         if settings.actor_name is None:
             raise SettingsError("--actor-name is needed: the ranks of an executor find each other by its name")
+        avoid_multicast()
         super().__init__(settings, bus, name)
         self._address = own_address(settings.bus)
         self._needs: dict[str, str] = {}
+        self._gpu = ""
+        self._step_timeout_s = min(HANG_S, settings.step_timeout_s)
 
     def lease_info(self) -> dict[str, Any]:
         """The executor's fields; the rank, the number of ranks, the address, and digests of what it computes with."""
-        told = {"rank": self.settings.rank, "world": self.settings.tensor_parallel_size, "address": self._address}
+        told = {"rank": self.settings.rank, "world": self.settings.num_ranks, "address": self._address}
+        told["gpu"] = self._gpu
         return {**super().lease_info(), **told, "needs": self._needs}
 
     def _own_part(self, config: ModelConfig) -> ModelConfig:
         self._needs = description(self.settings, config)
-        return local_config(config, self.settings.rank, self.settings.tensor_parallel_size)
+        if self.settings.device != "cpu":
+            self._gpu = gpu_id(self.settings.rank)
+        return rank_config(config, self.settings)
 
     async def _watch_leases(self, kind: str, epochs: dict[str, int]) -> None:
         """End with an error when one of the leases is lost."""
@@ -107,8 +134,11 @@ class LeadingRank(RankActor):
         check_alike(self._needs, others)
         addresses = {self._address, *(str(lease.info.get("address")) for lease in others)}
         where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
-        comm = await asyncio.to_thread(meet, self.settings, where, hostname)
-        self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where)
+        gpus, plain = [str(lease.info.get("gpu", "")) for lease in others], self.settings.disable_custom_all_reduce
+        carrier = carrier_of([self._gpu, *gpus], one_host=len(addresses) == 1, plain=plain)
+        comm = await asyncio.to_thread(meet, self.settings, where, hostname, carrier, self.epoch)
+        self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where, carrier)
+        self.log.info("ranks have met", world=self.settings.num_ranks, carrier=carrier)
         await self._unless_away(self._write_record)
         self.spawn(self._watch_leases(RANK, {lease.name: lease.epoch for lease in others}), "ranks")
         return own, {"comm": comm}
@@ -122,12 +152,12 @@ class LeadingRank(RankActor):
         told = False
         while True:
             leases = await self._unless_away(partial(self.bus.leases, RANK))
-            others = ranks_there(leases or (), self.replica, self.settings.tensor_parallel_size)
+            others = ranks_there(leases or (), self.replica, self.settings.num_ranks)
             if others is not None:
                 return others
             if not told:
                 told = True
-                self.log.info("waiting for the other ranks", world=self.settings.tensor_parallel_size)
+                self.log.info("waiting for the other ranks", world=self.settings.num_ranks)
             await asyncio.sleep(JOIN_LOOK_S)
 
     def _place(self, one_host: bool) -> tuple[str, str]:
@@ -186,7 +216,7 @@ class FollowingRank(RankActor):
         self._position, self._generation = record.start, record.generation
         self.set_state(self.state)
         hostname = LOOPBACK if record.store.startswith("file:") else self._address
-        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname)
+        comm = await asyncio.to_thread(meet, self.settings, record.store, hostname, record.carrier, record.generation)
         self.spawn(self._watch_leases("executor", {self._replica: record.generation}), "leader")
         return own, {"comm": comm}
 

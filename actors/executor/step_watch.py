@@ -33,6 +33,11 @@ class StepWatch:
         self._in_flight, self._waiting_since_s = self._in_flight - 1, now_s
 
     @property
+    def in_flight(self) -> int:
+        """Steps without a result."""
+        return self._in_flight
+
+    @property
     def stalled_s(self) -> float:
         """Seconds without a result if they are too many, else 0."""
         waited_s = self._clock() - self._waiting_since_s

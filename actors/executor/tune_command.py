@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
+from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
@@ -59,7 +59,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
         SettingsError: there is no GPU, no Triton, ranks are asked for, or this GPU cannot do what the settings ask.
     """
     settings = load_settings(arguments)
-    refuse_ranks(settings)
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError("tune: not with --tensor-parallel-size yet: a rank's shapes have the cost model's choices")
     if not 0 < arguments.minutes <= 24 * 60:
         raise SettingsError("--minutes: more than 0 and at most 1440 are needed")
     if find_spec("triton") is None:
@@ -80,7 +81,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 
 
 class Measurable(NamedTuple):
-    """What of an engine may be measured: dense products, and the experts of its layers if it has some."""
+    """What of an engine may be measured: products, and the experts of its layers if these are not quantized."""
 
     products: list[Product]
     experts: Shape | None
@@ -102,6 +103,7 @@ def _tune(todo: Measurable, target: Target, folder: Path, minutes: float) -> int
     from pagebus.kernels.linear.timing import Compilers
     from pagebus.kernels.linear.tune import tune
     from pagebus.kernels.moe.tune import tune_experts
+    from pagebus.kernels.quantized.tuning.tune import sort_of
 
     found: list[Timed | TimedExperts] = []
     end_s = monotonic() + 60 * minutes
@@ -114,7 +116,7 @@ def _tune(todo: Measurable, target: Target, folder: Path, minutes: float) -> int
         if todo.products and left > 0:
             names = ", ".join(product.name for product in todo.products)
             _announce(f"{len(todo.products)} products ({names})", left, user_path(target, folder))
-            found += tune(todo.products, target, folder, left, _tell, compilers)
+            found += tune(todo.products, target, folder, left, _tell, compilers, sort_of=sort_of)
     print(_summary(found, folder))
     return 0 if found else 1
 

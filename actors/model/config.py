@@ -30,6 +30,7 @@ from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.model.quantization.parsing import parse_quantization
 from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.shards.shard import Shard
+from pagebus.actors.model.shards.stage import Stage, stage_groups
 from pagebus.actors.model.spec import Mla, ModelSpec
 from pagebus.actors.settings import Settings
 
@@ -83,6 +84,8 @@ class ModelConfig:
     """The format of its reasoning, where its architecture says it."""
     shard: Shard | None = None
     """Of which model this is one rank's part; None: it is a whole one. Heads and widths are the part's."""
+    stage: Stage | None = None
+    """Of a pipeline: which layers of the model these are; ``layer_windows`` are those of all of its layers."""
     grouped: bool = False
     """Whether layers with windows have pages of their own in the cache, where others have none."""
     num_mtp_layers: int = 0
@@ -111,7 +114,8 @@ class ModelConfig:
     def cache_groups(self) -> CacheGroups:
         """Which layers share a page of the cache: all, unless they are ``grouped``."""
         apart = self.grouped and not self.in_one_step
-        return cache_groups(self.layer_windows if apart else (0,) * self.num_layers)
+        groups = cache_groups(self.layer_windows if apart else (0,) * len(self.layer_windows))
+        return groups if self.stage is None else stage_groups(groups, self.layer_windows, self.stage.layers)
 
     @property
     def in_one_step(self) -> bool:

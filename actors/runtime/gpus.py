@@ -39,19 +39,27 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str]:
     return [part.strip() for part in listed.split(",") if part.strip() and part.strip() != "-1"]
 
 
-def take_free_gpu(folder: Path, uuids: Sequence[str]) -> str | None:
-    """The first GPU that is not taken, locked in ``folder`` until this process ends; None: all are taken.
+def take_free_gpus(folder: Path, uuids: Sequence[str], count: int = 1) -> list[str]:
+    """The first ``count`` GPUs that are not taken, locked in ``folder`` until this process ends; none, and no lock, if
+    there are fewer.
 
     Containers of a scaled service all see all GPUs; a lock on a file of a shared volume lets each take a different one.
     The kernel releases it however the process ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    locks: dict[str, int] = {}
     for uuid in uuids:
+        if len(locks) == count:
+            break
         lock = os.open(folder / f"{uuid}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
             continue
-        return uuid  # the descriptor stays open, and with it the lock
-    return None
+        locks[uuid] = lock  # the descriptor stays open, and with it the lock
+    if len(locks) < count:
+        for lock in locks.values():
+            os.close(lock)
+        return []
+    return list(locks)

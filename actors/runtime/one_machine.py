@@ -48,9 +48,9 @@ def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
     Raises:
         SettingsError: more executors are requested, or ranks.
     """
-    if settings.tensor_parallel_size > 1:
+    if settings.num_ranks > 1:
         raise SettingsError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks are processes, which find each other over "
+            f"{settings.rank_flags}: ranks are processes, which find each other over "
             "Redis; install redis-server or give --bus"
         )
     if settings.executors > 1 and gpus and settings.device != "cpu":

@@ -17,7 +17,7 @@ import uvloop
 
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.gc_tuning import keep_what_is_there
-from pagebus.actors.runtime.gpus import list_gpus, take_free_gpu
+from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
 from pagebus.bus.contract import Bus, BusError
@@ -46,7 +46,7 @@ def actor_class(kind: str, settings: Settings | None = None) -> type[Actor]:
     """The class of a kind of actor, with these settings. Imports only that actor's package, so that the scheduler
     starts without torch."""
     module, name = CLASSES[kind]
-    if kind == "executor" and settings is not None and settings.tensor_parallel_size > 1:
+    if kind == "executor" and settings is not None and settings.num_ranks > 1:
         module, name = RANKS, "FollowingRank" if settings.rank else "LeadingRank"
     return cast("type[Actor]", getattr(importlib.import_module(module), name))
 
@@ -89,12 +89,17 @@ def choose_gpu(settings: Settings) -> None:
     """
     if settings.gpu_lock_dir is None or settings.device == "cpu":
         return
+    if settings.tensor_parallel_size > 1:
+        raise SettingsError(
+            "--gpu-lock-dir: ranks that are started one by one cannot share locks; give each the GPUs of all ranks in "
+            "CUDA_VISIBLE_DEVICES, or let `pagebus serve` start them"
+        )
     uuids = list_gpus(uuids=True)
-    chosen = take_free_gpu(Path(settings.gpu_lock_dir), uuids)
-    if chosen is None and uuids:
+    chosen = take_free_gpus(Path(settings.gpu_lock_dir), uuids)
+    if not chosen and uuids:
         raise RuntimeError(f"all {len(uuids)} GPUs of this machine are taken by other executors")
-    if chosen is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = chosen
+    if chosen:
+        os.environ["CUDA_VISIBLE_DEVICES"] = chosen[0]
 
 
 def run_actor(kind: str, settings: Settings) -> int:
@@ -104,7 +109,17 @@ def run_actor(kind: str, settings: Settings) -> int:
         _without_needless(kind),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_life(kind, settings))
+        code = runner.run(_life(kind, settings))
+        if kind == "executor" and settings.tensor_parallel_size > 1 and settings.device != "cpu":
+            leave_at_once(code)
+        return code
+
+
+def leave_at_once(code: int) -> None:
+    """End a rank on a GPU here: taking down what ranks have in common may wait for one that is gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager

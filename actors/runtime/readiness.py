@@ -18,7 +18,7 @@ async def where_it_answers(settings: Settings, leases: Sequence[LeaseInfo], prog
     addresses = ingress_addresses(settings, leases)
     if phase != READY:
         progress.show(phase, share)
-    elif len(addresses) >= settings.ingresses and await _all_answer(addresses):
+    elif len(addresses) >= settings.counts["ingress"] and await _all_answer(addresses):
         return addresses
     else:
         progress.show("waiting for the other actors", None)

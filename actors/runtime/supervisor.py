@@ -59,14 +59,15 @@ def plan_children(
     """The processes to start for ``settings``. ``unique`` becomes part of the names where other machines share the bus.
 
     Raises:
-        SettingsError: more executors than GPUs, or ranks on GPUs.
+        SettingsError: more executors, or ranks of them, than GPUs.
     """
     cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
-    ranks = settings.tensor_parallel_size
-    if cuda and ranks > 1:
-        raise SettingsError(f"--tensor-parallel-size {ranks}: ranks compute on CPUs only so far; use --device cpu")
-    if cuda and gpus and settings.executors > len(gpus):
-        raise SettingsError(f"--executors {settings.executors}: only {len(gpus)} GPUs are visible")
+    ranks = settings.num_ranks
+    if cuda and settings.pipeline_parallel_size > 1:
+        raise SettingsError(f"{settings.rank_flags}: stages compute on CPUs only so far; use --device cpu")
+    if cuda and gpus and settings.executors * ranks > len(gpus):
+        asked = f"--executors {settings.executors}" + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        raise SettingsError(f"{asked}: only {len(gpus)} GPUs are visible")
     threads = settings.threads or max(1, cores // (settings.executors * ranks))
     plans = []
     for kind, index, rank in _processes(settings):
@@ -76,7 +77,7 @@ def plan_children(
         own = settings.replace(bus=bus_url, actor_name=name, threads=threads if computes else None, rank=rank)
         variables = child_environment(own, environ)
         if computes and cuda:
-            variables["CUDA_VISIBLE_DEVICES"] = gpus[index] if gpus else str(index)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(index, ranks, gpus))
         variables["OMP_NUM_THREADS"] = str(threads if computes else 1)
         # -P and PYTHONPATH: this Pagebus, whatever the working directory holds.
         variables["PYTHONPATH"] = python_path(environ)
@@ -85,10 +86,16 @@ def plan_children(
     return plans
 
 
+def gpus_of(index: int, ranks: int, gpus: Sequence[str]) -> list[str]:
+    """The GPUs of an executor, all of which each of its ``ranks`` sees; a name that is there twice is one GPU."""
+    own = range(index * ranks, (index + 1) * ranks)
+    return list(dict.fromkeys(gpus[number] if gpus else str(number) for number in own))
+
+
 def _processes(settings: Settings) -> Iterator[tuple[str, int, int]]:
     """The kind, the number among its kind, and the rank of each actor; 0 for those without ranks."""
     for kind, count in settings.counts.items():
-        ranks = range(settings.tensor_parallel_size if kind == "executor" else 1)
+        ranks = range(settings.num_ranks if kind == "executor" else 1)
         yield from ((kind, index, rank) for index in range(count) for rank in ranks)
 
 
@@ -269,7 +276,7 @@ class Supervisor:
             await asyncio.sleep(POLL_S)
         self._ready = True
         self._progress.done()
-        self._on_ready([f"{host}:{port}" for host, port in addresses])
+        self._on_ready([*dict.fromkeys(f"{host}:{port}" for host, port in addresses)])  # some share a port
         await self._stopping.wait()
 
     # -- the end ------------------------------------------------------------------------------------------------------

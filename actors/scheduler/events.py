@@ -56,6 +56,8 @@ class ReplicaJoined:
     """The most adapters that its sequences may have at a time; 0: it takes none."""
     num_disk_blocks: int = 0
     """Those that its disk tier may hold; 0: it has none."""
+    stages: int = 1
+    """Through which each of its steps passes, one after the other, while other steps are in the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ class EngineSettings:
         None, help="most tokens that the scheduler plans for one step (default: as many as fit)", low=1, high=2**20
     )
     enforce_eager: bool = setting(False, help="do not use CUDA graphs")
+    disable_custom_all_reduce: bool = setting(
+        False, help="ranks on GPUs exchange over NCCL alone, not by writing into each other's memory"
+    )
     max_cudagraph_capture_size: int | None = setting(
         None,
         help="most tokens of a step that runs from CUDA graphs (default: steps that take longer to launch than to "

@@ -8,6 +8,7 @@ from typing import Any
 from pagebus.actors.settings.declaring import setting
 from pagebus.bus.redis.url_check import url_problem
 
+SHARED_OUT = "(default: one for each executor, if there are cores enough)"
 BUS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "memory")
 
 
@@ -43,14 +44,27 @@ class ProcessSettings:
     allow_open_redis: bool = setting(False, help="use a Redis on another machine that needs no password")
     executors: int = setting(1, help="executors to start, one per GPU", low=1, high=1024)
     tensor_parallel_size: int = setting(
-        1, help="ranks of each executor, processes among which the model is divided (CPUs only)", low=1, high=64
+        1,
+        help="ranks of each executor, processes among which the model is divided; on GPUs one for each rank",
+        low=1,
+        high=64,
+    )
+    pipeline_parallel_size: int = setting(
+        1,
+        help="stages of each executor, each of --tensor-parallel-size ranks, among which a model's layers are "
+        "divided (CPUs only)",
+        low=1,
+        high=64,
     )
     rank: int = setting(0, help="which rank of its executor `pagebus actor executor` is", low=0, high=63)
-    tokenizers: int = setting(1, help="tokenizers to start", low=1, high=1024)
+    tokenizers: int | None = setting(None, help=f"tokenizers to start {SHARED_OUT}", low=1, high=1024)
     schedulers: int = setting(1, help="schedulers to start: one leads, others stand by", low=1, high=16)
-    detokenizers: int = setting(1, help="detokenizers to start", low=1, high=1024)
-    ingresses: int = setting(
-        1, help="HTTP servers to start; they share the port, or use one each with --port 0", low=1, high=1024
+    detokenizers: int | None = setting(None, help=f"detokenizers to start {SHARED_OUT}", low=1, high=1024)
+    ingresses: int | None = setting(
+        None,
+        help=f"HTTP servers to start; they share the port, or use one each with --port 0 {SHARED_OUT}",
+        low=1,
+        high=1024,
     )
     job_actors: int = setting(1, help="jobs actors to start, which run queued jobs; 0: jobs wait", low=0, high=1024)
     lease_ttl_s: float = setting(5.0, help="seconds after which a silent actor counts as dead", low=0.2, high=300)

@@ -33,6 +33,7 @@ ALIASES = {
     "--data-parallel-size": "executors",
     "-dp": "executors",
     "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
     "-q": "quantization",
     "--max-num-queued-reqs": "max_num_queued_requests",
     "--renderer-num-workers": "tokenizers",
@@ -42,7 +43,7 @@ ALIASES = {
     "--speculative-model": "spec_model",
 }
 """vLLM's names of settings that have another name here."""
-SHARDS = "a model has to fit one GPU (tensor parallelism on CPUs only, no pipeline or expert parallelism)"
+SHARDS = "a model has to fit one GPU (tensor and pipeline parallelism on CPUs only, no expert parallelism)"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
 EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
 ADAPTERS = "adapters are of the linear layers of text models, on one GPU (docs/lora.md)"
@@ -56,7 +57,7 @@ SPECULATION = (
 )
 CONFIG = "change config.json in a copy of the model's folder (rope types: default, linear, llama3)"
 ATTENTION_ONLY = "models here have attention layers only"
-NO_GROUPS = "ranks exchange tensors over gloo, executors exchange none"
+NO_GROUPS = "waits between ranks end after 20 s, executors exchange nothing"
 KERNELS = "kernels are Pagebus's own, see --attention-backend"
 READING = "weights are read in order, in pieces, beside the start"
 OBSERVED = "see /metrics and --span-dir"
@@ -81,7 +82,7 @@ TAKEN = (
     Flag("--sleep-mode-backend", "an executor that sleeps gives all memory back", ANY),
     _same("--sleep-mode-offload-cudagraph", "an executor that sleeps gives all memory back"),
     _same("--enable-fault-tolerance", "losses always mend themselves (docs/recovery.md)"),
-    _same("--disable-custom-all-reduce --disable-nccl-for-dp-synchronization", NO_GROUPS),
+    _same("--disable-nccl-for-dp-synchronization", NO_GROUPS),
     Flag("--distributed-timeout-seconds --cpu-distributed-timeout-seconds --dp-sync-interval", NO_GROUPS, ANY),
     Flag("--collect-detailed-traces", "a trace always has all hops", ANY),
     Flag("--prefix-caching-hash-algo", "blocks are hashed by keyed BLAKE2b", ANY),
@@ -124,7 +125,6 @@ TAKEN = (
 )
 """That ask, at least with some values, for how things are anyway."""
 REFUSED = (
-    Flag("--pipeline-parallel-size -pp", ONE_GPU + "--executors N", ("1",)),
     Flag("--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp", ONE_GPU + "--executors", ("1",)),
     Flag("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", SHARDS),
     Flag("--dcp-q-replicate --enable-hc-sp --enable-batch-sharded-sampling", SHARDS, switch=True),

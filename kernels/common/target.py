@@ -68,7 +68,7 @@ def _alike(one: Target, other: Target) -> bool:
 
 def first_target() -> Target | None:
     """The first GPU that this process may use, as the driver reports it, without torch; None if there is none."""
-    found = _first_gpu()
+    found = _gpu()
     if found is None:
         return None
     values = [_attribute(*found, name) for name in (CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS)]
@@ -84,19 +84,29 @@ def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, name: int) -> int | No
     return None if driver.cuDeviceGetAttribute(ctypes.byref(value), name, device) else value.value
 
 
-def open_first_gpu() -> None:
-    """Create the CUDA context that all of this process shares, so that torch finds it ready."""
-    found = _first_gpu()
+def retain_gpu(rank: int = 0) -> None:
+    """Create the CUDA context that all of this process shares, on the GPU of a ``rank``, so that torch finds it
+    ready."""
+    found = _gpu(rank)
     if found is not None:
         driver, device = found
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
 
 
+def gpu_id(rank: int = 0) -> str:
+    """What tells the GPU of a ``rank`` from any other; empty without one."""
+    found, unique = _gpu(rank), (ctypes.c_ubyte * 16)()
+    return "" if found is None or found[0].cuDeviceGetUuid_v2(unique, found[1]) else bytes(unique).hex()
+
+
 @cache
-def _first_gpu() -> tuple[ctypes.CDLL, ctypes.c_int] | None:
+def _gpu(rank: int = 0) -> tuple[ctypes.CDLL, ctypes.c_int] | None:
+    """The driver, and the GPU of a ``rank``: of those that are visible, in turn."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device = ctypes.c_int()
-    return None if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0) else (driver, device)
+    count, device = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return None
+    return None if driver.cuDeviceGet(ctypes.byref(device), rank % count.value) else (driver, device)

@@ -78,6 +78,12 @@ def add_rms_norm_reference(
     return rounded_reference(rms_norm_reference(residual, weight, eps, centred=centred, bias=bias), rounded)
 
 
+def add_sum(x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0) -> None:
+    """As `add_rms_norm_reference`, without the norm."""
+    whole = x if x.dim() == 2 else x.sum(0).to(residual.dtype)
+    residual.add_(whole if scale == 1.0 else whole * scale)
+
+
 @triton.jit
 def norm_rows(x, weight, eps, SIZE: tl.constexpr):
     """RMS norm of rows [R, BLOCK] with a weight [BLOCK], not yet rounded: float32."""

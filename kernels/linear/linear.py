@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.coded.weights import Coded, numbers_of, shape_of
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import Addition, HalfNorm, NextNorm
@@ -96,8 +97,19 @@ def residual_linear_reference(
     return HalfNorm(residual * norm.weight, residual.float().pow(2).sum(1).unsqueeze(0), norm.eps)
 
 
+def _values(x: torch.Tensor | HalfNorm | RoundedTokens) -> torch.Tensor:
+    if isinstance(x, HalfNorm):
+        return x.x
+    return x.values if isinstance(x, RoundedTokens) else x
+
+
+def _dtype(x: torch.Tensor | HalfNorm | RoundedTokens) -> torch.dtype:
+    """Of a product."""
+    return x.x.dtype if isinstance(x, HalfNorm) else x.dtype
+
+
 def _run(
-    x: torch.Tensor | HalfNorm,
+    x: torch.Tensor | HalfNorm | RoundedTokens,
     weight: torch.Tensor | Coded,
     bias: torch.Tensor | None,
     out: torch.Tensor,
@@ -108,7 +120,7 @@ def _run(
     expansion: Expansion | None = None,
 ) -> torch.Tensor:
     values, before = (x.x, x) if isinstance(x, HalfNorm) else (x, None)
-    assert values.stride(1) == 1
+    assert _values(x).stride(1) == 1
     assert numbers_of(weight).is_contiguous()
     assert bias is None or bias.is_contiguous()
     more: dict[str, Any] = {} if before is None and after is None else {"before": before, "after": after}
@@ -128,7 +140,7 @@ def chosen_config(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor | 
 
 
 def linear(
-    x: torch.Tensor | HalfNorm,
+    x: torch.Tensor | HalfNorm | RoundedTokens,
     weight: torch.Tensor | Coded,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -137,21 +149,22 @@ def linear(
 ) -> torch.Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x.
     With a launch shape of tiles or vectors, ``expansion`` is what adapters add, here and below."""
-    values = x.x if isinstance(x, HalfNorm) else x
-    wide = dtype == torch.float32 and values.dtype != torch.float32
-    config = config or chosen_config("wide" if wide else "plain", x, weight)
+    values, wide = _values(x), dtype == torch.float32 and _dtype(x) != torch.float32
+    if config is None:
+        assert not isinstance(x, RoundedTokens)
+        config = chosen_config("wide" if wide else "plain", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
         if wide and bias is None and target_of(x.device) is not None:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return linear_reference(x, weight, bias, dtype)
-    out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or values.dtype, device=values.device)
+    out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or _dtype(x), device=values.device)
     return _run(x, weight, bias, out, config, expansion=expansion)
 
 
 def gated_linear(
-    x: torch.Tensor | HalfNorm,
+    x: torch.Tensor | HalfNorm | RoundedTokens,
     weight: torch.Tensor | Coded,
     bias: torch.Tensor | None = None,
     config: Config | None = None,
@@ -160,18 +173,20 @@ def gated_linear(
 ) -> torch.Tensor:
     """act(gate) * up, where gate | up = linear(x [T, K], weight [2I, K], bias [2I]) -> [T, I]; ``act`` one of
     `GATES`."""
-    config = config or chosen_config("gated", x, weight)
+    if config is None:
+        assert not isinstance(x, RoundedTokens)
+        config = chosen_config("gated", x, weight)
     if config is None:
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
         return activation_mul(F.linear(x, weight, bias), act)
-    values = x.x if isinstance(x, HalfNorm) else x
-    out = torch.empty((len(values), shape_of(weight)[0] // 2), dtype=values.dtype, device=values.device)
+    values = _values(x)
+    out = torch.empty((len(values), shape_of(weight)[0] // 2), dtype=_dtype(x), device=values.device)
     return _run(x, weight, bias, out, config, gated=GATES[act], expansion=expansion)
 
 
 def partial_linear(
-    x: torch.Tensor,
+    x: torch.Tensor | RoundedTokens,
     weight: torch.Tensor | Coded,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -185,6 +200,7 @@ def partial_linear(
     if config is not None:
         return _partial(x, weight, bias, config, expansion)
     assert isinstance(weight, torch.Tensor)
+    assert isinstance(x, torch.Tensor)
     chosen = chosen_for_residual(x, weight, bias, residual, norm)
     if chosen.form == "residual":
         assert residual is not None
@@ -209,7 +225,7 @@ def chosen_for_residual(
 
 
 def _partial(
-    x: torch.Tensor, weight: torch.Tensor | Coded, bias: torch.Tensor | None, config: Config,
+    x: torch.Tensor | RoundedTokens, weight: torch.Tensor | Coded, bias: torch.Tensor | None, config: Config,
     expansion: Expansion | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, or partial sums of it."""
@@ -217,7 +233,8 @@ def _partial(
         return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
         return linear(x, weight, bias, config=replace(config, splits=1), expansion=expansion)
-    out = torch.empty((config.splits, len(x), shape_of(weight)[0]), dtype=torch.float32, device=x.device)
+    values = _values(x)
+    out = torch.empty((config.splits, len(values), shape_of(weight)[0]), dtype=torch.float32, device=values.device)
     return _run(x, weight, None, out, config, expansion=expansion)
 
 

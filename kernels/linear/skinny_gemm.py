@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.kernels.coded.rounded_tiles import rounded_sum
-from pagebus.kernels.coded.rounding import round_tokens
+from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens
 from pagebus.kernels.coded.tiles import coded_sum
 from pagebus.kernels.coded.weights import WORDS, Coded, numbers_of, rounded_numbers, shape_of, tile_arguments
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
@@ -274,7 +274,7 @@ def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
 
 
 def tiles_linear(
-    x: torch.Tensor,
+    x: torch.Tensor | RoundedTokens,
     weight: torch.Tensor | Coded,
     bias: torch.Tensor | None,
     out: torch.Tensor,
@@ -290,14 +290,21 @@ def tiles_linear(
 
     With several splits, which have no bias, out is float32 [splits, T, N] and gets sums that have yet to be added up.
     ``before``: x is that of this norm. ``after``: the product is added to this residual, and out is the sum times the
-    norm's weight. ``expansion``: what adapters add to the product.
+    norm's weight. ``expansion``: what adapters add to the product. Where tokens are ``rounded``, they may be rounded
+    already, each with one scale.
     """
-    (num_tokens, size), (num_rows, _), numbers = x.shape, shape_of(weight), numbers_of(weight)
+    (num_rows, size), numbers = shape_of(weight), numbers_of(weight)
     tokens, meaning = None, tile_arguments(weight)
     if config.rounded:
         assert isinstance(weight, Coded)
         numbers, meaning = rounded_numbers(weight)
-        x, tokens = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
+        if isinstance(x, RoundedTokens):
+            assert not weight.width
+            x, tokens, _ = x
+        else:
+            x, tokens = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
+    assert isinstance(x, torch.Tensor)
+    num_tokens = len(x)
     assert config.fits(size)
     assert after is None or not gated
     if config.splits > 1 and after is None:

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -24,7 +24,7 @@ from pagebus.kernels.common.user_tables import read_user_tables, user_path
 from pagebus.kernels.linear.dispatch import choose_product, model_of
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, pack
 from pagebus.kernels.linear.tables import merge_table, table_path
-from pagebus.kernels.linear.timing import Bench, Compilers, Job
+from pagebus.kernels.linear.timing import Bench, Compiled, Compilers, Job
 
 GAIN = 0.98
 """A choice is replaced by one that takes at most this share of its time."""
@@ -48,18 +48,36 @@ class Timed(NamedTuple):
     changed: bool
 
 
+class Benched(Protocol):
+    """One product with its weights."""
+
+    product: Product
+
+    def microseconds(self, config: Config | None, tokens: int) -> float: ...
+
+
+class Sort(NamedTuple):
+    """How products of one sort are tuned: which launch shapes are timed (of a product, bucket and target; at most so
+    many), what is ``chosen`` now, and what compiles and times them."""
+
+    candidates: Callable[[Product, int, Target, int], list[Config]]
+    chosen: Callable[[Product, int, Target], Config | None]
+    job: Callable[[Product, int, Config], Compiled]
+    bench: Callable[[Product], Benched]
+
+
 class Timer:
     """Times launch shapes; keeps one product's weights at a time."""
 
-    def __init__(self, tell: Tell, record: Path | None = None) -> None:
-        self._tell, self._record = tell, record
-        self._bench: Bench | None = None
+    def __init__(self, tell: Tell, record: Path | None = None, bench: Callable[[Product], Benched] = Bench) -> None:
+        self._tell, self._record, self._make = tell, record, bench
+        self._bench: Benched | None = None
 
     def times(self, product: Product, bucket: int, configs: Iterable[Config | None]) -> dict[Config | None, float]:
         """Microseconds of each launch shape that this GPU takes, and of the library (None)."""
         if self._bench is None or self._bench.product != product:
             self._bench = None  # its memory first
-            self._bench = Bench(product)
+            self._bench = self._make(product)
         found: dict[Config | None, float] = {}
         for config in configs:
             try:
@@ -81,36 +99,49 @@ def candidates_for(product: Product, bucket: int, target: Target, count: int) ->
     return [config for _, config in model_of(target).ranked(product.form, product.rows, product.inputs, bucket, count)]
 
 
+def chosen_for(product: Product, bucket: int, target: Target) -> Config | None:
+    """What is chosen now; None: the library."""
+    given = product.form, bucket, product.rows, product.inputs
+    return choose_product(*given, torch.bfloat16, target).config
+
+
+DENSE = Sort(candidates_for, chosen_for, Job, Bench)
+
+
+def _dense(product: Product) -> Sort:
+    return DENSE
+
+
 def tune(
     products: Sequence[Product], target: Target, folder: Path, minutes: float, tell: Tell, compilers: Compilers,
     clock: Callable[[], float] = time.monotonic, timer: Timer | None = None,
+    sort_of: Callable[[Product], Sort] = _dense,
 ) -> list[Timed]:  # fmt: skip
-    """Time the best few of each product and bucket, and write the user's table in ``folder`` bucket by bucket."""
+    """Time the best few of each product and bucket, and write the user's table in ``folder`` bucket by bucket.
+    ``sort_of`` says of each product how it is tuned."""
     end_s, found = clock() + 60 * minutes, []
-    timer = timer or Timer(tell)
+    timer = timer or Timer(tell, bench=lambda product: sort_of(product).bench(product))
     read_user_tables(folder)
     for bucket in ORDER:
         if clock() >= end_s:
             tell(f"time is over: {bucket} tokens and what comes behind keep their choices")
             break
-        jobs = [job for product in products for job in _jobs(product, bucket, target)]
+        jobs = [job for product in products for job in _jobs(product, bucket, target, sort_of(product))]
         for failure in compilers.compile(jobs):
             tell(failure)
-        found += [_tune_one(product, bucket, target, folder, timer) for product in products]
+        found += [_tune_one(product, bucket, target, folder, timer, sort_of(product)) for product in products]
         _tell_bucket(found[-len(products) :], tell)
     return found
 
 
-def _jobs(product: Product, bucket: int, target: Target) -> list[Job]:
-    return [Job(product, bucket, config) for config in candidates_for(product, bucket, target, BEST)]
+def _jobs(product: Product, bucket: int, target: Target, sort: Sort) -> list[Compiled]:
+    return [sort.job(product, bucket, config) for config in sort.candidates(product, bucket, target, BEST)]
 
 
-def _tune_one(product: Product, bucket: int, target: Target, folder: Path, timer: Timer) -> Timed:
+def _tune_one(product: Product, bucket: int, target: Target, folder: Path, timer: Timer, sort: Sort) -> Timed:
     """Keep what is chosen, unless something else is clearly faster."""
-    current = choose_product(
-        product.form, bucket, product.rows, product.inputs, torch.bfloat16, target
-    ).config  # fmt: skip
-    configs = dict.fromkeys([None, current, *candidates_for(product, bucket, target, BEST)])
+    current = sort.chosen(product, bucket, target)
+    configs = dict.fromkeys([None, current, *sort.candidates(product, bucket, target, BEST)])
     times = timer.times(product, bucket, configs)
     if current not in times:
         current = None

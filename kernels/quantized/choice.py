@@ -1,4 +1,5 @@
-"""Chooses what multiplies by a quantized weight, by tokens, sizes and layout: as measured where it was, else by a rule.
+"""Chooses what multiplies by a quantized weight, by tokens, sizes and layout: as measured where it was, else by a rule,
+unless the cost model finds something clearly faster.
 
 The rules for 8 bits are in `pagebus.kernels.quantized.byte_choice`, those for words of 4 bits in
 `pagebus.kernels.quantized.word_choice`. Of both:
@@ -12,17 +13,17 @@ The rules for 8 bits are in `pagebus.kernels.quantized.byte_choice`, those for w
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.user_tables import until_tables_change
 from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
 from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
+from pagebus.kernels.quantized.costs import QuantizedCosts
 from pagebus.kernels.quantized.word_choice import library_is_faster, widening_config, word_config
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
@@ -32,6 +33,9 @@ MOST_OF_WORDS = 32
 off each number."""
 LEAST_OF_E4M3 = 89
 """The compute capability from which on float8 is multiplied."""
+MARGIN = 0.7
+"""The rule keeps its place unless the cost model's best is below this share of it: an estimate is off by 12% in the
+mean, and the rule was made from times."""
 OTHER = "other"
 """How a layout is called that no kernel reads."""
 
@@ -79,7 +83,7 @@ def invariant_config(num_tokens: int, kind: Kind) -> TileConfig:
     return TileConfig(64, tokens, kind.depth, 3, 4)
 
 
-@cache
+@until_tables_change
 def _choose(
     form: str, num_rows: int, num_inputs: int, tokens: int, kind: Kind | None, dtype: torch.dtype,
     target: Target | None, half_normed: bool,
@@ -90,19 +94,41 @@ def _choose(
     library, why = _library(product, kind, dtype, target)
     if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
         return LinearChoice(library, form, None, why, product=product)
+    rounded = _rounds(product, kind, dtype, target)
+    kind = kind._replace(rounded=rounded)
+    product = product._replace(layout=kind.name)  # tables and estimates are of what runs
     found = measured(product, tokens, target)
     if found is not None:
         config, source = found
         why = f"{source}: {'the library was' if config is None else 'this was'} fastest"
     else:
-        rounded = _rounds(product, kind, dtype, target)
         config, source = _rule(product, tokens, kind, target, rounded=rounded), Source.RULE
         librarys = config is None and (library is not LinearKernel.DEQUANTIZED or tokens > BUCKETS[-1])
         why = why if librarys else _why(config)
+        if config is not None and tokens <= BUCKETS[-1]:
+            config, source, why = _modelled(product, tokens, kind, target, config, why)
     if half_normed and (config is None or isinstance(config, WideningConfig)):
         ours = _ours(product, tokens, kind, target) if tokens <= BUCKETS[-1] else None
         config, source, why = ours, Source.RULE, "completes a norm"
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
+
+
+def _modelled(
+    product: Product, tokens: int, kind: Kind, target: Target, rule: Config, why: str
+) -> tuple[Config, Source, str]:
+    """The rule's launch shape, unless estimates say that another is clearly faster."""
+    costs = costs_of(target)
+    own, best = costs.own(product, tokens, kind, rule), costs.ranked(product, tokens, kind, 1)
+    if own is None or not best or best[0][0] >= MARGIN * own:
+        return rule, Source.RULE, why
+    us, config = best[0]
+    return config, Source.MODEL, f"{Source.MODEL}: should take {us:.1f} µs, the rule's {own:.1f}"
+
+
+@until_tables_change
+def costs_of(target: Target) -> QuantizedCosts:
+    """The cost model of a kind of GPU."""
+    return QuantizedCosts(target)
 
 
 def _library(product: Product, kind: Kind | None, dtype: torch.dtype, target: Target) -> tuple[LinearKernel, str]:
@@ -142,7 +168,7 @@ def rounds_to(kind: Kind, dtype: torch.dtype, target: Target) -> bool:
 def _why(config: Config | None) -> str:
     if config is None:
         return "a rule: few tiles of many tokens"
-    rule = "a rule: quantized weights have no cost model yet"
+    rule = "a rule, from times on an H200"
     return f"{rule}; tokens are rounded to 8 bits" if isinstance(config, TileConfig) and config.rounded else rule
 
 

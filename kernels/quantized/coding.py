@@ -30,6 +30,23 @@ class Kind(NamedTuple):
     rounded: bool = False
     lows: bool = False
 
+    @classmethod
+    def parse(cls, name: str) -> Kind:
+        """What :attr:`name` gave.
+
+        Raises:
+            ValueError: it gave something else.
+        """
+        first, *others = name.split("-")
+        block = next((each.split("x") for each in others if "x" in each), ("1", "0"))
+        code = next((code for code, known in NAMES.items() if known == first), None)
+        kind = None if code is None else cls(
+            code, int(block[0]), int(block[1]), "zeros" in others, ROUNDED[1:] in others, "lows" in others
+        )  # fmt: skip
+        if kind is None or kind.name != name:
+            raise ValueError(f"{name} is no layout of quantized weights")
+        return kind
+
     @property
     def name(self) -> str:
         """``fp8-rounded``, ``fp8-128x128``, ``int4-1x128-zeros``."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 import torch
 
 from pagebus.kernels.coded.rounding import RoundedTokens, rounded_reference
+from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear import linear as dense_products
 from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
 from pagebus.kernels.linear.dispatch import LinearChoice
-from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.linear.shapes import Config, LinearKernel
+from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.choice import (
     choose_quantized,
     choose_quantized_invariant,
     choose_quantized_residual,
 )
-from pagebus.kernels.quantized.coding import coded_of, kind_of
+from pagebus.kernels.quantized.coding import Kind, coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Rows, Weight
 from pagebus.kernels.quantized.library import library_product
 
@@ -83,10 +85,16 @@ def rounding_of(x: Inputs, weight: Weight, form: str) -> torch.dtype | None:
     if isinstance(weight, torch.Tensor):
         return None
     rows, inputs = weight.shape
-    values = _values(x)
-    target = target_of(values.device)
-    choice = choose_quantized(form, len(values), rows, inputs, kind_of(weight), _dtype(x), target)
+    values, kind = _values(x), kind_of(weight)
+    choice = choose_quantized(form, len(values), rows, inputs, kind, _dtype(x), target_of(values.device))
+    if kind is not None and _rounds_rows(choice, kind):
+        return torch.int8 if kind.code == Code.INT8 else torch.float8_e4m3fn
     return ROUNDING.get(choice.kernel)
+
+
+def _rounds_rows(choice: LinearChoice, kind: Kind) -> bool:
+    """Whether tiles multiply tokens that are rounded with one scale each."""
+    return isinstance(choice.config, TileConfig) and choice.config.rounded and not kind.width
 
 
 def never_rounded(x: Inputs, weight: Weight, form: str) -> torch.dtype | None:
@@ -118,6 +126,10 @@ def _product(
     invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """As was chosen; x is in the weight's order."""
+    if isinstance(x, RoundedTokens) and choice.config is not None:
+        coded = coded_of(weight)
+        assert coded is not None
+        return dense_products.linear(_as_read(x, choice.config), coded, bias, dtype, config=choice.config)
     if isinstance(x, RoundedTokens):
         kernel = next(kernel for kernel, numbers in ROUNDING.items() if numbers == x.values.dtype)
         return library_product(kernel, x, weight, bias, dtype)
@@ -130,6 +142,12 @@ def _product(
         product = torch.nn.functional.linear(whole, _stored(weight, whole.dtype), bias)
         return product if dtype is None else product.to(dtype)
     return library_product(choice.kernel, whole, weight, bias, dtype, invariant=invariant)
+
+
+def _as_read(x: Inputs, config: Config) -> Inputs:
+    """Tokens that were rounded already as they were, for a kernel that rounds none."""
+    reads = isinstance(config, TileConfig) and config.rounded
+    return x.exact if isinstance(x, RoundedTokens) and not reads else x
 
 
 def _stored(weight: Layout, dtype: torch.dtype) -> torch.Tensor:
@@ -157,7 +175,7 @@ def _gated(
         return activation_mul(product, act) if rounded is None else rounded_activation_mul(product, act, rounded)
     coded = coded_of(weight)
     assert coded is not None
-    return dense_products.gated_linear(_dense_inputs(x), coded, bias, config=choice.config, act=act)
+    return dense_products.gated_linear(_as_read(x, choice.config), coded, bias, config=choice.config, act=act)
 
 
 def linear(
@@ -197,7 +215,7 @@ def partial_linear(
         assert not isinstance(x, RoundedTokens)
         return dense_products.partial_linear(x, weight, bias, residual, norm)
     if isinstance(x, RoundedTokens):
-        return _linear(x, weight, bias, None, invariant=False)
+        return _rounded_partial(x, weight, bias)
     inputs, coded = _values(_in_order(x, weight)), coded_of(weight)
     norms = residual is not None and norm is not None
     choice = choose_quantized_residual(
@@ -210,6 +228,18 @@ def partial_linear(
         assert residual is not None
         assert norm is not None
         return dense_products.residual_linear(inputs, coded, bias, residual, norm, choice.config)
+    return dense_products.partial_linear(inputs, coded, bias, config=choice.config)
+
+
+def _rounded_partial(x: RoundedTokens, weight: Layout, bias: torch.Tensor | None) -> torch.Tensor | HalfNorm | None:
+    """Of tokens that were rounded where they were made, which does no norm."""
+    coded, target = coded_of(weight), target_of(x.values.device)
+    given = len(x.values), weight.shape[0], weight.shape[1], kind_of(weight), x.dtype, target
+    choice = choose_quantized_residual(*given, biased=bias is not None, norms=False)
+    if choice.config is None or coded is None:
+        return _product(choice, x, weight, bias)
+    inputs = _as_read(x, choice.config)
+    assert not isinstance(inputs, HalfNorm)
     return dense_products.partial_linear(inputs, coded, bias, config=choice.config)
 
 

@@ -45,19 +45,24 @@ DEQUANTIZED_PER_US, LIBRARY_FLOPS_PER_US, LIBRARY_BEGIN_US = 1e6 / 1.2, 8e8, 2.0
 
 def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -> WideningConfig | None:
     """The launch shape of the kernel in which some warps widen words for others; None: another is faster."""
-    if tokens < MOST_OF_A_TILE or target.capability != HOPPER or not _widens(kind) or product.form == "residual":
+    fitting = widening_configs(product, tokens, kind, target)
+    if not fitting:
         return None
+    best = min(fitting, key=lambda config: widening_us(config, product, tokens, target))
+    if tokens > BUCKETS[-1]:
+        return best if widening_us(best, product, tokens, target) < _library_us(product, tokens) else None
+    least = 0.75 if tokens == MOST_OF_A_TILE else 0.25
+    return best if _widening_programs(best, product, tokens) >= least * target.num_multiprocessors else None
+
+
+def widening_configs(product: Product, tokens: int, kind: Kind, target: Target) -> list[WideningConfig]:
+    """All of that kernel's launch shapes for so many tokens; none if it does not compute the product."""
+    if tokens < MOST_OF_A_TILE or target.capability != HOPPER or not _widens(kind) or product.form == "residual":
+        return []
     splits = (1, *reversed(PARTS[1:])) if product.form in SPLIT_FORMS else (1,)
     most = 256 if tokens > MOST_OF_OURS else 128
     configs = [WideningConfig(width, parts) for width in WIDENING_US if width <= most for parts in splits]
-    fitting = [config for config in configs if config.fits(product.inputs)]
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda config: _widening_us(config, product, tokens, target))
-    if tokens > BUCKETS[-1]:
-        return best if _widening_us(best, product, tokens, target) < _library_us(product, tokens) else None
-    least = 0.75 if tokens == MOST_OF_A_TILE else 0.25
-    return best if _widening_programs(best, product, tokens) >= least * target.num_multiprocessors else None
+    return [config for config in configs if config.fits(product.inputs)]
 
 
 def _widens(kind: Kind) -> bool:
@@ -68,7 +73,8 @@ def _widening_programs(config: WideningConfig, product: Product, tokens: int) ->
     return -(-product.rows // ROWS) * -(-tokens // config.tokens) * config.splits
 
 
-def _widening_us(config: WideningConfig, product: Product, tokens: int, target: Target) -> float:
+def widening_us(config: WideningConfig, product: Product, tokens: int, target: Target) -> float:
+    """What it takes, in microseconds."""
     waves = -(-_widening_programs(config, product, tokens) // target.num_multiprocessors)
     steps = product.inputs // config.splits // WORD_TILE
     return BEGIN_US + SPLIT_US * config.splits + waves * steps * WIDENING_US[config.tokens]

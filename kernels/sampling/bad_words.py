@@ -15,15 +15,19 @@ def apply_bad_words_reference(
     indexes: torch.Tensor,
     word_tokens: torch.Tensor,
     word_lens: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Set logits[r, t] to -inf, in place, where t would complete a word of slot slots[r] in the output.
 
     logits [R, V] float32; tokens [S, L] int32; slots, prompt_lens, indexes [R] (output index of the token being
     sampled: the output so far is tokens[slot, prompt_len:prompt_len + index]). word_tokens [S, F] int32 holds a slot's
     words one after another; word_lens [S, F] int32 is a word's length where its last token stands, 0 elsewhere.
+    The logits are those of the tokens from ``first`` on.
     """
     if word_tokens.shape[1]:
-        logits[banned_reference(tokens, slots, prompt_lens, indexes, word_tokens, word_lens)] = -torch.inf
+        rows, ids = banned_reference(tokens, slots, prompt_lens, indexes, word_tokens, word_lens)
+        here = (ids >= first) & (ids < first + logits.shape[1])
+        logits[rows[here], ids[here] - first] = -torch.inf
 
 
 def banned_reference(
@@ -61,6 +65,8 @@ def _bad_words_kernel(
     stride_tokens,
     stride_words,
     size,  # F
+    FIRST: tl.constexpr,  # token of the first logit
+    VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -75,7 +81,8 @@ def _bad_words_kernel(
         asked = banned & (back < length)
         written = tl.load(end - back + tl.zeros([BLOCK], tl.int32), mask=asked, other=0)
         banned = banned & ((tl.load(words - back, mask=asked, other=0) == written) | (back >= length))
-    token = tl.load(words, mask=banned, other=0)
+    token = tl.load(words, mask=banned, other=0) - FIRST
+    banned = banned & (token >= 0) & (token < VOCAB)
     tl.store(logits_ptr + row * stride_logits + token, float("-inf"), mask=banned)
 
 
@@ -87,6 +94,7 @@ def apply_bad_words(
     indexes: torch.Tensor,
     word_tokens: torch.Tensor,
     word_lens: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Ban what would complete a word of each row's slot, in place; see `apply_bad_words_reference`."""
     num_rows, size = logits.shape[0], word_tokens.shape[1]
@@ -104,5 +112,5 @@ def apply_bad_words(
     block = 256
     _bad_words_kernel[(num_rows, -(-size // block))](
         logits, tokens, slots, prompt_lens, indexes, word_tokens, word_lens, logits.stride(0), tokens.stride(0),
-        word_tokens.stride(0), size, BLOCK=block, num_warps=4,
+        word_tokens.stride(0), size, FIRST=first, VOCAB=logits.shape[1], BLOCK=block, num_warps=4,
     )  # fmt: skip

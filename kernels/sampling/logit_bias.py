@@ -14,16 +14,19 @@ def apply_logit_rules_reference(
     bias_ids: torch.Tensor,
     bias_values: torch.Tensor,
     bias_until: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Add bias_values[slot, i] to logits[r, bias_ids[slot, i]] while indexes[r] < bias_until[slot, i], in place.
 
     logits [R, V] float32, slots [R], indexes [R] (output index of the token being sampled, from 0), bias_ids [S, K]
-    int32 (-1: empty entry), bias_values [S, K] float32 (-inf bans), bias_until [S, K] int32.
+    int32 (-1: empty entry), bias_values [S, K] float32 (-inf bans), bias_until [S, K] int32. The logits are those of
+    the tokens from ``first`` on.
     """
     slots = slots.long()
     ids = bias_ids[slots].long()
-    active = (ids >= 0) & (indexes.unsqueeze(1) < bias_until[slots])
-    logits.scatter_add_(1, ids.clamp(min=0), torch.where(active, bias_values[slots], 0.0))
+    ids = torch.where(ids < 0, -1, ids - first)
+    active = (ids >= 0) & (ids < logits.shape[1]) & (indexes.unsqueeze(1) < bias_until[slots])
+    logits.scatter_add_(1, ids.clamp(0, logits.shape[1] - 1), torch.where(active, bias_values[slots], 0.0))
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "indexes_ptr", "stride_rules", "size"])
@@ -37,6 +40,8 @@ def _logit_rules_kernel(
     stride_logits,
     stride_rules,
     size,  # K
+    FIRST: tl.constexpr,  # token of the first logit
+    VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -44,10 +49,14 @@ def _logit_rules_kernel(
     mask = entry < size
     rule = tl.load(slots_ptr + row).to(tl.int64) * stride_rules + entry
     token = tl.load(ids_ptr + rule, mask=mask, other=-1)
-    active = (token >= 0) & (tl.load(indexes_ptr + row) < tl.load(until_ptr + rule, mask=mask, other=0))
+    active = (
+        (token >= FIRST)
+        & (token < FIRST + VOCAB)
+        & (tl.load(indexes_ptr + row) < tl.load(until_ptr + rule, mask=mask, other=0))
+    )
     value = tl.load(values_ptr + rule, mask=active, other=0.0)
     # Atomic, because one token may have a ban and a bias.
-    tl.atomic_add(logits_ptr + row * stride_logits + token, value, mask=active, sem="relaxed")
+    tl.atomic_add(logits_ptr + row * stride_logits + (token - FIRST), value, mask=active, sem="relaxed")
 
 
 def apply_logit_rules(
@@ -57,6 +66,7 @@ def apply_logit_rules(
     bias_ids: torch.Tensor,
     bias_values: torch.Tensor,
     bias_until: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Add the rules of each row's slot to its logits, in place; see `apply_logit_rules_reference`."""
     num_rows, size = logits.shape[0], bias_ids.shape[1]
@@ -75,5 +85,5 @@ def apply_logit_rules(
     block = 128
     _logit_rules_kernel[(num_rows, -(-size // block))](
         logits, slots, indexes, bias_ids, bias_values, bias_until, logits.stride(0), bias_ids.stride(0), size,
-        BLOCK=block, num_warps=4,
+        FIRST=first, VOCAB=logits.shape[1], BLOCK=block, num_warps=4,
     )  # fmt: skip

@@ -16,12 +16,14 @@ def apply_penalties_reference(
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Penalise tokens a sequence already holds, in place. All row arguments are [R].
 
     logits [R, V] float32; tokens [S, L] int32 by slot; a row's prompt is tokens[slot, :prompt_len], its output
     tokens[slot, prompt_len:len]. repetition (> 0, 1 = off): logits of tokens in prompt or output are divided by it
     when positive, multiplied when negative. Then frequency * count and presence are subtracted for output tokens.
+    The logits are those of the tokens from ``first`` on.
     """
     active = ((repetition != 1) | (presence != 0) | (frequency != 0)).nonzero().squeeze(1)
     if active.numel() == 0:
@@ -30,11 +32,12 @@ def apply_penalties_reference(
     length = int(lens.max())
     ids = tokens[slots, :length].long()
     place = torch.arange(length, device=tokens.device)
-    in_output = (place >= prompt_lens) & (place < lens)
-    ids = torch.where(place < lens, ids, 0)  # what lies past the end may be anything
     part = logits[active]
-    counts = torch.zeros_like(part).scatter_add_(1, ids, in_output.to(part.dtype))
-    seen = torch.zeros_like(part).scatter_add_(1, ids, (place < lens).to(part.dtype)) > 0
+    ids -= first
+    here = (place < lens) & (ids >= 0) & (ids < part.shape[1])
+    ids = torch.where(here, ids, 0)  # what lies past the end may be anything
+    counts = torch.zeros_like(part).scatter_add_(1, ids, (here & (place >= prompt_lens)).to(part.dtype))
+    seen = torch.zeros_like(part).scatter_add_(1, ids, here.to(part.dtype)) > 0
     factor = repetition[active].unsqueeze(1)
     part = torch.where(seen, torch.where(part > 0, part / factor, part * factor), part)
     part = part - frequency[active].unsqueeze(1) * counts
@@ -58,6 +61,8 @@ def _count_tokens_kernel(
     frequency_ptr,  # [R]
     stride_counts,
     stride_tokens,
+    FIRST: tl.constexpr,  # token of the first logit
+    VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -67,12 +72,13 @@ def _count_tokens_kernel(
     length = tl.load(lens_ptr + row)
     prompt = tl.load(prompt_lens_ptr + row)
     source = tokens_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_tokens
-    for first in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        token = tl.load(source + place, mask=place < length, other=0)
+    for begin in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
+        place = begin + tl.arange(0, BLOCK)
+        token = tl.load(source + place, mask=place < length, other=0) - FIRST
+        here = (place < length) & (token >= 0) & (token < VOCAB)
         target = counts_ptr + row * stride_counts + token
-        tl.atomic_or(target, IN_PROMPT_OR_OUTPUT, mask=place < length, sem="relaxed")
-        tl.atomic_add(target, 1, mask=(place < length) & (place >= prompt), sem="relaxed")
+        tl.atomic_or(target, IN_PROMPT_OR_OUTPUT, mask=here, sem="relaxed")
+        tl.atomic_add(target, 1, mask=here & (place >= prompt), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["repetition_ptr", "presence_ptr", "frequency_ptr"])
@@ -113,6 +119,7 @@ def apply_penalties(
     repetition: torch.Tensor,
     presence: torch.Tensor,
     frequency: torch.Tensor,
+    first: int = 0,
 ) -> None:
     """Penalise tokens a sequence already holds, in place; see `apply_penalties_reference`. Scratch: R * V int32."""
     num_rows, vocab = logits.shape
@@ -127,7 +134,7 @@ def apply_penalties(
     counts = torch.zeros((num_rows, vocab), dtype=torch.int32, device=logits.device)
     _count_tokens_kernel[(num_rows, max(1, 64 // num_rows))](
         counts, tokens, slots, prompt_lens, lens, repetition, presence, frequency, counts.stride(0), tokens.stride(0),
-        BLOCK=1024, num_warps=4,
+        FIRST=first, VOCAB=vocab, BLOCK=1024, num_warps=4,
     )  # fmt: skip
     block = 2048
     _penalties_kernel[(num_rows, -(-vocab // block))](

@@ -94,9 +94,9 @@ def _draw_reference(scaled: torch.Tensor, keys: tuple[torch.Tensor, torch.Tensor
 
 
 @triton.jit
-def _load_logits(logits, token, cuts_ptr, row, random, VOCAB: tl.constexpr):
-    """Logits of one row; what is NaN, past the end or (in a random row) cut is -inf."""
-    x = tl.load(logits + token, mask=token < VOCAB, other=float("-inf")).to(tl.float32)
+def load_logits(logits, token, cuts_ptr, row, random, VOCAB: tl.constexpr):
+    """Logits of one row; what is NaN, not in [0, VOCAB) or (in a random row) cut is -inf."""
+    x = tl.load(logits + token, mask=(token >= 0) & (token < VOCAB), other=float("-inf")).to(tl.float32)
     x = tl.maximum(x, float("-inf"))  # of a NaN and a number, the number
     if cuts_ptr is not None:  # noqa: SIM102 - known when compiled, unlike the next
         if random:
@@ -105,7 +105,7 @@ def _load_logits(logits, token, cuts_ptr, row, random, VOCAB: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "temperature_ptr"])
-def _chunk_kernel(
+def chunk_kernel(
     logits_ptr,  # [R, V]
     chunk_scores_ptr,  # [R, CHUNKS] float32 out: log(sum of exp) of a random row's chunk, else its largest logit
     cuts_ptr,  # [R] or None: tokens with a smaller logit are out
@@ -115,6 +115,7 @@ def _chunk_kernel(
     VOCAB: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
+    BEFORE: tl.constexpr,  # tokens of the first chunk that come before the first logit
     ANY_RANDOM: tl.constexpr,
     GREEDY: tl.constexpr,
     PART: tl.constexpr,  # chunks of a program
@@ -122,13 +123,13 @@ def _chunk_kernel(
 ):
     row = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0) * PART + tl.arange(0, PART)
-    token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :] - BEFORE
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     heat = tl.load(temperature_ptr + tl.load(slots_ptr + row))
     random = (heat >= GREEDY) & ANY_RANDOM
-    x = _load_logits(logits_ptr + row * stride_logits, token, cuts_ptr, row, random, VOCAB)
+    x = load_logits(logits_ptr + row * stride_logits, token, cuts_ptr, row, random, VOCAB)
     largest = tl.max(x, axis=1)
     if random:
         per_heat = tl.div_rn(LOG2_E, heat)
@@ -171,7 +172,7 @@ def _pick_kernel(
         scores -= tl.log(exponential(token_hash(second, first, chunk)))
     chosen = tl.argmax(scores, axis=0, tie_break_left=True)
     token = chosen * CHUNK + tl.arange(0, CHUNK)
-    scores = _load_logits(logits_ptr + row * stride_logits, token, cuts_ptr, row, random, VOCAB)
+    scores = load_logits(logits_ptr + row * stride_logits, token, cuts_ptr, row, random, VOCAB)
     if random:
         scores = scores * tl.div_rn(1.0, heat) - tl.log(exponential(token_hash(first, second, token)))
     place = tl.argmax(scores, axis=0, tie_break_left=True)
@@ -214,8 +215,17 @@ def sample(
         "VOCAB": vocab, "CHUNKS": chunks, "CHUNK": CHUNK, "ANY_RANDOM": any_random, "GREEDY": GREEDY_BELOW,
         **pdl(logits.device),
     }  # fmt: skip
-    _chunk_kernel[(-(-chunks // CHUNKS_PER_PROGRAM), num_rows)](
-        logits, chunk_scores, cuts, slots, temperature, logits.stride(0), PART=CHUNKS_PER_PROGRAM, **common, num_warps=1
+    chunk_kernel[(-(-chunks // CHUNKS_PER_PROGRAM), num_rows)](
+        logits,
+        chunk_scores,
+        cuts,
+        slots,
+        temperature,
+        logits.stride(0),
+        BEFORE=0,
+        PART=CHUNKS_PER_PROGRAM,
+        **common,
+        num_warps=1,
     )
     _pick_kernel[(num_rows,)](
         logits, chunk_scores, out, cuts, slots, temperature, seeds, indexes, logits.stride(0),

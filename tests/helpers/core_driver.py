@@ -91,6 +91,7 @@ class CoreDriver:
             windowed_pages=info.windowed_pages,
             windowed_tokens=info.windowed_tokens,
             num_drafts=info.num_drafts,
+            stages=info.stages,
         )
         self._joined = replace(joined, **(limits or {}))
         self.take(DetokenizersLive(("text",)), self._joined)

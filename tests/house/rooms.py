@@ -116,12 +116,12 @@ ROOMS: dict[str, str] = {
         "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
         "actors.executor.sampling actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
         "actors.model.grammars actors.model actors.telemetry actors.settings kernels.linear kernels.moe "
-        "kernels.moe.launch kernels.common bus bus.messages"
+        "kernels.moe.launch kernels.quantized.tuning kernels.common bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
         "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.batch "
-        "actors.executor.device actors.runtime actors.model actors.executor.loading.formats "
+        "actors.executor.device actors.executor.ranks actors.runtime actors.model actors.executor.loading.formats "
         "actors.executor.loading.weight_copy actors.settings "
         "kernels.attention kernels.latent kernels.linear kernels.common bus.messages"
     ),
@@ -130,7 +130,8 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.loading.weight_copy": "actors.executor.device actors.model",
     "actors.executor.ranks": (
-        "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings bus bus.messages"
+        "actors.executor.models actors.executor.batch actors.executor.device actors.runtime actors.model "
+        "actors.settings kernels.exchange kernels.coded bus bus.messages"
     ),
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
@@ -178,11 +179,13 @@ ROOMS: dict[str, str] = {
         "kernels.moe kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.lora kernels.layers "
         "kernels.common"
     ),
+    "kernels.quantized.tuning": ("kernels.quantized kernels.linear kernels.layers kernels.coded kernels.common"),
     "kernels.moe": "kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.common",
     "kernels.moe.launch": "kernels.linear kernels.specialized kernels.common",
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
+    "kernels.exchange": "kernels.layers kernels.common",
     "kernels.layers": "kernels.coded kernels.common",
     "kernels.lora": "kernels.common",
     "kernels.common": "",

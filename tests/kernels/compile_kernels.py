@@ -52,12 +52,14 @@ from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.sampling.bad_words import apply_bad_words
 from pagebus.kernels.sampling.logprobs import token_logprobs
+from pagebus.kernels.sampling.parts import Part, Wanted, chunk_scores, part_best, rank_best
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from tests.kernels.assembler import assembler_report
 from tests.kernels.attention.launches import long_prompts, meta, meta_cache
 from tests.kernels.batch.launches import drafts
+from tests.kernels.exchange.launches import exchanges
 from tests.kernels.latent.launches import latents
 from tests.kernels.lora.launches import adapters
 from tests.kernels.moe.launches import mixtures
@@ -133,6 +135,8 @@ def report(
         "serialized": "serialized" in text,
         "prefetches": ptx.count("cp.async.bulk.prefetch.L2"),
         "waits": ptx.count("griddepcontrol.wait"),
+        "multicasts": ptx.count("multimem"),
+        "signals": ptx.count("st.release.sys"),
         "instructions": ptx.count(";"),
     }
 
@@ -221,6 +225,12 @@ def launch_sampling(rows: int, vocab: int) -> None:
             meta(rows, vocab, dtype=dtype), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
             any_random=True, any_truncation=truncation,
         )  # fmt: skip
+    case = f"sample {rows}x{vocab} as rank 1 of 2"
+    part = Part(1, 2, vocab)
+    logits, told = meta(rows, len(part.own), dtype=torch.float32), meta(2, rows, part.most_chunks, dtype=torch.float32)
+    wanted = Wanted(ints, ints, floats, meta(rows, dtype=torch.int64))
+    chunk_scores(logits, part, wanted, any_random=True)
+    rank_best(torch.stack([part_best(logits, told, part, wanted, any_random=True)] * 2))
 
 
 def launch_linear(
@@ -327,7 +337,7 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    for name, launch in (*long_prompts(), *mixtures(), *latents(), *drafts(), *adapters()):
+    for name, launch in (*long_prompts(), *mixtures(), *latents(), *drafts(), *adapters(), *exchanges()):
         case = name
         launch()
     case = "embedding"

@@ -178,6 +178,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES |= {
+    "llama70b": SHAPES["llama8b"]
+    | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
     "qwen30b-a3b-fp8": SHAPES["qwen30b-a3b"]
     | {
         "quantization_config": {

@@ -72,14 +72,14 @@ async def _run(settings: Settings, requests: Path, results: Path, progress: Prog
             bus: Bus = MemoryBus(server, Names(settings.name))
             return await _beside(system, stop, started, transfer(bus, settings, requests, results, progress))
         async with private_redis(settings.data_dir) as redis:
-            settings = settings.replace(bus=redis.url)
+            gpus, cores = visible_gpus(os.environ), len(os.sched_getaffinity(0))
+            settings = settings.replace(bus=redis.url).shared_out(cores)
             watching = make_bus(settings)
 
             async def connect() -> Bus:
                 await watching.connect()
                 return watching
 
-            gpus, cores = visible_gpus(os.environ), len(os.sched_getaffinity(0))
             plans = plan_children(settings, redis.url, environ=os.environ, gpus=gpus, cores=cores)
             system = Supervisor(settings, connect, plans, progress, lambda _: started.set(), redis)
             try:

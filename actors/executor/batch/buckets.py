@@ -97,7 +97,7 @@ class Buckets:
         max_samples: int = 0,
         max_verified: int = 0,
     ) -> None:
-        self._block_queries = block_queries
+        self.block_queries = block_queries
         self._decodes_apart = decodes_apart
         most_rows = min(max_num_seqs, largest)
         self._decodes = decode_sizes(most_rows)
@@ -121,6 +121,11 @@ class Buckets:
     def most_spans(self) -> int:
         """Of any bucket for whole steps."""
         return max(each.spans for each in self._all_mixed)
+
+    @property
+    def verified(self) -> list[Bucket]:
+        """Those for decodes with drafts, the smallest first."""
+        return list(self._verified)
 
     def largest_pieces(self) -> Bucket | None:
         """The largest piecewise bucket; None if there is none."""
@@ -169,7 +174,7 @@ class Buckets:
         if work.decode_only:
             return self._decode(num_rows) if 0 < num_rows <= self._decodes[-1] else None
         queries = np.diff(work.query_start[work.num_decodes :])
-        num_spans = int((-(-queries // self._block_queries)).sum())
+        num_spans = int((-(-queries // self.block_queries)).sum())
         if self._verified and len(work.positions) == work.num_tokens <= self._verified[-1].tokens:
             bucket = next(each for each in self._verified if each.tokens >= work.num_tokens)
             if num_spans <= bucket.spans:
@@ -203,4 +208,4 @@ class Buckets:
         rows = self._rows[bisect_left(self._rows, num_rows)]
         tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]
         spare = SPARE_SPANS if self._decodes_apart else rows
-        return Bucket(rows, tokens, -(-tokens // self._block_queries) + spare)
+        return Bucket(rows, tokens, -(-tokens // self.block_queries) + spare)

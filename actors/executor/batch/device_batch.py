@@ -59,6 +59,10 @@ class DeviceBatch:
         if "word_slots" in deltas:
             self._set_words(deltas)
 
+    def store_sampled(self, slots: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Store ``tokens`` [N] int32, which another rank has sampled, at ``positions`` of ``slots``, [N] int32 each."""
+        self._ops.store_sampled(self.tokens, slots, positions, tokens)
+
     def _set_rules(self, deltas: dict[str, torch.Tensor]) -> None:
         slots = deltas["rule_slots"].long()
         width = len(deltas["rule_ids"]) // len(slots)

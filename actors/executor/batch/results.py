@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pagebus.actors.executor.batch.logprob_rows import result_columns
@@ -102,3 +104,8 @@ def _ends(work: StepWork, tokens: Int32Array) -> Int32Array:
         ends[stopped] = END_STOP
         ends[work.broken] = END_GRAMMAR
     return ends
+
+
+def without_rows(work: StepWork, tokens: Int32Array, **told: Any) -> StepResult:
+    """The result of a stage whose step another one ends, with what was ``told`` of the step alone."""
+    return StepResult(num_computed_tokens=work.num_tokens, **told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,8 @@ how many drafts are ready behind the last."""
 class Runs:
     """The M rows of a step that sample, with N samples in total. ``starts`` [M + 1]: where those of each begin.
     ``last_indexes`` and ``min_tokens`` [M]: the output index of the last token that the sequence may have, and the
-    first that may be an end token. ``told_drafts``: of each run so many drafts are told, if some follow a grammar."""
+    first that may be an end token. ``told_drafts``: of each run so many drafts are told, if some follow a grammar.
+    ``can_verify``, any thread: whether steps with drafts are as quick as they will be; until then none are offered."""
 
     starts: Int32Array
     last_indexes: Int32Array
@@ -27,6 +29,7 @@ class Runs:
     exact: bool = False
     """Whether all rows begin where they were laid out."""
     told_drafts: int = 0
+    can_verify: Callable[[], bool] | None = None
 
     def __len__(self) -> int:
         return len(self.last_indexes)
@@ -49,6 +52,8 @@ class Runs:
     def read(self, told: Int32Array) -> ToldRuns:
         """The rest of what the device has told [num_told]."""
         counts, firsts, found = told[: TOLD * len(self)].reshape(TOLD, len(self))
+        if self.can_verify is not None and np.count_nonzero(found) and not self.can_verify():
+            found = np.zeros_like(found)
         if self.are_single:
             ended, can_stop = firsts >= self.last_indexes, firsts >= self.min_tokens
             return ToldRuns(firsts, None, ended, can_stop, found, self.starts[:-1])

@@ -16,6 +16,7 @@ import torch
 from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.layout import aligned
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.agreement import WORDS
 from pagebus.actors.executor.device.device import new_event
 from pagebus.bus.messages import Int32Array
 from pagebus.kernels.attention.prefill_plan import MERGE_FIELDS, SPAN_FIELDS, QuerySpans
@@ -30,12 +31,13 @@ COPY_INTS = 1024
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device. ``merges`` [M, 4] and ``spans`` [N, 5] are for steps with prompts, and so are
-    ``hidden_index`` and ``sample_lens`` (context lengths); ``decode_lens`` is for those of them that are padded to a
-    bucket. ``mask_places`` is for steps with rows that follow a grammar: which of the step's masks each row has, -1 for
-    none. All but the first two have room for every slot: four are by row of the pass (use the first R), six by sampled
-    token (the first N)."""
+    """Views of the header on the device. ``agreed`` [2] is what ranks compare. ``merges`` [M, 4] and ``spans`` [N,
+    5] are for steps with prompts, and so are ``hidden_index`` and ``sample_lens`` (context lengths);
+    ``decode_lens`` is for those of them that are padded to a bucket. ``mask_places`` is for steps with rows that
+    follow a grammar: which of the step's masks each row has, -1 for none. All but the first three have room for
+    every slot: four are by row of the pass (use the first R), six by sampled token (the first N)."""
 
+    agreed: torch.Tensor
     merges: torch.Tensor
     spans: torch.Tensor
     slots: torch.Tensor
@@ -87,7 +89,8 @@ class Uploader:
         self._width = aligned(max(max_num_seqs, max_samples) + 2)
         self._dummy_slot = max_num_seqs
         self._row_ints = NUM_ROWS * self._width
-        self._spans_begin = self._row_ints + MERGE_FIELDS * max_merges
+        self._merges_begin = self._row_ints + aligned(WORDS)
+        self._spans_begin = self._merges_begin + MERGE_FIELDS * max_merges
         spans_end = self._spans_begin + SPAN_FIELDS * max_spans
         self._capacity = aligned(spans_end) + aligned(tail_ints)
         self._ring = [self._host_buffer() for _ in range(num_buffers if self._cuda else 1)]
@@ -96,9 +99,10 @@ class Uploader:
         on_host = device.type == "cpu"
         self._target = first if on_host else torch.zeros(self._capacity, dtype=torch.int32, device=device)
         rows = self._target[: self._row_ints].view(NUM_ROWS, self._width)
-        merges = self._target[self._row_ints : self._spans_begin].view(-1, MERGE_FIELDS)
+        merges = self._target[self._merges_begin : self._spans_begin].view(-1, MERGE_FIELDS)
         spans = self._target[self._spans_begin : spans_end].view(-1, SPAN_FIELDS)
-        self.header = Header(merges, spans, *(rows[row] for row in range(NUM_ROWS)))
+        agreed = self._target[self._row_ints :][:WORDS]
+        self.header = Header(agreed, merges, spans, *(rows[row] for row in range(NUM_ROWS)))
 
     @property
     def num_buffers(self) -> int:
@@ -131,7 +135,9 @@ class Uploader:
         if bucket is not None and bucket.rows > min(len(work.slots), len(work.positions)):
             _pad_rows(rows, work, bucket.rows, self._dummy_slot)
         num_spans = bucket.spans if bucket is not None else 0 if cut is None else len(cut.spans)
-        header_ints = self._pack_spans(buffer.array, cut, num_spans) if num_spans else self._row_ints
+        if work.agreed is not None:
+            buffer.array[self._row_ints :][:WORDS] = work.agreed
+        header_ints = self._pack_spans(buffer.array, cut, num_spans) if num_spans else self._merges_begin
         tail_ints = sum(aligned(len(values)) for values in work.deltas.values())
         fits = header_ints + tail_ints <= self._capacity
         if fits:
@@ -166,7 +172,7 @@ class Uploader:
     def _pack_spans(self, target: Int32Array, cut: QuerySpans | None, num_spans: int) -> int:
         """Write merges and ``num_spans`` spans; returns where they end, aligned."""
         end: int = self._spans_begin + SPAN_FIELDS * num_spans
-        merges = target[self._row_ints : self._spans_begin].reshape(-1, MERGE_FIELDS)
+        merges = target[self._merges_begin : self._spans_begin].reshape(-1, MERGE_FIELDS)
         spans = target[self._spans_begin : end].reshape(-1, SPAN_FIELDS)
         merges[:] = 0
         spans[:, 0] = -1

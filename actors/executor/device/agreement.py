@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.actors.executor.device.errors import EngineError
 
+WORDS = 2
+"""The step and a digest, 32 bits each."""
+
 
 class Agreement:
-    """Two numbers of 32 bits, the step and a digest, that travel with what ranks tell each other. Device thread."""
+    """A step and a digest, which travel with what ranks tell each other. Device thread."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self._own = torch.zeros(2, dtype=torch.int32)
-        self._told = True
+        self.own = torch.zeros(WORDS, dtype=torch.int32)
+        """This rank's, where the upload of each step puts them."""
+        self.told: torch.Tensor | None = None
+        """Of a GPU: those of all ranks [N, 2] in the last exchange, which :func:`compare` is for, once they are on the
+        host. On a CPU they are compared at once."""
 
-    def begin(self, step: int, digest: int) -> None:
-        """From here on these are this rank's."""
-        self._own = torch.tensor([step, digest]).to(torch.int32)  # the low 32 bits of each
-        self._told = False
+    def use(self, own: torch.Tensor) -> None:
+        """From here on this rank's are those in ``own`` [2], on the device that computes."""
+        self.own = own
+        if self.comm.size > 1 and not own.is_cpu:
+            self.told = torch.zeros((self.comm.size, WORDS), dtype=torch.int32, device=own.device)
 
     def exchange(self, x: torch.Tensor) -> torch.Tensor:
         """x [...] int32 of every rank, in the order of ranks: [N, ...].
 
         Raises:
-            EngineError: a rank is at another step, or has another digest; or it is lost.
+            EngineError: on a CPU: a rank is at another step, or has another digest; or it is lost.
         """
-        told = self.comm.all_gather(torch.cat([x.reshape(-1), self._own.to(x.device)]))
-        self._told = True
-        each = told[:, -2:]
-        if not torch.equal(each, each[:1].expand_as(each)):
-            numbers = [(step, digest & 0xFFFFFFFF) for step, digest in each.tolist()]
-            text = ", ".join(f"rank {rank}: step {step}, {digest:08x}" for rank, (step, digest) in enumerate(numbers))
-            raise EngineError(f"the ranks have drifted apart ({text})")
-        return told[:, :-2].reshape(self.comm.size, *x.shape)
+        told = self.comm.all_gather(torch.cat([x.reshape(-1), self.own]))
+        each = told[:, -WORDS:]
+        if self.told is None:
+            compare(each.tolist())
+        else:
+            self.told.copy_(each)
+        return told[:, :-WORDS].reshape(self.comm.size, *x.shape)
 
     def settle(self) -> None:
-        """Compare now, if nothing was exchanged since :meth:`begin`. Raises as :meth:`exchange`."""
-        if not self._told and self.comm.size > 1:
-            self.exchange(torch.empty(0, dtype=torch.int32))
+        """Compare in a step that samples nothing. Raises as :meth:`exchange`."""
+        if self.comm.size > 1:
+            self.exchange(torch.empty(0, dtype=torch.int32, device=self.own.device))
+
+
+def compare(told: Sequence[Sequence[int]]) -> None:
+    """Check that all ranks have told the same step and digest.
+
+    Raises:
+        EngineError: they have not.
+    """
+    if all(each == told[0] for each in told):
+        return
+    text = ", ".join(f"rank {rank}: step {step}, {digest & 0xFFFFFFFF:08x}" for rank, (step, digest) in enumerate(told))
+    raise EngineError(f"the ranks have drifted apart ({text})")
 
 
 ALONE = Agreement(ONE_RANK)

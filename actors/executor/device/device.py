@@ -20,7 +20,8 @@ KV_DTYPES = {
 
 
 def resolve_device(settings: Settings) -> torch.device:
-    """``auto`` is the first CUDA device if there is one, else the CPU.
+    """``auto`` is the first CUDA device if there is one, of a rank the one of that number, else the CPU. Ranks take
+    those that are visible in turn.
 
     Raises:
         SettingsError: ``cuda`` was asked for and there is none, or nothing that compiles kernels for it.
@@ -33,7 +34,7 @@ def resolve_device(settings: Settings) -> torch.device:
         return torch.device("cpu")
     if find_spec("triton") is None:
         raise SettingsError("--device cuda: Triton is missing, which torch brings along with CUDA: pip install triton")
-    return torch.device("cuda", 0)
+    return torch.device("cuda", settings.rank % torch.cuda.device_count())
 
 
 def resolve_dtype(settings: Settings, model_dtype: str, device: torch.device) -> torch.dtype:

@@ -12,6 +12,10 @@ LARGEST_HEAD = 256
 """The largest heads whose tiles fit into 99 KiB, of a cache in 16 bits: they take 69."""
 
 
+MOST_RANKS = 8
+"""Of GPUs that exchange over peer memory."""
+
+
 def check_first_gpu(settings: Settings) -> None:
     """:func:`check_gpu` for the machine's first GPU, as far as the settings decide; the driver has not been queried
     before.
@@ -23,17 +27,21 @@ def check_first_gpu(settings: Settings) -> None:
         check_gpu(settings, None, first_target())
 
 
-def refuse_ranks(settings: Settings) -> None:
-    """For what computes on a GPU, or prepares that.
+def check_ranks(settings: Settings) -> None:
+    """What ranks cannot do yet on GPUs.
 
     Raises:
-        SettingsError: executors of several ranks are asked for.
+        SettingsError: it is asked for.
     """
-    if settings.tensor_parallel_size > 1:
+    if settings.tensor_parallel_size > MOST_RANKS:
+        raise SettingsError(f"--tensor-parallel-size: at most {MOST_RANKS} ranks on GPUs")
+    if settings.pipeline_parallel_size > 1:
         raise SettingsError(
-            f"--tensor-parallel-size {settings.tensor_parallel_size}: ranks compute on CPUs only so far (--device cpu, "
-            "--target cpu); on GPUs a model has to fit one, and --executors serves more requests with more of them"
+            f"--pipeline-parallel-size {settings.pipeline_parallel_size}: stages compute on CPUs only so far "
+            "(--device cpu, --target cpu); --tensor-parallel-size divides a model among GPUs"
         )
+    if settings.tensor_parallel_size > 1 and settings.deterministic:
+        raise SettingsError("--deterministic: not with --tensor-parallel-size yet: sums over ranks depend on the batch")
 
 
 def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | None) -> None:
@@ -44,7 +52,7 @@ def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | N
     """
     if target is None or settings.device == "cpu":
         return
-    refuse_ranks(settings)
+    check_ranks(settings)
     name = f"this GPU (sm_{target.capability})"
     if settings.kv_cache_dtype in E4M3_CACHES and target.capability < LEAST_OF_E4M3:
         raise SettingsError(

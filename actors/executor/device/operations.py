@@ -54,6 +54,12 @@ class AddNormed(Protocol):
     ) -> Tensor | None: ...
 
 
+class AddSum(Protocol):
+    """:func:`pagebus.kernels.layers.norm.add_sum`"""
+
+    def __call__(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> None: ...
+
+
 class CapLogits(Protocol):
     """:func:`pagebus.kernels.layers.logits.cap_logits`"""
 
@@ -259,7 +265,7 @@ class ApplyLogitRules(Protocol):
 
     def __call__(
         self, logits: Tensor, slots: Tensor, indexes: Tensor, bias_ids: Tensor, bias_values: Tensor,
-        bias_until: Tensor,
+        bias_until: Tensor, first: int = 0,
     ) -> None: ...  # fmt: skip
 
 
@@ -268,14 +274,14 @@ class ApplyPenalties(Protocol):
 
     def __call__(
         self, logits: Tensor, tokens: Tensor, slots: Tensor, prompt_lens: Tensor, lens: Tensor, repetition: Tensor,
-        presence: Tensor, frequency: Tensor,
+        presence: Tensor, frequency: Tensor, first: int = 0,
     ) -> None: ...  # fmt: skip
 
 
 class ApplyTokenMasks(Protocol):
     """:func:`pagebus.kernels.sampling.token_masks.apply_token_masks`"""
 
-    def __call__(self, logits: Tensor, places: Tensor, masks: Tensor) -> None: ...
+    def __call__(self, logits: Tensor, places: Tensor, masks: Tensor, first: int = 0) -> None: ...
 
 
 class ApplyBadWords(Protocol):
@@ -283,7 +289,7 @@ class ApplyBadWords(Protocol):
 
     def __call__(
         self, logits: Tensor, tokens: Tensor, slots: Tensor, prompt_lens: Tensor, indexes: Tensor,
-        word_tokens: Tensor, word_lens: Tensor,
+        word_tokens: Tensor, word_lens: Tensor, first: int = 0,
     ) -> None: ...  # fmt: skip
 
 

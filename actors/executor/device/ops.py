@@ -59,6 +59,7 @@ class Ops:
     adapted_linear: operations.AdaptedProduct
     adapted_gated_linear: operations.AdaptedGatedProduct
     adapted_partial_linear: operations.AdaptedResidualProduct
+    add_sum: operations.AddSum = norm.add_sum
     sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
     """The same, with any number of alternatives."""
     pick_logits: operations.PickLogits = logprobs.pick_logits

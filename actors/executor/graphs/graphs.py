@@ -81,15 +81,22 @@ Wanted = Bucket | Resampling | HeadPass
 class Graphs:
     """The graphs of a runner's ``buckets``. The device thread replays what it or :meth:`capture_missing` captured."""
 
-    def __init__(self, buckets: Buckets, *, adapters: bool = False, passes: Sequence[HeadPass] = ()) -> None:
-        """``adapters``: there are graphs for steps with adapters too; ``passes``: and for these of a draft head."""
+    def __init__(
+        self, buckets: Buckets, *, adapters: bool = False, passes: Sequence[HeadPass] = (), alike: bool = False
+    ) -> None:
+        """``adapters``: there are graphs for steps with adapters too; ``passes``: and for these of a draft head.
+        ``alike``: what a step is padded to, and what is sampled again, follows from the step alone, as ranks need it.
+        Without a graph the same is launched kernel by kernel."""
         self.buckets = buckets
-        self._adapters = adapters
+        self._adapters, self._alike = adapters, alike
+        self._replayed = False  # whether the last step's pass was
         self._captured: dict[Wanted, _Captured | PiecewiseGraphs | torch.cuda.CUDAGraph | None] = {}
         """None: it cannot be captured."""
         self._later: deque[Wanted] = deque(with_adapted(buckets.later(), adapters=adapters))
         self._later.extend(passes)
         self._planned: set[Wanted] = {*with_adapted(buckets.first(), adapters=adapters), *self._later}
+        self._drafting: list[Wanted] = [*with_adapted(buckets.verified, adapters=adapters), *passes]
+        """Of steps with drafts that are not known to be captured."""
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()
         self._closed = False
@@ -113,25 +120,34 @@ class Graphs:
         if bucket in self._captured:
             return bucket
         self._ask(bucket)
+        if self._alike:
+            return bucket
         larger = (replace(each, adapted=adapted) for each in self.buckets.above(found))
         return next((each for each in larger if each in self._captured), None)
 
-    def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch; returns the logits [rows, V] float32 and tokens [rows], valid until the next replay."""
-        captured = self._captured[bucket]
+    def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor]:
+        """Launch a pass padded to what :meth:`bucket` said, from its graph if there is one; returns the logits [rows,
+        V] float32 and tokens [rows], valid until the next replay."""
+        captured = self._captured.get(bucket)
+        self._replayed = captured is not None
+        if captured is None:
+            return padded_pass(runner, bucket)
         assert isinstance(captured, _Captured)
         captured.graph.replay()
         return captured.logits, captured.sampled
 
     def can_resample(self, wanted: Resampling) -> bool:
-        """Whether there is a graph for it. If one could be captured, that is the next to be."""
+        """Whether :meth:`resample` does it. If a graph of it could be captured, that is the next to be."""
         if wanted not in self._captured:
             self._ask(wanted)
-        return self._captured.get(wanted) is not None
+        return self._alike or self._captured.get(wanted) is not None
 
-    def resample(self, wanted: Resampling) -> torch.Tensor:
-        """Launch, behind the replay of its bucket; returns tokens [rows], valid until another one is launched."""
-        captured = self._captured[wanted]
+    def resample(self, wanted: Resampling, runner: Passes, logits: torch.Tensor) -> torch.Tensor:
+        """Launch, behind the pass of its bucket, which gave ``logits``; from a graph if that was one; returns tokens
+        [rows], valid until another one is launched."""
+        captured = self._captured.get(wanted) if self._replayed else None
+        if captured is None:
+            return runner.sample_with_extras(wanted.extras, logits, any_random=True)
         assert isinstance(captured, _Captured)
         captured.graph.replay()
         return captured.sampled
@@ -155,6 +171,15 @@ class Graphs:
         assert isinstance(graph, torch.cuda.CUDAGraph)
         graph.replay()
         return True
+
+    def can_verify(self) -> bool:
+        """Whether all graphs of steps with drafts are there. If one is missing it is the next to be captured; the
+        others follow one by one, lest what plain steps miss waits for them all. Any one thread."""
+        if self._drafting:
+            self._drafting = [each for each in self._drafting if each not in self._captured]
+            if self._drafting:
+                self._ask(self._drafting[0])
+        return not self._drafting
 
     def _ask(self, wanted: Wanted) -> None:
         if wanted not in self._asked:

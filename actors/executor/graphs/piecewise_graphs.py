@@ -43,7 +43,7 @@ class PiecewiseGraphs:
     def forward(self, model: Decoder, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
         """:meth:`Decoder.forward` of the padded ``tokens`` [P], from the graphs."""
         step = model.begin(tokens.ids, tokens.positions, tokens.kv_cache, batch)
-        stream, last = ResidualStream(self.residual), len(self.graphs) - 1
+        stream, last = ResidualStream(self.residual, model.ops), len(self.graphs) - 1
         for layer, graph, qkv in zip(model.layers[:last], self.graphs, self.qkv, strict=False):
             graph.replay()
             layer.attend(stream, qkv, tokens.kv_cache, step.attention)
@@ -85,7 +85,7 @@ def run_piece(
     """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual`` [T, H],
     None before the first layer -> itself, and queries, keys and values [T, Hq + 2 Hkv, D]."""
     layer = model.layers[index]
-    stream = ResidualStream(model.embedding(tokens.ids) if residual is None else residual)
+    stream = ResidualStream(model.embedding(tokens.ids) if residual is None else residual, model.ops)
     if index:
         model.layers[index - 1].feed_forward(stream, layer.attention_norm, tokens.padding)
     qkv = layer.project(stream, tokens)

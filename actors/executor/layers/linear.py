@@ -66,7 +66,7 @@ class Linear:
 
 
 class ResidualLinear(Linear):
-    """A product that goes into the residual [T, out]; with ranks, the sum of all their products does."""
+    """A product that goes into the residual [T, out]; of a rank it is a part of the sum that does."""
 
     __slots__ = ("_counters",)
 
@@ -86,8 +86,6 @@ class ResidualLinear(Linear):
         It is still to be added, as [T, out] or as partial sums [S, T, out]; or it has been, with half of the norm as a
         result; or it has been, and no more (None).
         """
-        if self._ops.comm.size > 1:
-            return self.alone(x)
         following = None
         if before is not None and before.may_be_halved:
             following = NextNorm(before.weight, before.eps, self._counters)
@@ -97,9 +95,7 @@ class ResidualLinear(Linear):
         """The product of x, added to nothing: [T, out], or partial sums [S, T, out] float32."""
         product = self._product(x, None, None)
         assert isinstance(product, torch.Tensor)
-        if self._ops.comm.size == 1:
-            return product
-        return self._ops.comm.all_reduce(product if product.dim() == 2 else product.sum(0).to(x.dtype))
+        return product
 
     def _product(
         self, x: torch.Tensor | RoundedTokens, residual: torch.Tensor | None, following: NextNorm | None

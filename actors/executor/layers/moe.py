@@ -95,7 +95,7 @@ class MixtureOfExperts:
     ) -> None:  # fmt: skip
         """Add the part of x [T, H] to the stream, ``padding`` as above; all else as in :meth:`ResidualStream.add`."""
         assert isinstance(x, torch.Tensor)
-        stream.add_sum(self._ops.comm.all_reduce(self(x, padding)), after, scale)
+        stream.add_sum(self(x, padding), after, scale)
 
     @property
     def weights(self) -> dict[str, Weight]:

@@ -8,6 +8,8 @@ would read and write x again and again, so they are fused with the products arou
 - or the norm adds the product, whole or in partial sums, to x on its way; and rounds itself to 8 bits, if the only
   product that reads it would.
 
+What a rank adds is its part of a sum over all ranks, which the operations that add it take first.
+
 Some families norm what is added, or multiply it by a number: then that is always done with the norm that reads x next.
 Only :class:`ResidualStream` knows which of these it was.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import torch
 
+from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.linear import Linear, ResidualLinear
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.kernels.coded.rounding import RoundedTokens
@@ -26,10 +29,10 @@ from pagebus.kernels.quantized.products import Inputs
 class ResidualStream:
     """``values`` [T, H]: the sum of the embedding and of what was added, once :meth:`normed` has been asked for."""
 
-    __slots__ = ("_added", "_after", "_scale", "values")
+    __slots__ = ("_added", "_after", "_ops", "_scale", "values")
 
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
+    def __init__(self, values: torch.Tensor, ops: Ops) -> None:
+        self.values, self._ops = values, ops
         self._added: torch.Tensor | HalfNorm | None = None
         self._after: Norm | None = None
         self._scale = 1.0
@@ -75,8 +78,7 @@ class ResidualStream:
         if after is not None:
             after.into(self.values, added, None)
             return
-        whole = added if added.dim() == 2 else added.sum(0).to(self.values.dtype)
-        self.values.add_(whole if scale == 1.0 else whole * scale)
+        self._ops.add_sum(added, self.values, scale)
 
     def keep(self, index: torch.Tensor) -> None:
         """Go on with these tokens alone: ``index`` [N] int32. All must have been normed since the last :meth:`add`."""

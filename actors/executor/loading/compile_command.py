@@ -8,10 +8,11 @@ import sys
 import time
 from importlib.util import find_spec
 
-from pagebus.actors.executor.device.gpu_limits import check_gpu, refuse_ranks
+from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
@@ -54,7 +55,6 @@ def run_compile(arguments: argparse.Namespace) -> int:
     if find_spec("triton") is None:
         raise SettingsError("Triton is missing, which compiles kernels: pip install triton")
     settings = load_settings(arguments)
-    refuse_ranks(settings)
     targets = [target_in(arguments, name) for name in arguments.target] or [_target_here()]
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
     try:
@@ -122,6 +122,7 @@ def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int)
     began_s = time.monotonic()
     from pagebus.actors.executor.loading.compilation import compile_kernels
 
-    count = compile_kernels(settings, config, target, jobs)
+    part = local_config(config, settings.rank, settings.tensor_parallel_size)
+    count = compile_kernels(settings, part, target, jobs)
     mark.touch()
     print(f"sm_{target.capability}: {count} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.device.agreement import ALONE, Agreement
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.head_weights import head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
@@ -25,6 +26,7 @@ from pagebus.actors.executor.loading.loading import (
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import is_float8
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.ranks.absent import AbsentRanks
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
@@ -41,7 +43,9 @@ NUM_BLOCKS = 1 << 16
 def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[PersistentBatch, Runner]:
     """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
     read_user_tables(launch_shapes_folder(settings))
-    limits, ops = batch_limits(settings, config, META, NUM_BLOCKS), choose_ops(settings, META)
+    limits, shard = batch_limits(settings, config, META, NUM_BLOCKS), config.shard
+    agreement = ALONE if shard is None else Agreement(AbsentRanks(shard.rank, shard.world))
+    ops = choose_ops(settings, META, agreement, shard)
     kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(
         config, META, dtype, ops, effective_max_model_len(settings, config), kv_dtype,
@@ -57,6 +61,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         lookup=Lookup(wanted.longest, wanted.shortest),
         head=None if head is None else head.build(model, settings, with_weights=False),
     )  # fmt: skip
+    agreement.use(runner.uploader.header.agreed)
     runner.select_long_rows = PrefillBackend(runner).parts
     return PersistentBatch(limits, decodes_apart=apart), runner
 

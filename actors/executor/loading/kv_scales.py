@@ -22,7 +22,8 @@ from pagebus.actors.executor.models import AttentionBatch, Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.gguf.files import is_gguf
-from pagebus.actors.settings import Settings
+from pagebus.actors.model.shards.stage import first_layer
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts
 
 PROMPT_TOKENS = 256
@@ -43,10 +44,16 @@ def set_kv_scales(model: Model, path: Path, settings: Settings) -> None:
 
     Raises:
         ModelError: the checkpoint has scales that make no sense.
+        SettingsError: a stage of a pipeline would have to calculate them: it sees no whole pass.
     """
     stored = None if settings.load_format == "dummy" else read_scales(model, path)
     scales = stored
     if stored is None and settings.calculate_kv_scales:
+        if model.passage is not None:
+            raise SettingsError(
+                f"--kv-cache-dtype {settings.kv_cache_dtype}: with --pipeline-parallel-size, scales are not "
+                "calculated; use a checkpoint that has some, or --no-calculate-kv-scales"
+            )
         scales = calculate_scales(model)
     if scales is not None:
         for layer, values in zip(as_decoder(model).layers, scales, strict=True):
@@ -64,7 +71,7 @@ def read_scales(model: Model, path: Path) -> torch.Tensor | None:
     for layer in range(config.num_layers):
         for part, name in enumerate("kv"):
             for place in NAMES:
-                full = f"model.layers.{layer}.{place.format(name=name)}"
+                full = f"model.layers.{first_layer(config.stage) + layer}.{place.format(name=name)}"
                 if full in tensors:
                     with safe_open(str(tensors[full].file), framework="pt", device="cpu") as source:
                         found[layer, part] = _own_heads(full, source.get_tensor(theirs[id(tensors[full])]), config)

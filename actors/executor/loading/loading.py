@@ -13,6 +13,7 @@ from pagebus.actors.executor.adapters.residents import Residents, make_residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
+from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.device import (
     check_attention,
     resolve_kv_dtype,
@@ -22,6 +23,7 @@ from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
 from pagebus.actors.executor.graphs.head_passes import HeadPass, head_passes
+from pagebus.actors.executor.layers.sharded.sums import with_sums
 from pagebus.actors.executor.loading.head_weights import DraftFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
@@ -41,6 +43,7 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
 from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend, latent_sizes
@@ -97,6 +100,8 @@ class EngineInfo:
     """The most adapters that sequences may have at a time; 0: none."""
     num_disk_blocks: int = 0
     """Those that the disk tier may hold."""
+    stages: int = 1
+    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.pipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,10 @@ def choose_ops(
     that holds ``shard``."""
     invariant = settings.deterministic and device.type != "cpu"
     ops = Ops.invariant() if invariant else Ops.for_device(device)
-    return ops if shard is None else ops_of_rank(ops, agreement, shard)
+    if shard is None:
+        return ops
+    with_sampling = ops_of_rank if device.type == "cpu" else device_ops_of_rank
+    return with_sampling(with_sums(ops, agreement.comm), agreement, shard)
 
 
 def load(
@@ -201,13 +209,16 @@ def _load(
     progress("kv cache", 0.0)
     first_cache = cached.allocate(1, device)
     batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
-    most_tokens, wanted = graph_tokens(settings, config, device), speculation(settings)
+    most_tokens = int(comm.least(graph_tokens(settings, config, device))) if comm.captures else 0
+    wanted = speculation(settings)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
         lookup=Lookup(wanted.longest, wanted.shortest), head=drafter,
         adapters=None if residents is None else residents.slots,
     )  # fmt: skip
+    agreement.use(runner.uploader.header.agreed)
+    check_alike(runner, comm)
     prefill_backend = PrefillBackend(runner)
     runner.select_long_rows = prefill_backend.parts
     measured = known_bytes is None
@@ -238,8 +249,23 @@ def _load(
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         max_loras=0 if residents is None else settings.max_loras,
         num_disk_blocks=0 if disk is None else disk.num_blocks,
+        stages=1 if config.stage is None else config.stage.count,
     )
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk)
+
+
+def check_alike(runner: Runner, comm: Comm) -> None:
+    """Whether all ranks cut prompts alike, as what steps are padded to depends on that.
+
+    Raises:
+        SettingsError: their heads differ too much.
+    """
+    size = runner.buckets.block_queries
+    if runner.buckets.largest().tokens > 1 and comm.least(size) != -comm.least(-size):
+        raise SettingsError(
+            f"--tensor-parallel-size {comm.size}: CUDA graphs of ranks with different heads of attention are not "
+            "built; use --enforce-eager, or as many ranks as divide the heads evenly"
+        )
 
 
 def cache_dtype(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
@@ -281,6 +307,8 @@ def num_drafts(settings: Settings, config: ModelConfig) -> int:
         SettingsError: the settings ask for drafts of such a model.
     """
     wanted = speculation(settings)
+    if config.stage is not None:
+        return 0
     if config.pooler is None:
         return wanted.tokens or (config.num_mtp_layers if wanted.method == "mtp" else 0)
     if settings.spec_method is not None and wanted.method != "none":
@@ -310,6 +338,7 @@ def pieces_tokens(settings: Settings, config: ModelConfig, device: torch.device)
     """The most tokens of a step that runs from graphs of its pieces, 0 for none: a norm apart from the sum before it
     may round otherwise, so ``deterministic`` outputs have none."""
     limited = config.in_one_step or settings.enforce_eager or settings.max_cudagraph_capture_size is not None
+    limited |= config.shard is not None  # each rank would pad as its graphs are captured
     return 0 if device.type == "cpu" or limited or settings.deterministic else _hidden_by_computing(config)
 
 
@@ -366,7 +395,8 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
             run_long_steps(batch, runner)
         run_adapted_steps(batch, runner)
     if use_graphs:
-        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner))
+        alike = runner.model.config.shard is not None
+        graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner), alike=alike)
         graphs.capture(runner, progress)
         runner.graphs = graphs
         run_small_steps(batch, runner, thorough=False)

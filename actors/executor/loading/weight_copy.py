@@ -27,6 +27,10 @@ RUN_BYTES = 1 << 16
 """The least that is worth a read of its own; of shorter runs the bytes between them are read too."""
 
 FORMATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Of weights that are used as they are stored."""
+BYTES = "U8"
+"""Bytes that mean something to whoever reads them."""
+_DTYPES = FORMATS | {BYTES: torch.uint8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def copy_weights(pairs: Sequence[tuple[StoredTensor, torch.Tensor]], on_bytes: C
 def _pieces(file: int, stored: StoredTensor, tensor: torch.Tensor) -> Iterator[_Piece]:
     """Pieces that fill the ``tensor``. A cut of rows reads no others; one of columns reads runs of each row where they
     are long, and whole rows where they are short."""
-    dtype, cut = FORMATS[stored.format], stored.cut
+    dtype, cut = _DTYPES[stored.format], stored.cut
     if cut is None:
         yield from _run(file, stored.offset, dtype, tensor.view(-1))
         return

@@ -97,7 +97,7 @@ def check_files(model: Weighted, path: Path) -> None:
 def unmatched_entries(model: Weighted) -> list[str]:
     """Entries of the checkpoint's lists of what is not quantized, or is otherwise, that mean no weight of the model."""
     config = model.config
-    if config.quantization is None:
+    if config.quantization is None or config.stage is not None:  # they may mean a weight of another stage
         return []
     views = [name.removesuffix(".weight") for name in model.parameters.views]
     return config.quantization.unmatched([*model.parameters.modules, *views], config.names)
@@ -142,8 +142,10 @@ def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, Stor
 
 
 def own_parts(stored: dict[str, StoredTensor], model: Weighted) -> dict[str, StoredTensor]:
-    """The tensors, each with the cut that the model's rank takes of it. Raises ModelError."""
-    shard, names = model.config.shard, model.config.names
+    """The tensors of the model's stage, each with the cut that its rank takes of it. Raises ModelError."""
+    shard, names, stage = model.config.shard, model.config.names, model.config.stage
+    if stage is not None:
+        stored = {name: tensor for name, tensor in stored.items() if stage.has(name)}
     if shard is None:
         return stored
     return {name: replace(tensor, cut=cut_of(name, shard, names)) for name, tensor in stored.items()}

@@ -22,8 +22,10 @@ from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
 from pagebus.actors.executor.layers.sharded.vocabulary import embedding_of, head_of
 from pagebus.actors.executor.models.network import Network
+from pagebus.actors.executor.models.passage import Passage
 from pagebus.actors.executor.pooling.head import NoHead, PooledHead
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.stage import first_layer
 from pagebus.actors.model.spec import Moe
 
 
@@ -40,7 +42,8 @@ class ForwardPass:
 
 
 class Decoder(Network):
-    """Embedding, layers, norm, head. Its tensors are uninitialised until weights are loaded.
+    """Embedding, layers, norm, head; of a stage of a pipeline those that it has. Its tensors are uninitialised until
+    weights are loaded.
 
     ``passes`` begins the attention of each pass.
     """
@@ -54,7 +57,7 @@ class Decoder(Network):
         num_positions: int,
     ) -> None:
         super().__init__(config, passes.chooser, parameters, num_positions)
-        self._begin = passes.begin
+        self._begin, self.ops = passes.begin, ops
         self.adapters = AdapterPass()
         """Which tokens of the next pass have adapters."""
         spec, device = config.spec, parameters.device
@@ -63,18 +66,20 @@ class Decoder(Network):
             place: rotary_table(None if place is None else spec.rope[place], width, num_positions, device)
             for place in {layer.mixer.rope: None for layer in spec.layers}
         }
+        self.passage = None if config.stage is None else Passage(config.stage)
         self.embedding = embedding_of(config, parameters, ops)
+        first = first_layer(config.stage)
         self.layers = [
-            DecoderLayer(config, index, parameters, f"model.layers.{index}", ops, tables[layer.mixer.rope])
+            DecoderLayer(config, index, parameters, f"model.layers.{first + index}", ops, tables[layer.mixer.rope])
             for index, layer in enumerate(spec.layers)
         ]
         self.kinds = self.layers[len(self.layers) // 2].kinds
         self._ends_with_experts = isinstance(spec.layers[-1].feed, Moe)
-        self.norm = Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
+        self.norm = None if self.passes_on else Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
         self.taps: list[torch.Tensor] = []
         """Where the last hidden states of each pass are copied to: [>= T, H] each. If any, those of all tokens are
         wanted (no ``last`` in the batch)."""
-        self.head = _head_of(config, parameters, self.embedding, ops)
+        self.head = None if self.passes_on else _head_of(config, parameters, self.embedding, ops)
         if config.pooler is not None and config.pooler.has_head:
             tokens = self.head.weight if isinstance(self.head, Head) else None
             self.pooled_head = PooledHead(config.pooler, spec.hidden, parameters, tokens)
@@ -118,7 +123,7 @@ class Decoder(Network):
 
     def _before_last(self, step: ForwardPass, pause: Callable[[], object]) -> ResidualStream:
         """All layers but the last."""
-        stream = ResidualStream(self.embedding(step.tokens.ids))
+        stream = ResidualStream(self._entering(step.tokens.ids), self.ops)
         for layer, following in itertools.pairwise(self.layers):
             pause()
             qkv = layer.project(stream, step.tokens)
@@ -127,6 +132,13 @@ class Decoder(Network):
             layer.feed_forward(stream, following.attention_norm, step.tokens.padding)
         pause()
         return stream
+
+    def _entering(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream [T, H] before the first of the layers."""
+        if self.passage is None or self.passage.stage.first:
+            return self.embedding(input_ids)
+        spec, parameters = self.config.spec, self.parameters
+        return self.passage.enter(len(input_ids), spec.hidden, parameters.dtype, parameters.device)
 
     def begin(
         self, input_ids: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, batch: AttentionBatch
@@ -158,6 +170,8 @@ class Decoder(Network):
         assert isinstance(hidden, torch.Tensor)
         for tap in self.taps:
             tap[: len(hidden)].copy_(hidden)
+        if self.passage is not None and self.passes_on:
+            self.passage.leaving = hidden
         return hidden
 
     @torch.inference_mode()
@@ -174,7 +188,7 @@ def as_decoder(model: Network) -> Decoder:
 
 def gives_all(model: Network) -> bool:
     """Whether the hidden states of all tokens of a pass are wanted of it, not only those of the last ones."""
-    return isinstance(model, Decoder) and len(model.taps) > 0
+    return model.passes_on or (isinstance(model, Decoder) and len(model.taps) > 0)
 
 
 def _head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, ops: Ops) -> Head | None:

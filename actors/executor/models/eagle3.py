@@ -108,7 +108,7 @@ class Eagle3:
         attention = self._passes.begin(batch)
         tokens = Tokens(ids, positions, None if attention.stores else batch.slot_mapping, kv_cache)
         x, residual = self._inputs(ids, features)
-        stream = ResidualStream(residual)
+        stream = ResidualStream(residual, self._ops)
         qkv = self._attention.project(x, tokens)
         stream.add(self._attention.attend(qkv, kv_cache, attention), self._attention.out, self._feed_norm)
         self._feed.into(stream, stream.normed(self._feed_norm), None, None, 1.0, None)

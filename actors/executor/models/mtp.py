@@ -109,4 +109,4 @@ class Mtp:
     def _stream(self, ids: torch.Tensor, features: torch.Tensor) -> ResidualStream:
         """Where the layer begins."""
         joined = torch.cat((self._embedding_norm(self._embedding(ids)), self._hidden_norm(features)), dim=1)
-        return ResidualStream(self._ops.linear(joined, self._joined, None))
+        return ResidualStream(self._ops.linear(joined, self._joined, None), self._ops)

@@ -10,6 +10,7 @@ import torch
 
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.models.passage import Passage
 from pagebus.actors.executor.pooling.head import PooledHead
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.choice import AttentionChooser
@@ -21,6 +22,8 @@ class Network(ABC):
     the states."""
 
     pooled_head: PooledHead | None = None
+    passage: Passage | None = None
+    """Of a stage of a pipeline."""
 
     def __init__(
         self, config: ModelConfig, chooser: AttentionChooser, parameters: Parameters, num_positions: int
@@ -31,6 +34,11 @@ class Network(ABC):
         """How the quantized weights of a layer in the middle are, by product; None: no kernel reads such a layout."""
         self.parameters = parameters
         self.num_positions = num_positions
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether what it computes is for the next stage."""
+        return self.passage is not None and not self.passage.stage.last
 
     @abstractmethod
     def few_layers(self) -> AbstractContextManager[None]:

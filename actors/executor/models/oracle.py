@@ -36,7 +36,7 @@ class OracleModel(Decoder):
     ) -> torch.Tensor:
         """input_ids [T] and positions [T] -> [T, 2], or [N, 2] of the batch's last tokens."""
         time.sleep(0.001 * self.config.num_layers)
-        keys = torch.stack((input_ids + 1, positions), dim=1).to(kv_cache.dtype).unsqueeze(1)
+        keys = self._keys(input_ids, positions, kv_cache.dtype)
         key_cache = kv_cache[:, 0, 0]
         kept = batch.slot_mapping >= 0
         slots, block_size = batch.slot_mapping[kept], key_cache.shape[1]
@@ -46,6 +46,15 @@ class OracleModel(Decoder):
         hashes = prefix_hashes(key_cache, batch)[rows, positions.long()]
         hashes = hashes if batch.last is None else hashes[batch.last.index]
         return torch.stack((hashes >> 16, hashes & 0xFFFF), dim=1).to(torch.float32)
+
+    def _keys(self, input_ids: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[T, 1, 2]; those of a stage are the ones that the stage before it has made."""
+        keys = torch.stack((input_ids + 1, positions), dim=1).to(dtype)
+        if self.passage is not None and not self.passage.stage.first:
+            keys = self.passage.enter(len(keys), keys.shape[1], keys.dtype, keys.device)
+        if self.passage is not None and self.passes_on:
+            self.passage.leaving = keys
+        return keys.unsqueeze(1)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 
+import numpy as np
+
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.agreement import Agreement
 from pagebus.bus.messages import Int32Array
@@ -14,6 +16,8 @@ class DriftCheck:
 
     A digest travels with the tokens that ranks sample. Steps that sample none have an exchange for it: a result of
     rank 0 then proves that every rank has taken the plan, so that the log of steps may be trimmed by results alone.
+    On a GPU, where the next step begins before a step's tokens are on the host, digests do not include tokens: all
+    ranks choose these from the same bytes.
     """
 
     def __init__(self, agreement: Agreement) -> None:
@@ -26,16 +30,22 @@ class DriftCheck:
         self._add(work.slots, work.starts, work.query_start, work.positions, work.indexes)
         for _, delta in sorted(work.deltas.items()):
             self._add(delta)
-        self._agreement.begin(step, self._digest)
+        work.agreed = np.array([step, self._digest]).astype(np.uint32).view(np.int32)
 
-    def end(self, tokens: Int32Array) -> None:
-        """Note the step's tokens, and compare, unless that was done when they were sampled.
+    def settle(self, *, sampled: bool) -> None:
+        """Compare, unless that was done when tokens were ``sampled``.
 
         Raises:
-            EngineError: a rank was at another step, was told something else or has sampled other tokens before.
+            EngineError: on a CPU: a rank was at another step, was told something else or has sampled other tokens
+                before.
         """
-        self._agreement.settle()
-        self._add(tokens)
+        if not sampled:
+            self._agreement.settle()
+
+    def note(self, tokens: Int32Array) -> None:
+        """These were sampled."""
+        if self._agreement.comm.size > 1:
+            self._add(tokens)
 
     def _add(self, *parts: Int32Array) -> None:
         for part in parts:

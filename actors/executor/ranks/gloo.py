@@ -1,4 +1,4 @@
-"""Ranks on CPUs, over gloo. Only plain bytes are exchanged: nothing is pickled."""
+"""Ranks over gloo: on CPUs, and where several have one GPU. Only plain bytes are exchanged: nothing is pickled."""
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ CONNECT_S = 600.0
 
 
 class GlooComm(Comm):
-    """One of ``size`` ranks that meet at a ``store``, which is made when they are ready to meet.
+    """One of ``size`` ranks that meet at a ``store``, which is made when they are ready to meet. What is on a GPU
+    passes through the host, which waits for it.
 
     Args:
         hostname: the address of this host under which the other ranks reach it.
         timeout_s: longest wait for the other ranks within a step.
     """
 
+    captures = False
+
     def __init__(self, rank: int, size: int, store: Callable[[], Any], hostname: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
         self._make_store, self._hostname, self._timeout_s = store, hostname, timeout_s
         self._group: Any = None
+        self.store: Any = None
+        """Where the ranks have met, for what they arrange beside this."""
 
     def connect(self) -> None:
         """Meet the other ranks at the store."""
@@ -38,8 +43,8 @@ class GlooComm(Comm):
         options._devices = [GLOO.create_device(hostname=self._hostname)]
         options._timeout = timedelta(seconds=CONNECT_S)
         try:
-            store = self._make_store()
-            self._group = GLOO(store, self.rank, self.size, options)
+            self.store = self._make_store()
+            self._group = GLOO(self.store, self.rank, self.size, options)
             self.all_gather(torch.zeros(1))
             self._group._set_default_timeout(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
@@ -49,13 +54,13 @@ class GlooComm(Comm):
         """As in :class:`Comm`."""
         if self._group is None:
             raise EngineError(f"rank {self.rank} has not met the others yet")
-        mine = x.contiguous().view(-1).view(torch.uint8)
+        mine = x.contiguous().view(-1).view(torch.uint8).cpu()
         gathered = torch.empty((self.size, len(mine)), dtype=torch.uint8)
         try:
             self._group.allgather([list(gathered)], [mine]).wait()
         except RuntimeError as error:
             raise EngineError(f"rank {self.rank} of {self.size} has lost another rank: {_cause(error)}") from error
-        return gathered.view(x.dtype).view(self.size, *x.shape)
+        return gathered.to(x.device).view(x.dtype).view(self.size, *x.shape)
 
     def close(self) -> None:
         """Drop the connections; ranks that wait for this one fail at once."""

@@ -24,6 +24,8 @@ RANK = "rank"
 RECORD_TTL_S = 600.0
 """Ranks read the record at once. A stale one does no harm, because it names the epochs of the leases."""
 LOOPBACK = "127.0.0.1"
+GLOO, NCCL, PEERS = "gloo", "nccl", "peers"
+"""How ranks exchange tensors: through the host, between GPUs, or by writing into each other's memory."""
 OWN_SETTINGS = ("model", "tokenizer", "served_model_name", "threads")
 """Settings that may differ between ranks: paths on their hosts, and names for clients."""
 
@@ -48,6 +50,7 @@ def description(settings: Settings, config: ModelConfig) -> dict[str, str]:
     groups = ("engine", "memory", "model")
     names = [field.name for group in groups for field in dataclasses.fields(GROUPS[group])]
     values = [(name, getattr(settings, name)) for name in names if name not in OWN_SETTINGS]
+    values.append(("ranks", (settings.tensor_parallel_size, settings.pipeline_parallel_size)))
     return {"version": version(), "settings": _digest(values), "model": _digest(config)}
 
 
@@ -73,13 +76,15 @@ def own_address(bus_url: str | None) -> str:
 @dataclass(frozen=True, slots=True)
 class Record:
     """A group: ``generation`` is the epoch of rank 0's lease, ``epochs`` are those of the other ranks', in their order;
-    all read plans behind ``start``. They meet at ``store``, of :func:`~pagebus.actors.executor.ranks.gloo.open_store`.
+    all read plans behind ``start``. They meet at ``store``, of :func:`~pagebus.actors.executor.ranks.gloo.open_store`,
+    and exchange tensors over ``carrier``.
     """
 
     generation: int
     epochs: tuple[int, ...]
     start: EntryId
     store: str
+    carrier: str = GLOO
 
     def has(self, rank: int, epoch: int) -> bool:
         """Whether this life of a rank belongs to the group; the record may be of an earlier one, with fewer ranks."""
@@ -89,12 +94,22 @@ class Record:
         """As it is on the bus."""
         return {
             "generation": self.generation, "epochs": list(self.epochs), "start": str(self.start), "store": self.store,
+            "carrier": self.carrier,
         }  # fmt: skip
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Record:
         """From the bus."""
-        return cls(state["generation"], tuple(state["epochs"]), EntryId.parse(state["start"]), state["store"])
+        start, carrier = EntryId.parse(state["start"]), state.get("carrier", GLOO)
+        return cls(state["generation"], tuple(state["epochs"]), start, state["store"], carrier)
+
+
+def carrier_of(gpus: Sequence[str], *, one_host: bool, plain: bool) -> str:
+    """How ranks with these ``gpus`` exchange tensors; "" is a CPU. GPUs want one rank each. ``plain``: by libraries
+    alone."""
+    if not all(gpus) or len(set(gpus)) < len(gpus):
+        return GLOO
+    return PEERS if one_host and not plain else NCCL
 
 
 def ranks_there(leases: Sequence[LeaseInfo], replica: str, world: int) -> list[LeaseInfo] | None:

@@ -7,13 +7,13 @@ to all as well.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
 from pagebus.actors.executor.device.agreement import Agreement
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.sampling.rank_logits import RankLogits
 from pagebus.actors.executor.sampling.rank_logprobs import RankLogprobs
 from pagebus.actors.model.shards.shard import Shard, share
 from pagebus.kernels.sampling.candidates import Limits, cuts_of, joined, own_candidates
@@ -30,12 +30,20 @@ def ops_of_rank(ops: Ops, agreement: Agreement, shard: Shard) -> Ops:
     comm, vocab = agreement.comm, shard.whole.vocab
     owns = [share(vocab, rank, comm.size) for rank in range(comm.size)]
     own = owns[comm.rank]
-    logits, logprobs = RankLogits(ops, own), RankLogprobs(comm, own)
+    logprobs = RankLogprobs(comm, own)
     return replace(
-        ops, comm=comm, sample=RankSampling(agreement, owns).sample, apply_logit_rules=logits.apply_logit_rules,
-        apply_token_masks=logits.apply_token_masks, apply_bad_words=logits.apply_bad_words,
-        apply_penalties=logits.apply_penalties, token_logprobs=logprobs.token_logprobs,
+        with_part(ops, own), sample=RankSampling(agreement, owns).sample, token_logprobs=logprobs.token_logprobs,
         sorted_logprobs=logprobs.token_logprobs, pick_logits=logprobs.pick_logits,
+    )  # fmt: skip
+
+
+def with_part(ops: Ops, own: range) -> Ops:
+    """``ops`` whose changes to logits take those of the tokens ``own``: those of other tokens are left to others."""
+    return replace(
+        ops, apply_logit_rules=partial(ops.apply_logit_rules, first=own.start),
+        apply_token_masks=partial(ops.apply_token_masks, first=own.start),
+        apply_bad_words=partial(ops.apply_bad_words, first=own.start),
+        apply_penalties=partial(ops.apply_penalties, first=own.start),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pagebus.actors.executor.batch.results import ResultBuilder
+from pagebus.actors.executor.batch.results import ResultBuilder, without_rows
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.memory.swap import CopyWatch
 from pagebus.actors.executor.sampling.grammars import Grammars
@@ -67,18 +67,20 @@ class Completion:
         self._on_result = on_result
         self._spans = spans
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
+        self._samples = config.stage is None or config.stage.last
         self._launched: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
 
     def put(self, launched: Launched | None) -> None:
         """Add a launched step, or None after the last one. Device thread."""
         self._launched.put(launched)
 
-    def run(self, pool: ReadbackPool, grammars: Grammars) -> None:
-        """Wait for the event behind each step's read-back and complete the step, until the last."""
+    def run(self, pool: ReadbackPool, grammars: Grammars, check: Callable[[], None]) -> None:
+        """Wait for the event behind each step's read-back, ``check`` the exchange of ranks, and complete the step, to
+        the last."""
         watch, origin = CopyWatch(), Origin() if self._spans is not None else None
         while (launched := self._launched.get()) is not None:
             readback = launched.readback
-            tokens, busy_s = readback.wait()
+            tokens, busy_s = readback.wait(check)
             if len(launched.work.constrained):
                 grammars.landed(tokens)
             if self._spans is not None and origin is not None:
@@ -98,8 +100,9 @@ class Completion:
         busy_s: float,
         copied_step: int,
     ) -> None:
-        """Pass on the step's result."""
-        result = self._results.build(
+        """Pass on the step's result; of a stage that does not sample, without rows."""
+        build = self._results.build if self._samples else without_rows
+        result = build(
             work,
             tokens,
             step=queued.plan.step,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 
 import torch
 
+from pagebus.actors.executor.device.agreement import compare
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.sampling.logprobs import Scores
@@ -33,6 +35,7 @@ class Readback:
         """Views of the first tokens, by sizes met before."""
         self._stream = stream  # named for each event: torch takes longer to find out which one is current
         self._count = 0
+        self._agreed: torch.Tensor | None = None
         self.scores: Scores | None = None
         """Log probabilities that come with the tokens, if requested by any row."""
         self.started = new_event(timing=True)
@@ -42,9 +45,11 @@ class Readback:
         """Queue the event before the step's work. Device thread."""
         self.started.record(self._stream)
 
-    def fetch(self, sampled: torch.Tensor | None, count: int, scores: Scores | None = None) -> None:
-        """Queue the copy of ``sampled``, whose first ``count`` are the step's tokens, and of ``scores``, and the event
-        behind it. Device thread."""
+    def fetch(
+        self, sampled: torch.Tensor | None, count: int, scores: Scores | None = None, told: torch.Tensor | None = None
+    ) -> None:
+        """Queue the copy of ``sampled``, whose first ``count`` are the step's tokens, of ``scores``, and of what ranks
+        have ``told`` each other, and the event behind it. Device thread."""
         self.scores = None if scores is None else scores.to_pinned()
         self._count = count if sampled is not None else 0
         if sampled is not None and count:
@@ -52,6 +57,10 @@ class Readback:
             if (part := self._parts.get(size)) is None:
                 part = self._parts[size] = self._tensor[:size]
             part.copy_(sampled, non_blocking=True)
+        if told is not None:
+            if self._agreed is None:
+                self._agreed = torch.zeros(told.shape, dtype=told.dtype, pin_memory=True)
+            self._agreed.copy_(told, non_blocking=True)
         self.done.record(self._stream)
 
     def span(self, origin: Origin) -> tuple[float, float]:
@@ -59,9 +68,19 @@ class Readback:
         began_s = origin.at_s + origin.event.elapsed_time(self.started) / 1e3
         return began_s, origin.at_s + origin.event.elapsed_time(self.done) / 1e3
 
-    def wait(self) -> tuple[Int32Array, float]:
-        """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread."""
+    def wait(self, check: Callable[[], None]) -> tuple[Int32Array, float]:
+        """Wait for the copy; returns the tokens [N] and the seconds the step took on the device. Any thread.
+
+        Args:
+            check: looks whether the device had to do without a rank: :meth:`Comm.check`.
+
+        Raises:
+            EngineError: it had to, or the ranks have drifted apart.
+        """
         self.done.synchronize()
+        check()
+        if self._agreed is not None:
+            compare(self._agreed.tolist())
         return self._array[: self._count].copy(), self.started.elapsed_time(self.done) / 1e3
 
 

@@ -124,9 +124,8 @@ class Runner:
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         shape = 1 + limits.windowed_pages, aligned(most_tokens)
         self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._context_lens = torch.zeros(
-            max(limits.padded_samples, limits.verified_tokens), dtype=torch.int32, device=device
-        )
+        most_contexts = max(limits.padded_samples, limits.verified_tokens)
+        self._context_lens = torch.zeros(most_contexts, dtype=torch.int32, device=device)
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:
@@ -153,7 +152,7 @@ class Runner:
     def run(self, work: StepWork) -> torch.Tensor | None:
         """Launch one step; returns its sampled tokens [>= N] int32 on the device, None if no row samples. Where drafts
         are verified more is told behind them: ``work.num_results`` numbers."""
-        self.scores = None if work.logprob_rows is None else Scores()
+        self.scores = None if work.logprob_rows is None or self.model.passes_on else Scores()
         self._adapted = self.adapters is not None and self.adapters.send(work.slots)
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
@@ -166,11 +165,15 @@ class Runner:
         if not len(work.slots):
             return None
         if self.drafting is not None:
+            if work.runs is not None and self.graphs is not None:
+                work.runs.can_verify = self.graphs.can_verify
             self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
-            logits, sampled = self.graphs.replay(bucket)
+            logits, sampled = self.graphs.run(bucket, self)
         else:
             hidden = self.forward(work, cut, launch)
+            if self.model.passes_on:
+                return None
             if work.logprob_rows is not None:
                 self._score_prompts(work.logprob_rows, hidden, deltas)
             if not len(work.positions):
@@ -358,7 +361,7 @@ class Runner:
             wanted = resampling_of(work, bucket, self.state.num_growths, self.limits.vocab_size)
             if wanted is not None and self.graphs.can_resample(wanted):
                 self._send_masks(work)
-                return self.graphs.resample(wanted)
+                return self.graphs.resample(wanted, self, logits)
         return self._resample(work, deltas, logits, sampled)
 
     def _send_masks(self, work: StepWork) -> None:

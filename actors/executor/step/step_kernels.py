@@ -21,6 +21,7 @@ from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, WID
 from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts, token_counts
 from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.quantized.choice import (
+    OTHER,
     choose_quantized,
     choose_quantized_invariant,
     choose_quantized_residual,
@@ -79,7 +80,7 @@ class KernelChooser:
         config = self._config
         (rows, heads), gated = attention_sizes(config), is_gated(config.spec)
         names, form = (PRODUCTS, "gated") if gated else (PLAIN_PRODUCTS, "plain")
-        adds, norms = added_at_once(config.spec)
+        adds, norms = added_at_once(config)
         size, width, limits = config.hidden_size, config.intermediate_size, {"adds": adds, "norms": norms}
         out = self._residual("o", num_tokens, size, heads, biased=config.attention_out_bias, **limits)
         down = self._residual("down", num_tokens, size, width, biased=config.mlp_bias, **limits)
@@ -92,7 +93,7 @@ class KernelChooser:
     def _expert_products(self, moe: Moe, num_tokens: int, num_sampled: int) -> dict[str, Choice]:
         """Nothing here leaves half of a norm to the next product: the norm before experts is read by several."""
         config, size, (projected, attended) = self._config, self._config.hidden_size, attention_sizes(self._config)
-        biased, adds = config.attention_out_bias, added_at_once(config.spec)[0]
+        biased, adds = config.attention_out_bias, added_at_once(config)[0]
         found = (
             self._product("qkv", "plain", num_tokens, projected, size),
             self._residual("o", num_tokens, size, attended, biased=biased, adds=adds, norms=False),
@@ -168,18 +169,18 @@ class KernelChooser:
         ]
 
     def measurable(self) -> list[Product]:
-        """The products of weights that are not quantized, whose launch shapes may be measured in 16 bits; of those that
-        may do half of a norm, both forms, the one that it is compared with first."""
+        """The products whose launch shapes may be measured in 16 bits, and of quantized weights that kernels read; of
+        those that may do half of a norm, both forms, the one that it is compared with first."""
         found: dict[Product, None] = {}
         for tokens in BUCKETS:
             for choice in self.products(tokens, tokens).values():
-                if not isinstance(choice, LinearChoice) or choice.product is None or choice.product.layout:
+                if not isinstance(choice, LinearChoice) or choice.product is None or choice.product.layout == OTHER:
                     continue
                 product = choice.product
                 if product.form in SPLIT_FORMS:
                     found[product._replace(form="partial")] = None
                 found[product] = None
-        if added_at_once(self._config.spec)[1] and self._moe is None and not self.attention.setup.deterministic:
+        if added_at_once(self._config)[1] and self._moe is None and not self.attention.setup.deterministic:
             found |= {each._replace(form="residual"): None for each in found if each.form == "partial"}
         return sorted(found, key=lambda product: FORMS.index(product.form))
 
@@ -230,8 +231,12 @@ def head_rows(config: ModelConfig) -> int:
     return config.vocab_size if config.shard is None else len(config.shard.of(config.vocab_size))
 
 
-def added_at_once(spec: ModelSpec) -> tuple[bool, bool]:
-    """Whether products of layers may add themselves to the residual stream, and do half of the norm that follows."""
+def added_at_once(config: ModelConfig) -> tuple[bool, bool]:
+    """Whether products of layers may add themselves to the residual stream, and do half of the norm that follows. What
+    ranks compute is summed over them before."""
+    spec = config.spec
+    if config.shard is not None:
+        return False, False
     adds = all(layer.norms in ("pre", "shared") and layer.residual_scale == 1.0 for layer in spec.layers)
     halved = spec.norm.kind == "rms" and not spec.norm.offset and not spec.norm.wide
     return adds, adds and halved and all(layer.norms == "pre" for layer in spec.layers)

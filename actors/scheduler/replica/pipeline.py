@@ -1,10 +1,24 @@
-"""Pipeline depth: the number of plans that a replica gets before their results are known."""
+"""Pipeline depth: the number of plans that a replica gets before their results are known, and of stages also which rows
+the next of them may have.
+
+Of a pipeline of stages a sequence's next token is computed from its newest, which the first stage has only when the
+step that samples it has passed all stages. So decodes are divided into *lanes*, as many as there are stages: while one
+lane is in the last stage, the others are in those before it. Nobody belongs to a lane for good: each step takes its
+share of the sequences that are not in flight, those first that have waited longest. Chunks of prompts need no token,
+and follow each other.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagebus.actors.scheduler.replica.slots import SlotTable
+from pagebus.bus.messages import Int32Array
 
 LEAST_DEPTH = 2
 """Enough while a step lasts longer than a plan takes to follow a result."""
@@ -22,10 +36,13 @@ class Pipeline:
 
     A step is expected to last as long as recent ones of its kind. So short steps behind a long prompt are planned ahead
     too: they will follow each other quickly.
+
+    Of ``stages`` each has a plan, and one more is ready for the first.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, most: int, stages: int = 1) -> None:
+        self._least = LEAST_DEPTH if stages == 1 else stages + 1
+        self.most = most if stages == 1 else max(most, self._least)
         self._in_flight: deque[int] = deque()
         self._step_s = [0.0, math.inf, math.inf]
         self._last_done_s = 0.0
@@ -38,7 +55,7 @@ class Pipeline:
     def has_room(self) -> bool:
         """Whether one more plan is wanted."""
         depth = len(self)
-        if depth < LEAST_DEPTH:
+        if depth < self._least:
             return depth < self.most
         return depth < self.most and sum(self._step_s[kind] for kind in islice(self._in_flight, 1, None)) < AHEAD_S
 
@@ -54,3 +71,23 @@ class Pipeline:
             before_s = self._step_s[kind]
             known = math.isfinite(before_s)
             self._step_s[kind] = before_s + NEWEST_SHARE * (seconds - before_s) if known else seconds
+
+
+def hold_back(table: SlotTable, behind: Int32Array, stages: int, num_in_flight: int) -> Int32Array:
+    """``behind`` [slots] without the rows that the next step must not have: those whose newest token is in flight, and
+    decodes beyond the step's share. While ``num_in_flight`` steps keep all stages busy, it has no decodes without a
+    prompt: they gather to a full share meanwhile."""
+    known: NDArray[np.bool_] = table.known == table.total
+    behind = np.where(known, behind, 0)
+    decodes = np.flatnonzero(behind == 1)
+    if not len(decodes):
+        return behind
+    if num_in_flight >= stages and not np.count_nonzero(behind > 1):
+        behind[decodes] = 0
+        return behind
+    num_running = len(decodes) + len(table) - np.count_nonzero(known & (table.ids != 0))
+    share = -(-num_running // stages)
+    if len(decodes) > share:
+        longest = np.argsort(table.planned[decodes], kind="stable")
+        behind[decodes[longest[share:]]] = 0
+    return behind

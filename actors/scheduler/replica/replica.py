@@ -21,6 +21,7 @@ from pagebus.actors.scheduler.replica.beam_group import (
     take_slots,
 )
 from pagebus.actors.scheduler.replica.drafts.drafting import add_drafts
+from pagebus.actors.scheduler.replica.pipeline import hold_back
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
 from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer
@@ -92,6 +93,8 @@ class Replica(ReplicaBase):
             if not group.is_complete:
                 fork_members(self, group)
         behind = self.host_tier.hold_back(self.slots.behind())
+        if self.stages > 1:
+            behind = hold_back(self.slots, behind, self.stages, len(self.in_flight))
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]
         num_decodes = len(slots)

@@ -63,7 +63,8 @@ class ReplicaBase:
         self.max_model_len = joined.max_model_len
         self.budget = min(joined.max_num_batched_tokens, most_tokens or joined.max_num_batched_tokens)
         self.block_size = joined.block_size
-        self.pipeline = Pipeline(depth)
+        self.stages = joined.stages
+        self.pipeline = Pipeline(depth, joined.stages)
         self.caching = caching
         self.pacer = pacer
         self.suspended = False

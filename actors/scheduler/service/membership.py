@@ -212,6 +212,7 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         num_drafts=_count(lease, "num_drafts"),
         max_loras=_count(lease, "max_loras"),
         num_disk_blocks=_count(lease, "num_disk_blocks"),
+        stages=max(1, _count(lease, "stages")),
     )
 
 

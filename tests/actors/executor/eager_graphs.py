@@ -11,7 +11,7 @@ import torch
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Uploader
-from pagebus.actors.executor.graphs.graphs import Graphs, padded_pass
+from pagebus.actors.executor.graphs.graphs import Graphs, Passes, padded_pass
 from pagebus.actors.executor.graphs.head_passes import Guess, HeadPass
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.layers.attention import attention_shape
@@ -39,13 +39,16 @@ class EagerGraphs(Graphs):
         found = self.buckets.fitting(work)
         return None if found is None else replace(found, adapted=adapted)
 
-    def replay(self, bucket: Bucket) -> tuple[torch.Tensor, torch.Tensor]:
-        runner = self.runner
+    def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(runner, Runner)
         self.replayed.add(bucket)
         for inputs in (runner._input_ids, runner._positions, runner._slot_mappings, runner._context_lens):
             inputs.fill_(10**6)
         self._logits, sampled = padded_pass(runner, bucket)
         return self._logits, sampled
+
+    def can_verify(self) -> bool:
+        return True
 
     def guess(self, count: int) -> Guess | None:
         return next((Guess(rows) for rows in self.buckets.row_sizes(count)), None)
@@ -62,16 +65,23 @@ class EagerGraphs(Graphs):
     def can_resample(self, wanted: Resampling) -> bool:
         return True
 
-    def resample(self, wanted: Resampling) -> torch.Tensor:
-        assert wanted.bucket.rows == len(self._logits)
+    def resample(self, wanted: Resampling, runner: Passes, logits: torch.Tensor) -> torch.Tensor:
+        assert logits is self._logits
+        assert wanted.bucket.rows == len(logits)
         self.resampled.add(wanted)
-        return self.runner.sample_with_extras(wanted.extras, self._logits, any_random=True)
+        return runner.sample_with_extras(wanted.extras, logits, any_random=True)
 
 
 def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: Buckets) -> EagerGraphs:
     """The engine, which is on a CPU, pads its steps to these buckets."""
     runner = driver.engine._loaded.runner
     graphs = EagerGraphs(buckets, runner)
+    pad_steps(runner, monkeypatch, buckets, graphs)
+    return graphs
+
+
+def pad_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch, buckets: Buckets, graphs: Graphs) -> None:
+    """A runner on a CPU runs from these ``graphs``."""
     uploader = Uploader(
         torch.device("cpu"), runner.limits.max_num_seqs, 4096, 1, max_spans=buckets.most_spans,
         max_samples=runner.limits.most_samples,
@@ -89,7 +99,6 @@ def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: B
         setup = replace(model.chooser.setup, target=Target(80, 108))
         shape = attention_shape(model.config, setup.dtype, setup.cache_dtype)
         monkeypatch.setattr(model, "_begin", AttentionPasses(runner._ops, shape, AttentionChooser(setup)).begin)
-    return graphs
 
 
 def _models(runner: Runner) -> Iterator[Model]:

@@ -84,7 +84,9 @@ def test_it_tunes_and_says_where_the_table_is(
     """In the folder that is named, for the GPU here."""
     asked: list[Any] = []
 
-    def tune(products: list[Product], target: Target, where: Path, minutes: float, tell: Any, _: object) -> list[Timed]:
+    def tune(
+        products: list[Product], target: Target, where: Path, minutes: float, tell: Any, *_: object, **__: object
+    ) -> list[Timed]:
         asked.append((len(products), target, where, pytest.approx(minutes, rel=0.01)))
         tell("one line")
         return [Timed(products[0], 8, 20.0, 15.0, None, changed=True)]
@@ -134,7 +136,9 @@ def test_experts_have_half_of_the_time(
         config = choose(8, shape, torch.bfloat16, target)
         return [TimedExperts(shape, 8, 20.0, 15.0, config, changed=True)]
 
-    def tune(products: list[Product], target: Target, where: Path, minutes: float, tell: Any, _: object) -> list[Timed]:
+    def tune(
+        products: list[Product], target: Target, where: Path, minutes: float, tell: Any, *_: object, **__: object
+    ) -> list[Timed]:
         asked.append((products[0].name, minutes))
         return [Timed(products[0], 8, 20.0, 10.0, None, changed=True)]
 

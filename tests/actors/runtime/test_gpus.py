@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from pagebus.actors.runtime import gpus
-from pagebus.actors.runtime.gpus import list_gpus, take_free_gpu, visible_gpus
+from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus, visible_gpus
 
 ROOT = Path(__file__).parents[3]
 TAKE = """
 import sys
 from pathlib import Path
-from pagebus.actors.runtime.gpus import take_free_gpu
-print(take_free_gpu(Path(sys.argv[1]), ["GPU-a", "GPU-b"]), flush=True)
+from pagebus.actors.runtime.gpus import take_free_gpus
+print(*take_free_gpus(Path(sys.argv[1]), ["GPU-a", "GPU-b"]), flush=True)
 sys.stdin.read()
 """
 
@@ -63,7 +63,7 @@ def test_each_process_takes_another_gpu(tmp_path: Path) -> None:
         assert taken(processes[0]) == "GPU-a"
         processes.append(start())
         assert taken(processes[1]) == "GPU-b"
-        assert take_free_gpu(tmp_path / "locks", ["GPU-a", "GPU-b"]) is None
+        assert take_free_gpus(tmp_path / "locks", ["GPU-a", "GPU-b"]) == []
         processes[0].kill()
         processes[0].wait()
         processes.append(start())
@@ -72,3 +72,11 @@ def test_each_process_takes_another_gpu(tmp_path: Path) -> None:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+def test_several_gpus_are_taken_together_or_not_at_all(tmp_path: Path) -> None:
+    """Ranks of an executor need all of theirs; a lock that is of no use is given back."""
+    uuids = ["GPU-a", "GPU-b", "GPU-c"]
+    assert take_free_gpus(tmp_path, uuids, 2) == ["GPU-a", "GPU-b"]
+    assert take_free_gpus(tmp_path, uuids, 2) == []
+    assert take_free_gpus(tmp_path, uuids, 1) == ["GPU-c"]

@@ -130,7 +130,12 @@ class FakeExecutor:
     disk: FakeDisk = field(default_factory=FakeDisk)
     """It outlives the executor."""
 
+    stages: int = 1
+    """As of :class:`ReplicaJoined`."""
+
     def __post_init__(self) -> None:
+        if self.stages > 1:
+            self.depth = max(self.depth, self.stages + 1)
         self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.host = np.full((self.num_host_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.num_copied = [0, 0]
@@ -159,6 +164,7 @@ class FakeExecutor:
             windowed_pages=self.windowed_pages,
             windowed_tokens=self.windowed_tokens,
             num_disk_blocks=self.disk.num_blocks if self.num_host_blocks else 0,
+            stages=self.stages,
         )
 
     def follow(self, scheduler_epoch: int) -> None:
@@ -171,9 +177,18 @@ class FakeExecutor:
         if self.last_step:
             assert plan.step == self.last_step + 1, f"plan {plan.step} follows {self.last_step}"
         self.last_step = plan.step
+        self._check_lanes(plan)
         self.queue.append(plan)
         self.plans.append(plan)
         assert len(self.queue) <= self.depth, "too many plans in flight"
+
+    def _check_lanes(self, plan: StepPlan) -> None:
+        """No row of a pipeline needs a token that is in flight."""
+        rows = set(plan.slots.tolist()) if self.stages > 1 else set()
+        for before in reversed([*self.queue, plan]):
+            if before is not plan:
+                assert not rows & set(before.slots[: before.num_decodes].tolist()), "a sequence is in two lanes"
+            rows -= {new.slot for new in before.new_sequences}
 
     def run_one(self) -> StepResult:
         plan = self.queue.popleft()

@@ -49,6 +49,7 @@ class Schedules(RuleBasedStateMachine):
         copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 3.0])),
         num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
         disk=st.tuples(st.sampled_from([0, 0, 3, 12, 60]), st.sampled_from([0, 0, 1, 2, 5])),
+        stages=st.sampled_from([1, 1, 2, 3]),
     )
     def begin(
         self,
@@ -66,6 +67,7 @@ class Schedules(RuleBasedStateMachine):
         copies: tuple[int, float],
         num_drafts: int,
         disk: tuple[int, int],
+        stages: int,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -91,6 +93,8 @@ class Schedules(RuleBasedStateMachine):
         self.disks = defaultdict(lambda: FakeDisk(*disk))
         if num_drafts:
             self.options["num_drafts"] = num_drafts
+        elif stages > 1:
+            self.options["stages"] = stages
         self.num_requests = self.num_epochs = 0
         self.join(0)
 

@@ -176,3 +176,22 @@ def test_round_trip(given_values: dict[str, Any]) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert load_settings(parser.parse_args(to_args(settings)), to_env(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "cores", "expected"),
+    [
+        ({}, 64, (1, 1, 1)),
+        ({"executors": 4}, 64, (4, 4, 4)),
+        ({"executors": 4}, 16, (3, 3, 3)),
+        ({"executors": 4}, 2, (1, 1, 1)),
+        ({"executors": 4, "tensor_parallel_size": 2}, 16, (2, 2, 2)),
+        ({"executors": 4, "ingresses": 2, "detokenizers": 1}, 64, (2, 4, 1)),
+        ({"executors": 4, "uds": "/tmp/pagebus.sock"}, 64, (1, 4, 4)),
+        ({"executors": 4, "api_key_file": "keys.toml"}, 64, (1, 4, 4)),
+    ],
+)
+def test_executors_bring_actors_for_text(changes: dict[str, Any], cores: int, expected: tuple[int, int, int]) -> None:
+    """Ingresses, tokenizers and detokenizers: one for each executor if cores suffice; numbers that are given hold."""
+    settings = Settings(**changes).shared_out(cores)
+    assert (settings.ingresses, settings.tokenizers, settings.detokenizers) == expected

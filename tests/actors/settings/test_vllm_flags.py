@@ -63,16 +63,16 @@ def test_what_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
             why = " ('other' is no JSON)" if takes_object(name) else ""
             assert (ended.value.code, capsys.readouterr().err) == (2, f"pagebus: {name}: {flag.text}{why}\n")
     with pytest.raises(SystemExit):
-        main(["serve", "m", "-pp", "2"])
-    assert "pagebus: -pp: a model has to fit one GPU" in capsys.readouterr().err
+        main(["serve", "m", "-dcp", "2"])
+    assert "pagebus: -dcp: a model has to fit one GPU" in capsys.readouterr().err
 
 
 def test_other_names_of_settings() -> None:
     """What vLLM calls otherwise sets what it means."""
-    line = "m --api-server-count 3 -dp 2 -tp 4 --max-num-queued-reqs 7 --shutdown-timeout 9 --renderer-num-workers 4"
-    told = settings_of(line)
+    line = "m --api-server-count 3 -dp 2 -tp 4 -pp 3 --max-num-queued-reqs 7 --shutdown-timeout 9"
+    told = settings_of(f"{line} --renderer-num-workers 4")
     assert (told.ingresses, told.executors, told.max_num_queued_requests) == (3, 2, 7)
-    assert told.tensor_parallel_size == 4
+    assert (told.tensor_parallel_size, told.pipeline_parallel_size) == (4, 3)
     assert (told.drain_timeout_s, told.tokenizers) == (9, 4)
 
 
@@ -178,15 +178,15 @@ def test_arguments_of_programs() -> None:
     assert is_foreign("trust_remote_code", True)
     assert is_foreign("quantization_config", None)
     assert is_foreign("fully_sharded_loras", False)
-    assert is_foreign("pipeline_parallel_size", 1)
+    assert not is_foreign("pipeline_parallel_size", 1)
     assert not is_foreign("dtype", "half")
     assert is_foreign("enable_chunked_prefill", True)
     assert is_foreign("enable_log_deltas", False)
     for name in ("enable_chunked_prefill", "async_scheduling"):
         with pytest.raises(TypeError, match=f"{name}: "):
             is_foreign(name, False)
-    with pytest.raises(TypeError, match="pipeline_parallel_size: a model has to fit one GPU"):
-        is_foreign("pipeline_parallel_size", 2)
+    with pytest.raises(TypeError, match="decode_context_parallel_size: a model has to fit one GPU"):
+        is_foreign("decode_context_parallel_size", 2)
     assert checked({"pooler_config": {"pooling_type": "MEAN"}, "data_parallel_size": 2, "hf_overrides": None}) == {
         "pooling_type": "mean",
         "executors": 2,

@@ -102,7 +102,7 @@ class MixedSteps:
             residual: torch.Tensor | None = None
             for index, layer in enumerate(model.layers):
                 residual, _ = run_piece(model, index, residual, tokens)
-                stream = ResidualStream(residual)
+                stream = ResidualStream(residual, model.ops)
                 stream.add(attended, layer.attention.out, None)
                 stream.settle()
 

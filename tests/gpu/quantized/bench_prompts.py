@@ -3,12 +3,19 @@
 Norms, roundings, activation and products, each alone in a CUDA graph, and what they are together: in kernels of their
 own, and with norms and activation that round themselves. Attention, rotation and the cache are left out. The floor is
 bytes at 4.30 TB/s, or operations at 1,580 TFLOP/s.
+
+``--scalings`` times the products alone for 0.3 seconds each, with the GPU's clock and power at the end: with scales of
+rows, or of tensors, by sums of 14 bits or of float32, and of numbers that are normal or uniform. It says whether power
+or the library's kernel bounds them.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product as combinations
 from typing import NamedTuple
 
 import torch
@@ -21,7 +28,8 @@ from pagebus.kernels.linear.timing import graph_microseconds
 HIDDEN, WIDTH, PROJECTED = 4096, 14336, 6144
 BYTES_PER_US, OPERATIONS_PER_US = 4.30e6, 1.58e9
 CUDA, E4M3 = torch.device("cuda"), torch.float8_e4m3fn
-CALLS = 8
+CALLS, SUSTAINED_US = 8, 1e5
+QUERY = ("nvidia-smi", "--query-gpu=clocks.sm,power.draw.instant", "--format=csv,noheader")
 
 
 class Piece(NamedTuple):
@@ -75,11 +83,43 @@ def pieces(tokens: int) -> Iterator[Piece]:
         yield _product(tokens, rows, columns)
 
 
+def _numbers(size: int, columns: int, kind: str) -> torch.Tensor:
+    """Rounded as activations and weights are, the largest of a row 448; or any, as those of dummy weights."""
+    if kind == "uniform":
+        return torch.randint(-100, 101, (size, columns), device=CUDA).to(E4M3)
+    return round_tokens(torch.randn(size, columns, device=CUDA).bfloat16(), E4M3)[0]
+
+
+def scalings(tokens: int) -> None:
+    """Prints microseconds, TFLOP/s, megahertz and watts."""
+    for rows, columns in ((PROJECTED, HIDDEN), (HIDDEN, HIDDEN), (2 * WIDTH, HIDDEN), (HIDDEN, WIDTH)):
+        for kind, by, fast in combinations(("normal", "uniform"), ("rows", "tensor"), (True, False)):
+            if not fast and (kind, by) != ("normal", "tensor"):
+                continue
+            x, weight = _numbers(tokens, columns, kind), _numbers(rows, columns, kind)
+            sizes = ((tokens, 1), (1, rows)) if by == "rows" else ((), ())
+            given = dict(zip(("scale_a", "scale_b"), (torch.ones(size, device=CUDA) for size in sizes), strict=True))
+            call = partial(
+                torch._scaled_mm, x, weight.t(), **given, out_dtype=torch.bfloat16, use_fast_accum=fast
+            )  # fmt: skip
+            flops = 2 * tokens * rows * columns
+            calls = max(8, int(SUSTAINED_US * OPERATIONS_PER_US / flops))
+            us = graph_microseconds([call] * calls, 3)
+            said = subprocess.run(QUERY, capture_output=True, text=True, check=False).stdout.splitlines()[:1]
+            name = f"{rows} x {columns} {kind:7} {by:6} {'14 bits' if fast else 'float32':7}"
+            print(f"{tokens:>6} {name} {us:8.1f} us {flops / us / 1e6:6.0f} TF/s {said}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", nargs="+", type=int, default=[2048, 8192])
+    parser.add_argument("--scalings", action="store_true", help="time ways to scale the products instead")
     torch.manual_seed(0)
-    for tokens in parser.parse_args().tokens:
+    arguments = parser.parse_args()
+    for tokens in arguments.tokens:
+        if arguments.scalings:
+            scalings(tokens)
+            continue
         total = fused = 0.0
         for piece in pieces(tokens):
             us = graph_microseconds([piece.call] * CALLS)

@@ -8,6 +8,9 @@ beforehand, two in flight; no bus, no scheduler. ``off`` is an engine without sp
 lookup: ``idle`` finds no drafts, ``none`` and ``full`` as many as may be in each row of each step. The model says one
 token only (:mod:`tests.gpu.speculation.drafted_plans`), in all modes. ``tokens`` says how many came of a row and step.
 
+Before each measurement the same is run untimed, of fewer tokens, and all graphs are captured before the first: the line
+with ``#`` says how long that took, and how many blocks are left beside them.
+
 With ``--core`` the scheduler's core makes the plans, so it chooses how many drafts there are: by what becomes of them
 and what they cost, and whether a step looks for some at all.
 
@@ -40,6 +43,9 @@ from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
 
 WARM_STEPS = 6
+WARM_TOKENS = 65
+"""Of each sequence of an untimed run before each measurement: what is launched there for the first time is compiled or
+loaded."""
 
 
 def prompts(driver: Driver, batch: int, num_tokens: int) -> list[list[int]]:
@@ -113,18 +119,21 @@ def measure_core(driver: Driver, batch: int, mode: str, num_tokens: int) -> dict
     }
 
 
-def measure_one(driver: Driver, batch: int, mode: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """As the arguments say."""
+def measure_one(
+    driver: Driver, batch: int, mode: str, arguments: argparse.Namespace, num_tokens: int
+) -> dict[str, Any]:
+    """As the arguments say, of so many tokens."""
     if arguments.core:
-        return measure_core(driver, batch, mode, arguments.tokens)
-    return measure(driver, batch, arguments.drafts, mode, arguments.tokens)
+        return measure_core(driver, batch, mode, num_tokens)
+    return measure(driver, batch, arguments.drafts, mode, num_tokens)
 
 
 def rows_of(driver: Driver, modes: list[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """All batches and modes of one engine; of repeated measurements the one whose step is the median."""
     rows = []
     for batch, mode in itertools.product(arguments.batches, modes):
-        runs = [measure_one(driver, batch, mode, arguments) for _ in range(arguments.repeats)]
+        measure_one(driver, batch, mode, arguments, min(WARM_TOKENS, arguments.tokens))
+        runs = [measure_one(driver, batch, mode, arguments, arguments.tokens) for _ in range(arguments.repeats)]
         rows.append(sorted(runs, key=lambda run: float(run["step_ms"]))[len(runs) // 2])
         print_row(rows[-1])
     return rows
@@ -149,9 +158,13 @@ def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[
         gc.collect()
         began = time.perf_counter()
         driver = Driver(folder, max_num_seqs=max(arguments.batches), pipeline_depth=DEPTH, **given, **settings)
+        ready_s = time.perf_counter() - began
         if driver.info.device != "cpu" and torch.cuda.is_available():
             driver.synchronize()  # all graphs are there
-        print(f"# ready in {time.perf_counter() - began:.1f} s")
+        print(
+            f"# ready in {ready_s:.1f} s, all graphs after {time.perf_counter() - began:.1f} s, "
+            f"{driver.info.num_blocks} blocks of {driver.info.block_size} tokens"
+        )
         rows += rows_of(driver, modes, arguments)
         driver.close()
         del driver

@@ -93,7 +93,7 @@ def _right(driver: Driver) -> LookUpDrafts:
     return driver.engine._loaded.runner._ops.look_up_drafts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots_ptr", "out_ptr"])
 def _wrong_kernel(
     tokens_ptr, lengths_ptr, found_ptr, slots_ptr, out_ptr, stride_tokens, NUM_DRAFTS: tl.constexpr,
     DRAFTS: tl.constexpr, WRONG_TOKEN: tl.constexpr

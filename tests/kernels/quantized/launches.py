@@ -35,7 +35,13 @@ def _blocks(dtype: torch.dtype, block: tuple[int, int], zeros: bool, rows: int, 
     return W8Blocks(_meta(rows, columns, dtype=dtype), _meta(*shape), block, _meta(*shape) if zeros else None)
 
 
-def _rounded_blocks(rows: int, columns: int) -> W8Blocks:
+def w8_rows(dtype: torch.dtype, rows: int, columns: int) -> W8Rows:
+    """Rows whose tokens may be rounded."""
+    return _rows(dtype, rows, columns, rounded=True)
+
+
+def rounded_blocks(rows: int, columns: int) -> W8Blocks:
+    """The same of blocks."""
     return replace(_blocks(E4M3, (128, 128), False, rows, columns), rounded=True)
 
 
@@ -46,7 +52,8 @@ def _words(group: int, zeros: bool, rows: int, columns: int) -> W4Words:
     return W4Words(words, _meta(*shape), columns, group or columns, zero)
 
 
-def _floats(group: int, scales: torch.dtype, rows: int, columns: int) -> W4Words:
+def floats(group: int, scales: torch.dtype, rows: int, columns: int) -> W4Words:
+    """Words of floats, or of places in a table."""
     plain, table = _words(group, False, rows, columns), _meta(16)
     whole = _meta(rows) if scales == E4M3 else None
     scale = plain.scale.to(scales)
@@ -70,11 +77,11 @@ KINDS: dict[str, Callable[[int, int], Layout]] = {
 QWEN3, GPT_OSS = (128, 8, 2048, 768), (32, 4, 2880, 2880)
 EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = {
     "fp8 128x128": (KINDS["fp8 128x128"], QWEN3, 4096),
-    "mxfp4": (partial(_floats, 32, torch.uint8), GPT_OSS, 512),
-    "rounded fp8 128x128": (_rounded_blocks, QWEN3, 4096),
+    "mxfp4": (partial(floats, 32, torch.uint8), GPT_OSS, 512),
+    "rounded fp8 128x128": (rounded_blocks, QWEN3, 4096),
     "int4 128 zeros": (KINDS["int4 128 zeros"], QWEN3, 1),
-    "nvfp4": (partial(_floats, 16, E4M3), QWEN3, 16),
-    "nf4": (partial(_floats, 64, torch.float32), QWEN3, 1),
+    "nvfp4": (partial(floats, 16, E4M3), QWEN3, 16),
+    "nf4": (partial(floats, 64, torch.float32), QWEN3, 1),
     "int4 32 lows": (lambda rows, columns: _with_lows(_words(32, False, rows, columns)), QWEN3, 4096),
     "int8 16 lows": (lambda rows, columns: _with_lows(_blocks(INT8, (1, 16), False, rows, columns)), QWEN3, 1),
 }
@@ -99,13 +106,13 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
         yield f"rounded to {dtype}", partial(round_tokens, _meta(300, 4096, dtype=torch.bfloat16), dtype)
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
-        make = partial(_rows, dtype, rounded=True)
+        make = partial(w8_rows, dtype)
         for number, tokens in enumerate(ROUNDED_TOKENS[dtype] if arch == 90 else (8, 64)):
             product = (gated_linear, partial_linear)[number % 2]
             yield f"quantized {dtype}, {tokens} rounded tokens", partial(_launch, product, make, tokens)
     for number, tokens in enumerate((8, 64, 32, 256) if arch == 90 else (64,) if arch >= LEAST_OF_E4M3 else ()):
         product = (gated_linear, partial_linear)[number % 2]
-        yield f"fp8 blocks, {tokens} rounded tokens", partial(_launch, product, _rounded_blocks, tokens)
+        yield f"fp8 blocks, {tokens} rounded tokens", partial(_launch, product, rounded_blocks, tokens)
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
         yield f"a norm rounded to {dtype}", partial(_norm, dtype)
         gates = _meta(300, 2 * 14336, dtype=torch.bfloat16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.coded.rounding import round_tokens
+from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
@@ -85,6 +85,27 @@ def test_splits_and_norms(name: str, device: torch.device) -> None:
         behind = coded_of(following)
         result = linear(half, behind, config=TileConfig(32, 16, 128 if "int4" in name else 64, 2, 2))
         assert relative_error(result, F.linear(whole, following.dense().double())) < 3 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("name", ["fp8 rows", "int8 rows"])
+def test_tokens_that_are_rounded_already(name: str, device: torch.device) -> None:
+    """Every form is that of tokens that the product rounds itself, bit for bit."""
+    layout, dtype = PLAIN[name](64, 512, device), DTYPES[-1]
+    weight = coded_of(layout)
+    assert weight is not None
+    assert isinstance(layout, W8Rows)
+    x = torch.randn(5, 512, device=device).to(dtype)
+    rounded = RoundedTokens(*round_tokens(x, layout.values.dtype), dtype)
+    for splits in (1, 2):
+        config = TileConfig(32, 16, 128, 2, 2, splits, rounded=True)
+        expected, found = (partial_linear(each, weight, config=config) for each in (x, rounded))
+        assert isinstance(expected, torch.Tensor)
+        assert isinstance(found, torch.Tensor)
+        assert torch.equal(found, expected)
+        assert found.dtype == (dtype if splits == 1 else torch.float32)
+    config = TileConfig(32, 16, 128, 2, 2, rounded=True)
+    assert torch.equal(linear(rounded, weight, config=config), linear(x, weight, config=config))
+    assert torch.equal(gated_linear(rounded, weight, config=config), gated_linear(x, weight, config=config))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -34,7 +34,9 @@ def norm_widths(
     squares = torch.stack([part.float().pow(2).sum(-1) for part in (q, k)])
     if not whole.counts_keys:
         squares[1].zero_()
-    means = comm.all_reduce(squares) / squares.new_tensor([[whole.query], [whole.key]])
+    means = comm.all_reduce(squares)
+    means[0] /= whole.query
+    means[1] /= whole.key
     for part, weight, mean in zip((q, k), weights, means, strict=True):
         normed = part.float() * torch.rsqrt(mean + eps).unsqueeze(-1)
         part.copy_(weight * normed.to(weight.dtype))

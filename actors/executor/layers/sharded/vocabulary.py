@@ -12,8 +12,11 @@ from pagebus.actors.model.spec import HeadSpec
 
 
 def embedding_of(config: ModelConfig, parameters: Parameters, ops: Ops) -> Embedding:
-    """The model's, or its rank's part."""
+    """The model's, or its rank's part; of a stage that begins with hidden states, its shape alone."""
     spec, name = config.spec, "model.embed_tokens"
+    if config.stage is not None and not config.stage.embeds:
+        rows = spec.vocab if config.shard is None else len(config.shard.of(spec.vocab))
+        return Embedding(Parameters(torch.device("meta"), parameters.dtype), name, rows, spec.hidden, ops)
     if config.shard is None:
         return Embedding(parameters, name, spec.vocab, spec.hidden, ops, spec.embed_scale)
     return PartEmbedding(parameters, name, config.shard.of(spec.vocab), spec.hidden, ops, spec.embed_scale)

@@ -1,11 +1,10 @@
-"""Reads quantized modules one by one, each straight into its part of the model: in memory are the model and the tensors
-of one module."""
+"""Reads quantized modules, a few at a time, each into its part of the model: in memory are the model and the tensors of
+these few."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -15,34 +14,57 @@ from pagebus.actors.executor.loading.formats.finding import DTYPES, READERS, Mod
 from pagebus.actors.executor.loading.formats.gguf import FORMATS as GGUF_FORMATS
 from pagebus.actors.executor.loading.formats.reading import FormatError
 from pagebus.actors.executor.loading.formats.storing import store
-from pagebus.actors.executor.loading.weight_copy import StoredTensor, read_into
+from pagebus.actors.executor.loading.weight_copy import BYTES, StoredTensor, copy_weights
 from pagebus.actors.model.config import ModelError
 from pagebus.kernels.quantized.layouts import Layout, W8Blocks
 
+BYTES_AT_ONCE = 256 << 20
+"""Enough for all threads that read to have work, and little beside a model."""
 DENSE_AT_ONCE = 1 << 24
 """Numbers that are dequantized at once; each takes several float32 numbers meanwhile."""
 
 
 def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Callable[[int], None]) -> None:
-    """Fill all; what is unpacked is computed on the ``device``.
+    """Fill all; what is unpacked is computed on the ``device``. ``on_bytes`` hears of what is read, as from
+    :func:`copy_weights`.
 
     Raises:
         ModelError: numbers that the format does not allow; the text names the module and its scheme.
         OSError: a file cannot be read, or ends too early.
     """
-    files: dict[Path, int] = {}
-    try:
-        for module in modules:
-            _read_module(module, files, device)
-            on_bytes(module.num_bytes)
-    finally:
-        for file in files.values():
-            os.close(file)
+    for some in _read_together(modules):
+        as_stored = [{name: _bytes_of(tensor, device) for name, tensor in module.tensors.items()} for module in some]
+        copy_weights(
+            [
+                (replace(tensor, format=BYTES, shape=(tensor.num_bytes,), cut=None), target[name])
+                for module, target in zip(some, as_stored, strict=True)
+                for name, tensor in module.tensors.items()
+            ],
+            on_bytes,
+        )
+        for module in some:
+            _store_module(module, as_stored.pop(0), device)
 
 
-def _read_module(module: Module, files: dict[Path, int], device: torch.device) -> None:
-    """Read and store one module; its tensors are freed on return."""
-    tensors = {name: _read(tensor, files).to(device) for name, tensor in module.tensors.items()}
+def _read_together(modules: Sequence[Module]) -> Iterator[list[Module]]:
+    """Modules one behind another, as many as have BYTES_AT_ONCE, and at least one."""
+    some: list[Module] = []
+    for module in modules:
+        if some and sum(each.num_bytes for each in some) + module.num_bytes > BYTES_AT_ONCE:
+            yield some
+            some = []
+        some.append(module)
+    if some:
+        yield some
+
+
+def _bytes_of(tensor: StoredTensor, device: torch.device) -> torch.Tensor:
+    return torch.empty(tensor.num_bytes, dtype=torch.uint8, device=device)
+
+
+def _store_module(module: Module, as_stored: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Store one module; its tensors are freed on return."""
+    tensors = {name: _as_tensor(tensor, as_stored[name]) for name, tensor in module.tensors.items()}
     try:
         _fill(module, tensors, device)
     except FormatError as error:
@@ -76,11 +98,7 @@ def _read_layout(module: Module, tensors: Mapping[str, torch.Tensor], layout: La
         store(layout.part(expert, 0, layout.shape[-2]), codes, scheme)
 
 
-def _read(tensor: StoredTensor, files: dict[Path, int]) -> torch.Tensor:
-    if tensor.file not in files:
-        files[tensor.file] = os.open(tensor.file, os.O_RDONLY)
-    data = torch.empty(tensor.num_bytes, dtype=torch.uint8)
-    read_into(files[tensor.file], data.numpy().data, tensor.offset)
-    if tensor.format in GGUF_FORMATS:  # rows of blocks
-        return data.view(*tensor.shape[:-1], -1)
-    return data.view(DTYPES[tensor.format]).view(tensor.shape)
+def _as_tensor(stored: StoredTensor, data: torch.Tensor) -> torch.Tensor:
+    if stored.format in GGUF_FORMATS:  # rows of blocks
+        return data.view(*stored.shape[:-1], -1)
+    return data.view(DTYPES[stored.format]).view(stored.shape)

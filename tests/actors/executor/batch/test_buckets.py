@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,8 +15,10 @@ import torch
 
 from pagebus.actors.bench.driver.shapes import write_model_folder
 from pagebus.actors.executor.batch.buckets import SLOW_SIZES, Bucket, Buckets, decode_sizes, token_sizes
+from pagebus.actors.executor.batch.runs import Runs
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
-from pagebus.actors.executor.graphs.graphs import Graphs, _Captured, empty_step
+from pagebus.actors.executor.graphs.graphs import Graphs, _Captured, empty_step, with_adapted
+from pagebus.actors.executor.graphs.head_passes import Guess
 from pagebus.actors.executor.graphs.resampling import Resampling, resampling_of
 from pagebus.actors.executor.loading.loading import graph_tokens, pieces_tokens
 from pagebus.actors.executor.step.runner import Runner
@@ -170,6 +173,44 @@ def test_a_step_takes_the_next_larger_graph_while_its_own_is_missing() -> None:
     assert chosen(rows_of(600), *buckets.first()) is None
     assert [graphs._missed.get(), graphs._missed.get()] == [Bucket(72, 72), Bucket(16, 128, 34)]
     assert graphs._missed.empty()
+
+
+def test_drafts_wait_for_all_graphs_that_verify_them() -> None:
+    """These are asked for one by one, and only when some would be offered."""
+    buckets = Buckets(64, 256, 64, max_samples=64, max_verified=24)
+    graphs = Graphs(buckets, adapters=True, passes=[Guess(8)])
+    wanted = [*with_adapted(buckets.verified, adapters=True), Guess(8)]
+    assert len(wanted) == 7
+    graphs._captured = dict.fromkeys(buckets.first())  # type: ignore[assignment]
+    assert graphs._missed.empty()
+    for each in wanted:
+        assert not graphs.can_verify()
+        assert not graphs.can_verify()
+        assert graphs._missed.get() == each
+        assert graphs._missed.empty()
+        graphs._captured[each] = None
+    assert graphs.can_verify()
+    assert Graphs(Buckets(64, 256, 64)).can_verify()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_drafts_are_not_offered_before_they_can_be_verified(width: int) -> None:
+    """Whatever the device has found; it is asked only then."""
+    calls: list[bool] = []
+
+    def answers(answer: bool) -> Callable[[], bool]:
+        return lambda: calls.append(answer) or answer  # type: ignore[func-returns-value]
+
+    def offered(found: int, answer: bool) -> list[int]:
+        starts = np.array([0, width, 2 * width], np.int32)
+        runs = Runs(starts, np.full(2, 9, np.int32), np.zeros(2, np.int32), can_verify=answers(answer))
+        return list(runs.read(np.array([1, 1, 4, 5, 0, found], np.int32)).num_drafts)
+
+    assert offered(0, answer=False) == [0] * 2 * width
+    assert not calls
+    assert offered(4, answer=False) == [0] * 2 * width
+    assert offered(4, answer=True) == [0] * width + [4] * width
+    assert calls == [False, True]
 
 
 class CountingGraphs(Graphs):

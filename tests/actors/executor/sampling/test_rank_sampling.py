@@ -13,9 +13,11 @@ from pagebus.actors.executor.device.agreement import Agreement
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.sampling import rank_sampling
+from pagebus.actors.executor.sampling import device_rank_sampling, rank_sampling
+from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.model.shards.shard import Shard, share
+from pagebus.kernels.sampling import parts
 from pagebus.kernels.sampling.candidates import Limits, cuts_of, joined, own_candidates
 from pagebus.kernels.sampling.sampling import thresholds_reference
 from tests.helpers.ranks.thread_comm import ThreadComm, together
@@ -184,6 +186,33 @@ def test_picked_logits_come_from_who_has_them() -> None:
         assert torch.equal(told, logits[rows, ids])
 
 
+@pytest.mark.parametrize("any_truncation", [False, True])
+def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation: bool) -> None:
+    """By the references of their kernels; what they compare is kept for the host."""
+    logits, wanted = rows_of(12, 2500, ties=False)
+    wanted |= {"any_truncation": any_truncation}
+    expected = WHOLE.sample(logits, **wanted)
+    scores = WHOLE.token_logprobs(logits, expected, 3)
+
+    def sample(comm: ThreadComm) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+        agreement = Agreement(comm)
+        agreement.own, agreement.told = torch.tensor([7, comm.rank]).int(), torch.zeros(2, 2, dtype=torch.int32)
+        ops = device_ops_of_rank(WHOLE, agreement, Shard(comm.rank, comm.size, Vocabulary(2500)))
+        own = share(2500, comm.rank, comm.size)
+        part = logits[:, own.start : own.stop].contiguous()
+        tokens = ops.sample(part, **wanted)
+        return tokens.tolist(), ops.token_logprobs(part, tokens, 3), agreement.told
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("chunk_scores", "part_best", "rank_best"):
+            patch.setattr(device_rank_sampling, name, getattr(parts, f"{name}_reference"))
+        told = together(2, sample)
+    for tokens, packed, agreed in told:
+        assert tokens == expected.tolist()
+        assert torch.equal(packed, scores)
+        assert agreed.tolist() == [[7, 0], [7, 1]]
+
+
 def test_drift_is_found_beside_the_tokens() -> None:
     """By every rank, before it has a token."""
     logits, wanted = rows_of(11, 70, ties=False)
@@ -191,7 +220,7 @@ def test_drift_is_found_beside_the_tokens() -> None:
     def sample(comm: ThreadComm) -> str:
         shard = Shard(comm.rank, comm.size, Vocabulary(70))
         agreement = Agreement(comm)
-        agreement.begin(7, 0xFFFFFFFF - comm.rank)
+        agreement.own = torch.tensor([7, -1 - comm.rank]).int()
         own = share(70, comm.rank, comm.size)
         with pytest.raises(EngineError) as caught:
             ops_of_rank(WHOLE, agreement, shard).sample(logits[:, own.start : own.stop].contiguous(), **wanted)

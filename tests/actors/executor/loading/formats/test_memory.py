@@ -26,6 +26,11 @@ SMALL = 1 << 13
 """Numbers that are worked on at once: as few beside these weights as they are beside real ones."""
 
 
+LIMITS = (
+    (online, "NUMBERS_AT_ONCE"), (storing, "PACKED_AT_ONCE"), (modules, "DENSE_AT_ONCE"), (modules, "BYTES_AT_ONCE"),
+)  # fmt: skip
+
+
 class Storages(TorchDispatchMode):
     """Adds up the bytes of all tensors that operations made and that are still alive; ``peak`` is the most of them."""
 
@@ -62,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", ["fp8", "int8", "int4"])
 def test_the_quantized_model_and_one_weight(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a layer of 16 bits, and far from all of them."""
-    for place, name in ((online, "NUMBERS_AT_ONCE"), (storing, "PACKED_AT_ONCE"), (modules, "DENSE_AT_ONCE")):
+    for place, name in LIMITS:
         monkeypatch.setattr(place, name, SMALL)
     config = with_quantization(Settings(quantization=method), ModelConfig.load(folder))
     with Storages() as storages:

@@ -1,0 +1,97 @@
+"""Ranks pad their steps alike, whichever graphs each of them has: what they exchange follows from the plans alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagebus.actors.executor.batch.buckets import Buckets
+from pagebus.actors.executor.graphs.graphs import Graphs, Wanted, _Captured, padded_pass
+from pagebus.actors.executor.graphs.resampling import Resampling
+from pagebus.actors.executor.step.runner import Runner
+from tests.actors.executor.eager_graphs import pad_steps
+from tests.actors.executor.ranks.test_ranks import SMALL, answers
+from tests.actors.executor.ranks.test_sameness import REQUEST
+from tests.helpers.engine_driver import Driver
+from tests.helpers.model_factory import make_model
+from tests.helpers.ranks.rank_driver import RankDriver
+from tests.helpers.ranks.thread_comm import ThreadComm, thread_comms
+
+Ranks = tuple[RankDriver, list[ThreadComm], list["SomeGraphs"]]
+
+
+class SomeGraphs(Graphs):
+    """Has the graph of what it misses at once, sooner or later, or never. A replay computes what was captured."""
+
+    def __init__(self, buckets: Buckets, runner: Runner, seed: int) -> None:
+        super().__init__(buckets, alike=True)
+        self._runner, self._random = runner, random.Random(seed)
+        self.replays = 0
+
+    def _ask(self, wanted: Wanted) -> None:
+        if self._random.random() < 0.4:
+            self._captured[wanted] = self._made(wanted)
+
+    def _made(self, wanted: Wanted) -> _Captured:
+        made = _Captured(cast("torch.cuda.CUDAGraph", None), torch.empty(0), torch.empty(0))
+        runner = self._runner
+
+        def replay() -> None:
+            self.replays += 1
+            if isinstance(wanted, Resampling):
+                logits = cast("_Captured", self._captured[wanted.bucket]).logits
+                made.sampled = runner.sample_with_extras(wanted.extras, logits, any_random=True)
+            else:
+                made.logits, made.sampled = padded_pass(runner, cast("Any", wanted))
+
+        made.graph = cast("torch.cuda.CUDAGraph", SimpleNamespace(replay=cast("Callable[[], None]", replay)))
+        return made
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    folder = make_model(tmp_path_factory.mktemp("m"), "qwen2", seed=5, num_attention_heads=4, num_key_value_heads=2)
+    comms = thread_comms(2)
+    driver = RankDriver(folder, 2, list(comms), **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for rank, engine in enumerate(driver.engines):
+            runner, buckets = engine._loaded.runner, Buckets(8, 40, 4)
+            found.append(SomeGraphs(buckets, runner, rank))
+            pad_steps(runner, patch, buckets, found[-1])
+            engine._agreement.use(runner.uploader.header.agreed)
+        yield driver, comms, found
+        driver.close()
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.lists(REQUEST, min_size=1, max_size=5), st.integers(9, 60))
+def test_exchanges_do_not_depend_on_what_is_captured(ranks: Ranks, requests: list[Any], budget: int) -> None:
+    driver, comms, _ = ranks
+    scheduler, start = driver.scheduler(budget), len(comms[0].calls)
+    added = [scheduler.add(range(length), count, seed=seed, **params) for length, count, params, seed in requests]
+    driver.drive(scheduler)
+    assert all(len(each.output) == count for each, (_, count, _, _) in zip(added, requests, strict=True))
+    first, second = (comm.calls[start:] for comm in comms)
+    assert len(first) >= 3 * scheduler.step
+    assert first == second
+
+
+def test_padded_ranks_sample_what_one_rank_samples(ranks: Ranks, tmp_path: Any) -> None:
+    """And both have run from graphs, but not from the same ones."""
+    driver, _, graphs = ranks
+    folder = make_model(tmp_path, "qwen2", seed=5, num_attention_heads=4, num_key_value_heads=2)
+    one = Driver(folder, **SMALL)
+    prompts = [[1], list(range(2, 30)), list(range(40))]
+    for params in ({"temperature": 1.0, "seed": 3}, {"temperature": 0.7, "seed": 4, "top_k": 20, "top_p": 0.8}):
+        assert answers(driver, prompts, **params) == answers(one, prompts, **params)
+    one.close()
+    assert all(each.replays for each in graphs)
+    assert graphs[0]._captured.keys() != graphs[1]._captured.keys()

@@ -42,7 +42,7 @@ from pagebus.kernels.common.target import Target, first_target
 
 if TYPE_CHECKING:  # torch is imported while other things happen
     from pagebus.actors.executor.engine import Engine
-    from pagebus.actors.executor.loading.loading import EngineInfo
+    from pagebus.actors.executor.loading.loaded import EngineInfo
 
 STAGE = "executor"
 READ_BLOCK_MS = 200
@@ -303,17 +303,16 @@ class ExecutorActor(Actor):
 
     def _publish(self, result: StepResult | AdapterRead | DiskReport) -> None:
         assert self._outbox is not None
+        if isinstance(result, DiskReport) and result.error:
+            self.log.warning("the disk tier failed: blocks are computed", error=result.error)
         try:
-            if not isinstance(result, StepResult):
-                if isinstance(result, DiskReport) and result.error:
-                    self.log.warning("the disk tier failed: blocks are computed", error=result.error)
+            if isinstance(result, StepResult):
+                self._outbox.append(self.names.results(self.name), result)
+                self._count(result)
+            else:
                 self._outbox.publish(self.names.control, replace(result, replica=self.name, executor_epoch=self.epoch))
-                return
-            self._outbox.append(self.names.results(self.name), result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)
-            return
-        self._count(result)
 
     def _count(self, result: StepResult) -> None:
         """Add a finished step to the watch and to the metrics."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pagebus.actors.settings import Settings
 
 if TYPE_CHECKING:  # torch is imported while other things happen
-    from pagebus.actors.executor.loading.loading import EngineInfo
+    from pagebus.actors.executor.loading.loaded import EngineInfo
 
 
 def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:

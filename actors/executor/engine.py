@@ -29,7 +29,8 @@ from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.actors.executor.device.device import own_stream, prepare_thread, resolve_device, resolve_dtype
 from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.graphs.graphs import Graphs
-from pagebus.actors.executor.loading.loading import EngineInfo, Loaded, Progress, load
+from pagebus.actors.executor.loading.loaded import EngineInfo, Loaded
+from pagebus.actors.executor.loading.loading import Progress, load
 from pagebus.actors.executor.loading.weights import unmatched_entries
 from pagebus.actors.executor.memory.budget import memory_in_use
 from pagebus.actors.executor.ranks.drift import DriftCheck
@@ -56,10 +57,10 @@ IDLE_S = 0.25
 class Engine:
     """One executor's engine.
 
-    ``on_result`` is called with every step's result, in order, and with what becomes of adapters and of files; ``on_error`` at most
-    once with the error that ended the engine, and ``on_progress`` during loading. All are called from the engine's
-    threads and must return quickly. ``kernels_ready`` is called before the first kernel is launched, and may wait.
-    ``config`` is the part of the rank that ``comm`` connects with the others.
+    ``on_result`` is called with every step's result, in order, and with what becomes of adapters and files;
+    ``on_error`` at most once with the error that ended the engine, and ``on_progress`` during loading. All are called
+    from the engine's threads and must return quickly. ``kernels_ready``, which may wait, is called before the first
+    kernel is launched. ``config`` is the part of the rank that ``comm`` connects with the others.
     """
 
     def __init__(
@@ -78,8 +79,7 @@ class Engine:
         self._completion = Completion(settings, config, on_result, spans)
         self.stats, self._tell = self._completion.stats, on_result
         self.ready: Future[EngineInfo] = Future()
-        self._settings = settings
-        self._config, self._path = config, path
+        self._settings, self._config, self._path = settings, config, path
         self._kernels_ready, self._spans = kernels_ready, spans
         self._comm, self._agreement = comm, Agreement(comm)
         self._drift = DriftCheck(self._agreement)
@@ -229,9 +229,7 @@ class Engine:
         if self._failure is None:
             if self._pool is not None:
                 torch.cuda.synchronize()
-            if self._loaded.disk is not None:
-                self._loaded.disk.close()
-            self._loaded.copies.memory.close()
+            self._loaded.free()
 
     @property
     def _loaded(self) -> Loaded:
@@ -352,10 +350,7 @@ class Engine:
     def _copy(self, queued: Queued) -> torch.cuda.Event | None:
         """Start the plan's copies between the tiers."""
         try:
-            copied = self._loaded.copies.apply(queued.plan)
-            if self._loaded.disk is not None:
-                self._loaded.disk.apply(queued.plan, queued.scheduler_epoch, self._loaded.copies.mark)
-            return copied
+            return self._loaded.copy(queued.plan, queued.scheduler_epoch)
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 

@@ -23,7 +23,7 @@ from pagebus.actors.executor.batch.batch import BatchLimits, PersistentBatch
 from pagebus.actors.executor.batch.results import ResultBuilder
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.errors import EngineError, PlanError
-from pagebus.actors.executor.loading.loading import EngineInfo
+from pagebus.actors.executor.loading.loaded import EngineInfo
 from pagebus.actors.executor.step.completion import EngineStats
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.window import Window

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from pagebus.actors.executor.adapters.residents import Residents, make_residents
+from pagebus.actors.executor.adapters.residents import make_residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
@@ -24,9 +24,11 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
 from pagebus.actors.executor.graphs.head_passes import HeadPass, head_passes
 from pagebus.actors.executor.layers.sharded.sums import with_sums
+from pagebus.actors.executor.loading.disk import open_disk
 from pagebus.actors.executor.loading.head_weights import DraftFiles, head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import set_kv_scales
+from pagebus.actors.executor.loading.loaded import EngineInfo, Loaded
 from pagebus.actors.executor.loading.warmup import (
     measure_prefill_rate,
     run_adapted_steps,
@@ -37,11 +39,9 @@ from pagebus.actors.executor.loading.warmup import (
 )
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.budget import KvDemand, blocks_in, fixed_kv_bytes, measured_kv_bytes
-from pagebus.actors.executor.loading.disk import open_disk
-from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_blocks
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
-from pagebus.actors.executor.memory.swap import Copies, make_copies, measure_copy_rate
+from pagebus.actors.executor.memory.swap import make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
@@ -66,56 +66,6 @@ MAX_GRAPH_TOKENS = 4096
 
 Progress = Callable[[str, float], None]
 """Called with the phase ("weights", "kernels", "kv cache", "graphs") and the done share of it, 0..1."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What an engine that is ready can hold; the scheduler plans by it. The first six and the last three are
-    its :class:`BatchLimits`."""
-
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    vocab_size: int
-    device: str
-    dtype: str
-    num_host_blocks: int = 0
-    """Those of the host tier that are ready by now; more may come."""
-    block_bytes: int = 0
-    copy_bytes_per_s: float = 0.0
-    """Between the tiers, the slower way's; measured, 0 without a host tier."""
-    prefill_tokens_per_s: float = 0.0
-    """Measured, 0 without a host tier."""
-    kv_cache_dtype: str = ""
-    window: int = 0
-    """How many tokens, the newest included, some layer may still read; 0: all."""
-    windowed_pages: int = 0
-    windowed_tokens: int = 0
-    """As of :class:`BatchLimits`: all blocks that are counted here are then pages."""
-    num_drafts: int = 0
-    """The most drafts that a row may have; 0: nothing is speculated."""
-    max_loras: int = 0
-    """The most adapters that sequences may have at a time; 0: none."""
-    num_disk_blocks: int = 0
-    """Those that the disk tier may hold."""
-    stages: int = 1
-    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.pipeline`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """An engine's parts, ready to run steps."""
-
-    batch: PersistentBatch
-    runner: Runner
-    copies: Copies
-    prefill_backend: PrefillBackend
-    info: EngineInfo
-    residents: Residents | None
-    """Adapters, if there may be any."""
-    disk: DiskTier | None = None
 
 
 def choose_ops(

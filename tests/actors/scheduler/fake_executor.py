@@ -129,7 +129,6 @@ class FakeExecutor:
     """As of :class:`ReplicaJoined`. These pages hold the hash and the number of the page."""
     disk: FakeDisk = field(default_factory=FakeDisk)
     """It outlives the executor."""
-
     stages: int = 1
     """As of :class:`ReplicaJoined`."""
 

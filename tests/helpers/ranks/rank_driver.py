@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.engine import Engine
-from pagebus.actors.executor.loading.loading import EngineInfo
+from pagebus.actors.executor.loading.loaded import EngineInfo
 from pagebus.actors.executor.ranks.gloo import GlooComm
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization

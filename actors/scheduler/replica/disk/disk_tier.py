@@ -1,8 +1,8 @@
 """The disk tier of one replica, below its host tier: what is written to files, and what is read back.
 
 A read fills host blocks. Once the executor has confirmed them, they are found like any other cached blocks of the host
-tier. The sequence that wants them waits in the queue, without a slot, so that no step ever waits for a disk, and nothing
-that could not be read is ever in a block table. It waits once: what cannot be read is computed.
+tier. The sequence that wants them waits in the queue, without a slot, so that no step ever waits for a disk, and what
+could not be read is never in a block table. It waits once: what cannot be read is computed.
 
 Written are blocks of prompts that have been computed or asked for again, and those that the device tier gives away. A
 block is copied to the host first if it is not there.

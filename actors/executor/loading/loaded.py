@@ -1,0 +1,78 @@
+"""What loading gives: an engine's parts, and what its executor tells of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pagebus.actors.executor.adapters.residents import Residents
+from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.memory.disk_tier import DiskTier
+from pagebus.actors.executor.memory.swap import Copies
+from pagebus.actors.executor.step.prefill_backend import PrefillBackend
+from pagebus.actors.executor.step.runner import Runner
+from pagebus.bus.messages import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine that is ready can hold; the scheduler plans by it. The first six and the last three are
+    its :class:`BatchLimits`."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    vocab_size: int
+    device: str
+    dtype: str
+    num_host_blocks: int = 0
+    """Those of the host tier that are ready by now; more may come."""
+    block_bytes: int = 0
+    copy_bytes_per_s: float = 0.0
+    """Between the tiers, the slower way's; measured, 0 without a host tier."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured, 0 without a host tier."""
+    kv_cache_dtype: str = ""
+    window: int = 0
+    """How many tokens, the newest included, some layer may still read; 0: all."""
+    windowed_pages: int = 0
+    windowed_tokens: int = 0
+    """As of :class:`BatchLimits`: all blocks that are counted here are then pages."""
+    num_drafts: int = 0
+    """The most drafts that a row may have; 0: nothing is speculated."""
+    max_loras: int = 0
+    """The most adapters that sequences may have at a time; 0: none."""
+    num_disk_blocks: int = 0
+    """Those that the disk tier may hold."""
+    stages: int = 1
+    """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.pipeline`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An engine's parts, ready to run steps."""
+
+    batch: PersistentBatch
+    runner: Runner
+    copies: Copies
+    prefill_backend: PrefillBackend
+    info: EngineInfo
+    residents: Residents | None
+    """Adapters, if there may be any."""
+    disk: DiskTier | None = None
+
+    def copy(self, plan: StepPlan, scheduler_epoch: int) -> torch.cuda.Event | None:
+        """Start a plan's copies between the tiers, as of :class:`Copies`, and what is to be read and written."""
+        copied = self.copies.apply(plan)
+        if self.disk is not None:
+            self.disk.apply(plan, scheduler_epoch, self.copies.mark)
+        return copied
+
+    def free(self) -> None:
+        """Give back the host tier's memory, and the disk tier's files."""
+        if self.disk is not None:
+            self.disk.close()
+        self.copies.memory.close()

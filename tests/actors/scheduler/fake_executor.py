@@ -133,8 +133,7 @@ class FakeExecutor:
     """As of :class:`ReplicaJoined`."""
 
     def __post_init__(self) -> None:
-        if self.stages > 1:
-            self.depth = max(self.depth, self.stages + 1)
+        self.depth = max(self.depth, self.stages + 1) if self.stages > 1 else self.depth
         self.cache = np.full((self.num_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.host = np.full((self.num_host_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.num_copied = [0, 0]

@@ -23,7 +23,7 @@ def test_one_frame(options, server, monkeypatch, capsys) -> None:
     assert lines[0].startswith("Pagebus ")
     assert lines[0].endswith("fake-model")
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line.split()}
-    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "0", "0", "-", "-", "-"]
+    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "-", "0", "0", "-", "-", "-"]
     assert rows["ingress-0"][0] == "ready"
     assert rows["requests"] == ["0"]
 

@@ -1,4 +1,4 @@
-"""What a restart costs a long prompt, with its blocks on the disk and without: `python -m tests.system.cache.bench_disk`.
+"""What a restart costs a long prompt, with blocks on the disk and without: `python -m tests.system.cache.bench_disk`.
 
 Real actors in one process, on a CPU, with the shipped model, over the in-memory bus. Each prompt of ``--tokens`` tokens
 is asked in a first life, then in a second one. Prints the seconds to the first token: medians of ``--prompts`` prompts.

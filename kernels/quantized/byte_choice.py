@@ -78,7 +78,9 @@ def _rounded_groups(product: Product, tokens: int, kind: Kind, target: Target) -
     if target.capability != HOPPER:
         return _converted(product, tokens, kind, target)
     config = TileConfig(64, 128, 128, 4, 4, rounded=True)
-    return _cut(config, product, target, 1) if product.form in SPLIT_FORMS else config
+    if product.form not in SPLIT_FORMS:
+        return config
+    return _cut(config, product, target, PROGRAMS if tokens <= config.tokens else 1)
 
 
 def _whole(product: Product, target: Target) -> TileConfig:

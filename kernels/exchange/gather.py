@@ -17,9 +17,9 @@ from pagebus.kernels.exchange.waiting import (
     wait_for_words,
 )
 
-BLOCK = 1024
-FEW_GRID, MANY_GRID = 32, 64
-"""The most blocks of a grid."""
+BLOCK = 256
+MOST_BLOCKS = 64
+"""Of a grid."""
 
 
 @triton.jit(do_not_specialize=["rank", "num_words", "patience_ns"])
@@ -88,8 +88,8 @@ def gather_reference(xs: list[torch.Tensor]) -> torch.Tensor:
 def _gather_piece(words: torch.Tensor, out: torch.Tensor, peers: Peers, phases: int) -> None:
     layout, count = peers.layout, len(words)
     pairs = 4 * count <= layout.limits.gather
-    area, most = (layout.gather, FEW_GRID) if pairs else (layout.signal, MANY_GRID)
-    _gather_words_kernel[(min(most, peers.max_blocks, -(-count // BLOCK)),)](
+    area = layout.gather if pairs else layout.signal
+    _gather_words_kernel[(min(MOST_BLOCKS, peers.max_blocks, -(-count // BLOCK)),)](
         words, out, peers.table, peers.state, peers.rank, count, peers.patience_ns,
         START=area.start, SLOT=area.slot, FLAGS=layout.signal_flags.start, FORM=GATHER if pairs else SIGNAL,
         PAIRS=pairs, WORLD=peers.world, BLOCK=BLOCK, PHASES=phases, num_warps=8, **pdl(words.device),

@@ -133,6 +133,7 @@ class Planner:
         if replica.preempted:
             self.requeue(replica)
         if planned is None:
+            self.fleet.outdate(replica)  # beams may have forked all the same
             return False
         self.fleet.touch(replica)
         plan, entering = planned

@@ -76,12 +76,16 @@ class PrefixIndex:
         """List the blocks ``start`` to ``end`` of a sequence, as far as they have been hashed and are among its
         ``blocks``, which begin with ``first_block``."""
         start, end = max(start, first_block), min(end, len(hashes))
+        self.note_anchors(hashes, start, end)
+        for i in range(start, end):
+            self.insert(hashes[i], blocks[i - first_block])
+
+    def note_anchors(self, hashes: Sequence[bytes], start: int, end: int) -> None:
+        """Note the anchors among the blocks ``start`` to ``end`` of a sequence, which are listed in some tier."""
         if start == 0 < end:
             self.new_anchors.append(hashes[0])
         if every := self._anchor_every:
             self.new_anchors += hashes[max(-(-start // every), 1) * every : end : every]
-        for i in range(start, end):
-            self.insert(hashes[i], blocks[i - first_block])
 
     def insert_pages(
         self, hashes: Sequence[bytes], pages: Sequence[int], start: int, end: int, first_block: int, each: int

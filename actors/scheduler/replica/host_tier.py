@@ -115,6 +115,7 @@ class HostTier:
                 self._copy_out(pages[i], host)
                 if (key := keys[i]) is not None:
                     self.pool.index.insert(key, host)
+        self._index.note_anchors(sequence.hashes, sequence.first_block, min(num_listed, len(sequence.hashes)))
         held = [host for host in hosts if host is not None]
         count = -(-num_computed // self._block_size) - sequence.first_block
         sequence.swapped = Swapped(

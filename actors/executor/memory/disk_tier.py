@@ -121,7 +121,7 @@ class DiskTier:
     def _tell_contents(self) -> None:
         with self._lock:
             found = list(self._names)
-        for start in range(0, len(found), NAMES_PER_REPORT):
+        for start in range(0, max(1, len(found)), NAMES_PER_REPORT):
             self._tell(_report(self._epoch, found=tuple(found[start : start + NAMES_PER_REPORT])))
 
     # -- the threads --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,11 +15,9 @@ from pagebus.actors.scheduler.replica.prefix_match import Offer, displace_jobs
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
-MOST_AWAITING = 64
-"""Admission stops for this plan after this many sequences that wait for another's prefix."""
-
-MOST_READING = 256
-"""The same for sequences whose prefix is read from a disk."""
+PREFIX, DISK = "prefix", "disk"
+MOST_WAITING = {PREFIX: 64, DISK: 256}
+"""Admission stops for this plan after this many sequences that wait for another's prefix, or for a disk."""
 
 
 def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
@@ -33,7 +32,7 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     """
     fleet.refresh()
     adapters = AdapterTurn(fleet)
-    priority_class, admitted, num_awaiting, num_reading = INTERACTIVE, [], 0, 0
+    priority_class, admitted, num_waiting = INTERACTIVE, [], Counter[str]()
     candidates = fleet.open[priority_class].copy()
     for sequence in waiting:
         if sequence.request.priority_class != priority_class:
@@ -61,19 +60,9 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
             candidates &= ~able
             continue
         replica, offer = chosen
-        if offer.disk:
-            kept = offer.host_blocks + offer.windowed.hosts
-            replica.disk_tier.read(sequence, offer.disk, kept, offer.disk_tokens)
-            fleet.touch(replica)
-            fleet.refresh()
-        if replica.disk_tier.is_reading(sequence):
-            num_reading += 1
-            if num_reading == MOST_READING:
-                break
-            continue
-        if offer.awaits:
-            num_awaiting += 1
-            if num_awaiting == MOST_AWAITING:
+        if reason := _waits_for(sequence, replica, offer, fleet):
+            num_waiting[reason] += 1
+            if num_waiting[reason] == MOST_WAITING[reason]:
                 break
             continue
         _bind(sequence, replica, offer, fleet)
@@ -81,6 +70,17 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
         row = fleet.row(replica.name)
         candidates[row] &= fleet.open[priority_class, row]
     return admitted
+
+
+def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet) -> str | None:
+    """What the sequence waits for without a slot, if anything. Has its blocks read from the disk, if these help."""
+    if offer.disk:
+        replica.disk_tier.read(sequence, offer.disk, offer.host_blocks + offer.windowed.hosts, offer.disk_tokens)
+        fleet.touch(replica)
+        fleet.refresh()
+    if replica.disk_tier.is_reading(sequence):
+        return DISK
+    return PREFIX if offer.awaits else None
 
 
 def _bind(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet) -> None:

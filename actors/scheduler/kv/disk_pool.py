@@ -54,11 +54,17 @@ class DiskPool:
         else:
             self.num_blocks = min(self.num_blocks, len(self.stored) + len(self._written))
 
-    def found(self, contents: Iterable[bytes]) -> None:
-        """The executor has these."""
+    def found(self, contents: Iterable[bytes]) -> list[bytes]:
+        """The executor has these. Returns those for which there is no room."""
+        dropped = []
         for content in contents:
-            if content not in self and len(self.stored) + len(self._written) < self.num_blocks:
+            if content in self:
+                continue
+            if len(self.stored) + len(self._written) < self.num_blocks:
                 self.stored[content] = None
+            else:
+                dropped.append(content)
+        return dropped
 
     def touch(self, content: bytes) -> None:
         """A content is used."""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.kv.adapters import Adapters
+from pagebus.actors.scheduler.replica.disk.orders import DiskOrders
 from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
@@ -53,12 +54,7 @@ class PlanBuilder:
         self.swap_out_hosts: list[int] = []
         self.swap_in_hosts: list[int] = []
         self.swap_in_blocks: list[int] = []
-        self.disk_order = 0
-        self.disk_reads: list[str] = []
-        self.disk_read_hosts: list[int] = []
-        self.disk_writes: list[str] = []
-        self.disk_write_hosts: list[int] = []
-        self.disk_drops: list[str] = []
+        self.disk = DiskOrders()
 
     def append(self, sequence: Sequence, blocks: list[int], windowed: list[int]) -> None:
         """Append new blocks to a sequence's table, and their ``windowed`` pages. A sequence that has not entered sends
@@ -160,12 +156,7 @@ class PlanBuilder:
             new_predicted=_ints([token for each in predicted for token in each]),
             loaded_adapters=tuple(self._adapters.loaded),
             dropped_adapters=tuple(self._adapters.dropped),
-            disk_reads=tuple(self.disk_reads),
-            disk_read_hosts=_ints(self.disk_read_hosts),
-            disk_writes=tuple(self.disk_writes),
-            disk_write_hosts=_ints(self.disk_write_hosts),
-            disk_drops=tuple(self.disk_drops),
-            disk_order=self.disk_order,
+            **self.disk.columns(),
         )
         self._begin_anew(step)
         return plan
@@ -179,9 +170,8 @@ class PlanBuilder:
             self._cuts, self._chosen, self.rewritten = {}, {}, []
         if self.swap_out_blocks or self.swap_in_blocks:
             self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
-        if self.disk_order or self.disk_reads or self.disk_writes or self.disk_drops:
-            self.disk_order, self.disk_drops = 0, []
-            self.disk_reads, self.disk_read_hosts, self.disk_writes, self.disk_write_hosts = [], [], [], []
+        if self.disk:
+            self.disk = DiskOrders()
         if self._adapters.loaded:
             self._adapters.planned(step)
 

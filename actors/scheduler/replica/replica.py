@@ -27,7 +27,7 @@ from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer
 from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.actors.scheduler.replica.state import ReplicaBase
-from pagebus.actors.scheduler.replica.token_budget import allot_blocks, give_back_blocks, share_budget
+from pagebus.actors.scheduler.replica.token_budget import Shared, allot_blocks, give_back_blocks, share_budget
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 from pagebus.bus.messages.field_types import no_ints
@@ -86,26 +86,18 @@ class Replica(ReplicaBase):
         if self.suspended or not self.pipeline.has_room:
             return None
         urgent = self.adapters.loaded or self.disk_tier.is_urgent
-        has_news = self.builder.freed_slots or urgent or self.disk_tier.has_news
-        if not len(self.slots) and not has_news:
+        if not len(self.slots) and not (urgent or self._has_news):
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
             if not group.is_complete:
                 fork_members(self, group)
-        behind = self.host_tier.hold_back(self.slots.behind())
-        if self.stages > 1:
-            behind = hold_back(self.slots, behind, self.stages, len(self.in_flight))
-        slots: Slots = behind.nonzero()[0]
-        counts = behind[slots]
-        num_decodes = len(slots)
-        if num_decodes and int(counts.max()) > 1:
-            slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
-        if len(slots):
-            slots, counts, num_decodes = allot_blocks(self, slots, counts, num_decodes)
-        if not len(slots) and not urgent and (self.in_flight or not has_news):
+        slots, counts, num_decodes = self._choose(now_s, len(self.in_flight))
+        if self.stages > 1 and not len(slots) and not self.in_flight:
+            slots, counts, num_decodes = self._choose(now_s, None)  # nobody whose turn it is gets blocks
+        if not len(slots) and not urgent and (self.in_flight or not self._has_news):
             return None
+        self.disk_tier.finish_plan()  # before blocks are listed that this plan only loads: its copies out come first
         self.host_tier.finish_plan(self.step + 1)
-        self.disk_tier.finish_plan()
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
@@ -122,6 +114,24 @@ class Replica(ReplicaBase):
         if self.kept.num_tokens:
             give_back_blocks(self, slots)
         return plan, entering
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether an idle executor is told something: of slots that are free, or for the disk."""
+        return bool(self.builder.freed_slots) or self.disk_tier.has_news
+
+    def _choose(self, now_s: float, num_in_flight: int | None) -> Shared:
+        """The rows of the next step, with blocks for their tokens. ``num_in_flight``: behind so many steps, which
+        matters to stages; None: as if there were none of these."""
+        behind = self.host_tier.hold_back(self.slots.behind())
+        if self.stages > 1 and num_in_flight is not None:
+            behind = hold_back(self.slots, behind, self.stages, num_in_flight)
+        slots: Slots = behind.nonzero()[0]
+        counts = behind[slots]
+        num_decodes = len(slots)
+        if num_decodes and int(counts.max()) > 1:
+            slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
+        return allot_blocks(self, slots, counts, num_decodes) if len(slots) else (slots, counts, num_decodes)
 
     def _enter(self, slots: Slots) -> list[Sequence]:
         """Enter the bound sequences whose first rows these are."""

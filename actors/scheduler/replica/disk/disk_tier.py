@@ -50,10 +50,12 @@ class DiskTier:
         """Host blocks of what is under way, by content."""
         self._void: set[bytes] = set()
         """Of these, contents that are not wanted any more."""
+        self._is_told = False
+        """Whether it is known what the disk has; nothing is written before."""
         self._candidates: deque[tuple[bytes, int]] = deque(maxlen=MOST_CANDIDATES)
         """Contents that are worth a write, with the device blocks that had them."""
         if self.is_on:
-            builder.disk_order = DISK_TELL
+            builder.disk.command = DISK_TELL
             host.on_demoted = self._write
 
     @property
@@ -64,12 +66,12 @@ class DiskTier:
     @property
     def is_urgent(self) -> bool:
         """Whether somebody waits for what the next plan orders."""
-        return bool(self._builder.disk_order or self._builder.disk_reads)
+        return bool(self._builder.disk.command or self._builder.disk.read)
 
     @property
     def has_news(self) -> bool:
         """Whether an idle replica gets a plan for the disk alone."""
-        if self.is_urgent or self._builder.disk_writes or self._builder.disk_drops:
+        if self._builder.disk:
             return True
         return self.is_on and bool(self._candidates) and self._room(MOST_WRITES, self._writes) > 0
 
@@ -106,9 +108,7 @@ class DiskTier:
         count = min(len(wanted), self._room(self._host.pool.num_blocks, self._reads))
         for content, host in zip(wanted, self._host.pool.allocate(count), strict=False):
             self.pool.touch(content)
-            self._reads[content] = host
-            self._builder.disk_reads.append(name_of(content))
-            self._builder.disk_read_hosts.append(host)
+            self._reads[content] = self._builder.disk.read[content] = host
 
     def is_reading(self, sequence: Sequence) -> bool:
         """Whether something that was read for the sequence is not there yet."""
@@ -142,10 +142,8 @@ class DiskTier:
         if dropped is None:
             return
         self._host.pool.retain((host,))
-        self._writes[content] = host
-        self._builder.disk_drops += map(name_of, dropped)
-        self._builder.disk_writes.append(name_of(content))
-        self._builder.disk_write_hosts.append(host)
+        self._builder.disk.dropped += map(name_of, dropped)
+        self._writes[content] = self._builder.disk.written[content] = host
 
     def _worth(self) -> bool:
         """Whether a block can be read more quickly than it is computed, by what is known so far."""
@@ -153,13 +151,16 @@ class DiskTier:
 
     def _room(self, most: int, under_way: dict[bytes, int]) -> int:
         pool = self._host.pool
+        if not self._is_told:
+            return 0
         left = min(most, int(SHARE * pool.num_blocks)) - len(under_way)
         return max(0, min(left, pool.num_free))
 
     # -- what the executor says ---------------------------------------------------------------------------------------
     def take(self, report: DiskReport) -> None:
         """Apply a report of this replica's executor."""
-        self.pool.found(map(bytes.fromhex, report.found))
+        self._is_told = True
+        self._builder.disk.dropped += map(name_of, self.pool.found(map(bytes.fromhex, report.found)))
         for done, names in ((True, report.read), (False, report.not_read)):
             for name in names:
                 self._end_read(bytes.fromhex(name), done)
@@ -199,15 +200,16 @@ class DiskTier:
 
     def _drop(self, content: bytes) -> None:
         self.pool.forget(content)
-        self._builder.disk_drops.append(name_of(content))
+        self._builder.disk.dropped.append(name_of(content))
 
     def forget(self) -> None:
         """Have everything deleted."""
         if self.is_on:
             self.pool.clear()
             self._candidates.clear()
+            self._is_told = True
             self._void |= self._reads.keys() | self._writes.keys()
-            self._builder.disk_order = DISK_FORGET
+            self._builder.disk.command = DISK_FORGET
 
     # -- checks -------------------------------------------------------------------------------------------------------
     @property

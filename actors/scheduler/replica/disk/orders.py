@@ -1,0 +1,43 @@
+"""What the next plan orders of a replica's disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pagebus.actors.scheduler.kv.disk_pool import name_of
+from pagebus.bus.messages import Int32Array
+
+
+@dataclass(slots=True)
+class DiskOrders:
+    """Contents to be ``read`` and ``written``, with their host blocks, and names to be ``dropped``. ``command``: the
+    ``disk_order`` of :class:`StepPlan`, before the others."""
+
+    command: int = 0
+    read: dict[bytes, int] = field(default_factory=dict)
+    written: dict[bytes, int] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.command or self.read or self.written or self.dropped)
+
+    def columns(self) -> dict[str, Any]:
+        """The fields of :class:`StepPlan` that say them."""
+        if not self:
+            return {}
+        return {
+            "disk_order": self.command,
+            "disk_reads": tuple(map(name_of, self.read)),
+            "disk_read_hosts": _hosts(self.read),
+            "disk_writes": tuple(map(name_of, self.written)),
+            "disk_write_hosts": _hosts(self.written),
+            "disk_drops": tuple(self.dropped),
+        }
+
+
+def _hosts(blocks: dict[bytes, int]) -> Int32Array:
+    return np.fromiter(blocks.values(), np.int32, len(blocks))

@@ -116,7 +116,7 @@ def test_a_wait_is_looked_at_by_few() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefix_match, "awaits", count_calls)
-        patch.setattr(admission, "MOST_AWAITING", most)
+        patch.setitem(admission.MOST_WAITING, admission.PREFIX, most)
         world.send(*alike(count, prompt(24)))
     assert asked[: most + 1] == [False] + [True] * most
     world.run()

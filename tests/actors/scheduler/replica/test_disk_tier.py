@@ -145,3 +145,35 @@ def test_a_report_of_another_life_is_ignored() -> None:
     assert not tier(world).pool.stored
     world.send(told)
     assert len(tier(world).pool.stored) == 1
+
+
+def test_nothing_is_written_before_it_is_known_what_is_there() -> None:
+    """So a full disk never has more than it may, however late it answers."""
+    world, executor = stored(disk=FakeDisk(10))
+    ask(world, "a")
+    before = set(executor.disk.stored)
+    assert len(before) == 10
+
+    world, executor = stored(disk=executor.disk)
+    world.send(request("b", prompt(40, seed=6), max_tokens=12))
+    while executor.queue:
+        world.step()
+    assert set(executor.disk.stored) == before
+    assert not any(plan.disk_writes for plan in executor.plans)
+
+    world.run()
+    world.check_end()
+    assert len(executor.disk.stored) == 10 == len(before - set(executor.disk.stored))
+
+
+def test_what_is_beyond_the_size_is_deleted() -> None:
+    """The disk has had more blocks than it may have now."""
+    world, executor = stored()
+    ask(world, "a")
+    assert len(executor.disk.stored) == 10
+    executor.disk.num_blocks = 12
+    world, executor = stored(disk=executor.disk)
+    tier(world).pool.num_blocks = 6
+    world.run()
+    assert len(executor.disk.stored) == 6
+    assert executor.disk.stored.keys() == {content.hex() for content in tier(world).pool.stored}

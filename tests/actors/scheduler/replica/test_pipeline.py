@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagebus.actors.scheduler.replica.pipeline import Pipeline
-from tests.actors.scheduler.world import World, request
+from tests.actors.scheduler.world import World, prompt, request
 
 
 def fill(pipeline: Pipeline) -> int:
@@ -87,3 +87,16 @@ def test_an_executor_with_short_steps_gets_plans_ahead() -> None:
     world.step()
 
     assert (at_first, after_the_prompt, len(executor.queue)) == (2, 2, 4)
+
+
+@pytest.mark.parametrize(("first", "second", "num_blocks"), [(3, 3, 11), (3, 4, 10)])
+def test_a_lane_without_blocks_makes_way(first: int, second: int, num_blocks: int) -> None:
+    """The sequence whose turn it is may not preempt the other, which needs no block: that one goes on."""
+    world = World()
+    world.join(stages=2, num_blocks=num_blocks, max_model_len=64)
+    world.send(
+        request("a", prompt(first, 1), max_tokens=36 - first),
+        request("b", prompt(second, 2), max_tokens=36 - second),
+    )
+    world.run()
+    world.check_end()

@@ -210,3 +210,14 @@ def test_models_without_such_pages_get_the_messages_of_before() -> None:
     run_alone(world, request("a", prompt(30), max_tokens=20, n=2), request("b", prompt(9), max_tokens=5, beam_width=2))
     assert not any(len(plan.new_windowed) or len(plan.appended_windowed) for plan in executor.plans)
     assert not any(new.first_windowed for plan in executor.plans for new in plan.new_sequences)
+
+
+@pytest.mark.parametrize("window", [5, 10, 13])
+def test_accepted_drafts_leave_pages_behind_the_window(window: int) -> None:
+    """A sequence that fills the pool alone gets them before it needs more."""
+    world, num_tokens = World(), 76
+    num_blocks = -(-num_tokens // SIZE) + -(-window // SIZE) + 1
+    world.join(num_drafts=7, num_blocks=num_blocks, windowed_pages=1, windowed_tokens=window)
+    world.send(request("a", prompt(10, 1), max_tokens=num_tokens + 1 - 10))
+    world.run()
+    world.check_end()

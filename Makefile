@@ -53,8 +53,9 @@ chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of d
 containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
 	PAGEBUS_TEST_CONTAINERS=1 $(BIN)/python -m pytest -p no:randomly tests/containers $(ARGS)
 
-families: $(VENV)/.installed-test redis ## all tiny models of all families through the whole pipeline, over both buses; about an hour
-	PAGEBUS_TEST_FAMILIES=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py $(ARGS)
+families: $(VENV)/.installed-test redis ## all tiny models of all families through the whole pipeline, over both buses, and with drafts; about an hour
+	PAGEBUS_TEST_FAMILIES=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py \
+		tests/actors/executor/speculation/test_families.py $(ARGS)
 
 SEED ?= 1
 SCHEDULES ?= 40000

@@ -64,8 +64,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
 def limits_of(name: str) -> dict[str, Any]:
     """Longrope goes by the longest length of the process, and transformers by that of the sequence: short ones here."""
     fields = MODEL_TYPES[name][1]
-    is_long = fields.get("rope_parameters", {}).get("rope_type") == "longrope"
-    return {"max_model_len": fields["original_max_position_embeddings"]} if is_long else {}
+    rope = fields.get("rope_parameters", {})
+    if rope.get("rope_type") != "longrope":
+        return {}
+    length = "original_max_position_embeddings"
+    return {"max_model_len": rope.get(length) or fields[length]}
 
 
 async def check(system: System, prompts: list[list[int]], expected: list[list[int]]) -> None:

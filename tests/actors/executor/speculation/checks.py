@@ -36,8 +36,13 @@ PROMPTS = [*make_prompts(290, count=4, seed=4), [9, 8, 7, 6] * 6, [3] * 20]
 
 
 def drivers(config: Any, folder: Path, **settings: Any) -> Iterator[tuple[Driver, Driver]]:
-    """An engine without drafts, and one with."""
-    path, given = make_reference(folder, config), SETTINGS | settings
+    """An engine of a new model without drafts, and one with."""
+    yield from drivers_of(make_reference(folder, config), **settings)
+
+
+def drivers_of(path: Path, **settings: Any) -> Iterator[tuple[Driver, Driver]]:
+    """An engine of this model without drafts, and one with."""
+    given = SETTINGS | settings
     lookup = {"spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     both = Driver(path, **given, spec_method="none"), Driver(path, **given, **lookup)
     yield both

@@ -185,7 +185,7 @@ def test_edit_and_regenerate(page: Page, deployment: Deployment) -> None:
     expect(page.get_by_text("6 tokens")).to_be_visible()
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     ask(page, "And brave?")
-    expect(page.locator(".turn.assistant")).to_have_count(2)
+    expect(page.get_by_text("6 tokens")).to_have_count(2)  # while an answer grows, its buttons move
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator(".turn.assistant")).to_have_count(2)
     page.get_by_role("button", name="Edit").first.click()
@@ -219,6 +219,7 @@ def test_tokens_show_their_odds(page: Page) -> None:
 def test_a_request_can_be_taken_along(page: Page, deployment: Deployment) -> None:
     """As curl and as Python: each holds the same request."""
     ask(page, 'It\'s "quoted"', max_tokens=2)
+    expect(page.locator("article.answer")).to_contain_text("2 tokens")  # while an answer grows, its buttons move
     page.get_by_role("button", name="Copy as…").click()
     dialog = page.get_by_role("dialog")
     curl = shlex.split(dialog.locator("pre").inner_text().replace("\\\n", " "))

@@ -243,7 +243,7 @@ class Leader:
         await self._actor.confirm_lease()
         await self._claim_work()
         self._outputs.log_preempted()
-        if self.core.delivery.is_waiting:
+        if self.core.waits_for_time:
             self._news.set()
         await self._sum_up()
         positions = self._results.positions

@@ -94,6 +94,13 @@ class Core:
         """Whether there is no request, not even a finished one, so that a successor needs no state."""
         return not self.requests and not self.delivery.finished
 
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether something is to be done once time has passed, even if nothing else happens."""
+        return self.delivery.is_waiting or any(
+            replica.disk_tier.is_awaited for replica in self.planner.fleet.with_disks
+        )
+
     def knows(self, request_id: str) -> bool:
         """Whether the request exists, running or finished."""
         return self.attempt_of(request_id) is not None

@@ -64,6 +64,11 @@ class Fleet:
         self.due = set(range(count))
         self._stale = set(range(count))
 
+    @property
+    def with_disks(self) -> list[Replica]:
+        """The replicas that have a disk tier."""
+        return [self.replicas[row] for row in self._disk]
+
     def row(self, name: str) -> int:
         """The row of a replica."""
         return self._rows[name]

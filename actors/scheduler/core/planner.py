@@ -119,6 +119,9 @@ class Planner:
         if self.frozen:
             return
         self._promote(now_s)
+        for replica in self.fleet.with_disks:
+            if replica.disk_tier.gives_up(now_s):
+                self._out.append(Note("a disk does not answer", {"replica": replica.name}))
         progress = True
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
             self._admit()

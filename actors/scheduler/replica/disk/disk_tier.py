@@ -29,6 +29,8 @@ MOST_WRITES = 256
 MOST_CANDIDATES = 2**14
 NEWEST_SHARE = 0.5
 """Weight of the newest rate of reads."""
+PATIENCE_S = 10.0
+"""A disk that has not said anything for so long, with reads under way, hangs: what waits for these is computed."""
 DOUBT = 1.05
 """How much better a rate is thought to be each time that it was too bad to read: it may have been a bad moment."""
 
@@ -50,6 +52,9 @@ class DiskTier:
         """Host blocks of what is under way, by content."""
         self._void: set[bytes] = set()
         """Of these, contents that are not wanted any more."""
+        self._late: set[bytes] = set()
+        """Contents whose reads nobody waits for any more."""
+        self._quiet_since_s: float | None = None
         self._is_told = False
         """Whether it is known what the disk has; nothing is written before."""
         self._candidates: deque[tuple[bytes, int]] = deque(maxlen=MOST_CANDIDATES)
@@ -82,6 +87,8 @@ class DiskTier:
 
     def pays(self, num_blocks: int, num_tokens: int) -> bool:
         """Whether reading so many blocks, behind those being read, is quicker than computing so many tokens."""
+        if self._late:
+            return False
         if not self._bytes_per_s or not self._prefill_rate:
             return True
         seconds = (num_blocks + len(self._reads)) * self._block_bytes / self._bytes_per_s
@@ -111,8 +118,24 @@ class DiskTier:
             self._reads[content] = self._builder.disk.read[content] = host
 
     def is_reading(self, sequence: Sequence) -> bool:
-        """Whether something that was read for the sequence is not there yet."""
-        return any(content in self._reads for content in sequence.disk_reads or ())
+        """Whether something that was read for the sequence is not there yet, and still expected."""
+        return any(each in self._reads and each not in self._late for each in sequence.disk_reads or ())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether reads are under way for which somebody may wait."""
+        return len(self._reads) > len(self._late)
+
+    def gives_up(self, now_s: float) -> bool:
+        """Whether the disk hangs: then nobody waits any more for reads under way, whose host blocks stay theirs."""
+        if not self.is_awaited:
+            self._quiet_since_s = None
+        elif self._quiet_since_s is None:
+            self._quiet_since_s = now_s
+        elif now_s - self._quiet_since_s > PATIENCE_S:
+            self._late |= self._reads.keys()
+            return True
+        return False
 
     # -- writes -------------------------------------------------------------------------------------------------------
     def offer(self, contents: Iterable[bytes], blocks: Iterable[int]) -> None:
@@ -160,6 +183,7 @@ class DiskTier:
     def take(self, report: DiskReport) -> None:
         """Apply a report of this replica's executor."""
         self._is_told = True
+        self._quiet_since_s = None
         self._builder.disk.dropped += map(name_of, self.pool.found(map(bytes.fromhex, report.found)))
         for done, names in ((True, report.read), (False, report.not_read)):
             for name in names:
@@ -174,6 +198,7 @@ class DiskTier:
         host = self._reads.pop(content, None)
         if host is None:
             return
+        self._late.discard(content)
         self.num_in += done
         self.num_not_read += not done
         if done and content not in self._void and self._host.pool.index.insert(content, host):
@@ -225,4 +250,5 @@ class DiskTier:
         """
         self.pool.check_integrity()
         assert self._void <= self._reads.keys() | self._writes.keys()
+        assert self._late <= self._reads.keys()
         assert all(content in self.pool for content in self._writes), "a block is written that is not expected"

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pagebus.actors.scheduler.events import CachesReset
-from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
+from pagebus.actors.scheduler.replica.disk.disk_tier import PATIENCE_S, DiskTier
 from pagebus.bus.messages import DiskReport
 from tests.actors.scheduler.fake_disk import FakeDisk
 from tests.actors.scheduler.fake_executor import FakeExecutor
@@ -177,3 +177,40 @@ def test_what_is_beyond_the_size_is_deleted() -> None:
     world.run()
     assert len(executor.disk.stored) == 6
     assert executor.disk.stored.keys() == {content.hex() for content in tier(world).pool.stored}
+
+
+def test_nobody_waits_for_a_disk_that_hangs() -> None:
+    """After a while what it was to read is computed, and nothing more is asked of it until it answers."""
+    world, executor = stored()
+    ask(world, "a")
+    world, executor = restarted(world, executor)
+    world.send(request("b", LONG, max_tokens=3))
+    while executor.queue:
+        world.step()
+    world.now_s += PATIENCE_S - 1
+    world.send()
+    assert not executor.queue, "it may be slow"
+    world.now_s += PATIENCE_S - 1
+    world.send()
+    assert tier(world).owned, "it may still write there"
+    assert [note.event for note in world.notes].count("a disk does not answer") == 1
+    while executor.queue:
+        world.step()
+    assert "b" in world.over
+    assert executor.num_computed == 40 + 2
+
+    world.send(CachesReset(), request("c", LONG, max_tokens=3))
+    while executor.queue:
+        world.step()
+    assert "c" in world.over
+
+    world.run()
+    world.check_end()
+    assert tier(world).num_in >= 9
+    replica = world.core.replicas["gpu-0"]
+    replica.index.clear()
+    replica.host_tier.pool.forget_cached()
+    world.send(request("d", LONG, max_tokens=3))
+    assert executor.plans[-1].disk_reads, "it is asked again"
+    world.run()
+    world.check_end()

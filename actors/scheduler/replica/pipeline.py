@@ -4,8 +4,8 @@ the next of them may have.
 Of a pipeline of stages a sequence's next token is computed from its newest, which the first stage has only when the
 step that samples it has passed all stages. So decodes are divided into *lanes*, as many as there are stages: while one
 lane is in the last stage, the others are in those before it. Nobody belongs to a lane for good: each step takes its
-share of the sequences that are not in flight, those first that have waited longest. Chunks of prompts need no token,
-and follow each other.
+share of the sequences that are not in flight, those first that have waited longest. If they get no blocks and nothing
+is in flight, any sequence may have the step. Chunks of prompts need no token, and follow each other.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ engine() { # OPTIONS...
 tests() { # NAME FILES...
   local name=$1
   shift
-  part "$name" python3 -m pytest -q -x -c /dev/null --rootdir . --noconftest --import-mode=importlib -p no:cacheprovider \
+  part "$name" python3 -m pytest -q -c /dev/null --rootdir . --noconftest --import-mode=importlib -p no:cacheprovider \
     --durations 5 "$@"
 }
 

@@ -98,7 +98,7 @@ def test_products(name: str, shape: str, dtype: torch.dtype) -> None:
     if kind is not None and kind.lows:  # kernels round such weights to 16 bits, which changes gates most
         dense = dense.to(dtype).float()
     for tokens in TOKENS:
-        x = torch.randn(tokens, size, device=CUDA).to(dtype)
+        x = (torch.randn(tokens, size, device=CUDA) / 2).to(dtype)  # gated products stay within float16
         expected = F.linear(x.float(), dense)
         assert worst_row(linear(x, layout), expected) < limit
         assert worst_row(linear(x, layout, None, torch.float32), expected) < limit

@@ -43,7 +43,7 @@ replicas() { # MODEL COUNT: the throughput of so many executors, with 256 client
 
 part exchange python3 -m tests.gpu.ranks.bench_exchange --seconds 60
 part right python3 -m tests.gpu.ranks.check --families ${FAMILIES:-qwen2 gpt-oss gemma3 deepseek-v2-lite}
-part tests python3 -m pytest -q -x -c /dev/null --rootdir . --noconftest --import-mode=importlib -p no:cacheprovider \
+part tests python3 -m pytest -v -c /dev/null --rootdir . --noconftest --import-mode=importlib -p no:cacheprovider \
   tests/gpu/ranks/test_exchange.py
 engine llama8b --workloads decode mixed256 prefill --batches 1 32 256
 engine llama70b --workloads decode prefill --batches 1 32 128

@@ -64,8 +64,10 @@ def _mxfp4(rows: int, columns: int, device: torch.device) -> W4Words:
 
 
 def _with_lows(rows: int, columns: int, device: torch.device) -> W4Words:
+    """Around zero: of weights with a sign in common all gates of a token may be shut, and their products are noise."""
     plain = w4_words(rows, columns, 32, device)
-    return W4Words(plain.words, plain.scale, columns, 32, torch.zeros_like(plain.scale, dtype=torch.uint8), plain.scale)
+    zero = torch.zeros_like(plain.scale, dtype=torch.uint8)
+    return W4Words(plain.words, plain.scale, columns, 32, zero, 7.5 * plain.scale)
 
 
 def ordered(layout: W8Blocks | W4Words) -> Layout:
@@ -81,9 +83,9 @@ def _nf4(rows: int, columns: int, device: torch.device) -> W4Words:
 
 
 def _narrow(rows: int, columns: int, device: torch.device) -> W8Blocks:
-    """Groups of 16, each with something to subtract."""
+    """Groups of 16, each with something to subtract or to add."""
     plain = w8_blocks(rows, columns, INT8, (1, 16), device)
-    return W8Blocks(plain.values, plain.scale, (1, 16), low=torch.rand_like(plain.scale))
+    return W8Blocks(plain.values, plain.scale, (1, 16), low=torch.rand_like(plain.scale) - 0.5)
 
 
 def stacked(

@@ -116,6 +116,8 @@ def run_rank(arguments: argparse.Namespace) -> None:
             if rank == 0:
                 told = {"name": name, "eager": eager, "ready_s": ready_s, "differing": differing, "graphs": graphs}
                 print("RANK0 " + json.dumps(told | found), flush=True)
+                took_s, way = time.monotonic() - began_s, "eager" if eager else "graphs"
+                print(f"{name}, {way}: ready after {ready_s:.1f} s, asked after {took_s:.1f} s", file=sys.stderr)
             comm.all_gather(torch.zeros(1))  # all have ended
             driver.engine.stop()
     sys.stdout.flush()

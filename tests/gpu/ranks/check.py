@@ -31,6 +31,7 @@ from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
 from tests.actors.executor.models.test_families import prompts_for, reference_tokens
 from tests.gpu.engine.engine_cases import SETTINGS
@@ -148,7 +149,12 @@ def run_all(arguments: argparse.Namespace) -> int:
         ]
         command += ["--world", str(arguments.world), "--families", *arguments.families, *(["--eager"] if eager else [])]
         ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
+            subprocess.Popen(
+                [*command, "--rank", str(rank)],
+                stdout=subprocess.PIPE if rank == 0 else None,
+                text=True,
+                preexec_fn=die_with_parent(),
+            )
             for rank in range(arguments.world)
         ]
         try:

@@ -27,7 +27,13 @@ from pagebus.actors.scheduler.replica.preemption import give_back
 from pagebus.actors.scheduler.replica.prefix_match import Offer
 from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.actors.scheduler.replica.state import ReplicaBase
-from pagebus.actors.scheduler.replica.token_budget import Shared, allot_blocks, give_back_blocks, share_budget
+from pagebus.actors.scheduler.replica.token_budget import (
+    Shared,
+    allot_blocks,
+    by_adapter,
+    give_back_blocks,
+    share_budget,
+)
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import END_LENGTH, Int32Array, StepPlan, StepResult
 from pagebus.bus.messages.field_types import no_ints
@@ -131,7 +137,8 @@ class Replica(ReplicaBase):
         num_decodes = len(slots)
         if num_decodes and int(counts.max()) > 1:
             slots, counts, num_decodes = share_budget(self, now_s, slots, counts)
-        return allot_blocks(self, slots, counts, num_decodes) if len(slots) else (slots, counts, num_decodes)
+        shared = allot_blocks(self, slots, counts, num_decodes) if len(slots) else (slots, counts, num_decodes)
+        return by_adapter(self.slots.adapter, shared) if self.adapters.capacity else shared
 
     def _enter(self, slots: Slots) -> list[Sequence]:
         """Enter the bound sequences whose first rows these are."""

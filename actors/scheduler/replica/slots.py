@@ -23,6 +23,7 @@ reach its limit: so none is ever computed beyond it.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ class SlotTable:
     """State of all slots. ``tail`` [num_slots, block_size] holds each sequence's newest tokens at position %
     block_size: those known since its last full block. ``num_drafts``: the most that a row may have; ``drafts``: those
     of each slot that were ready when its newest result was made; ``moved``: since a plan has last said where the slot's
-    row begins, drafts may have moved that."""
+    row begins, drafts may have moved that.
+    ``adapter``: a number of each slot's adapter, 0 without; that two have the same is possible, and harmless."""
 
     def __init__(self, num_slots: int, block_size: int, num_drafts: int = 0) -> None:
         self.num_slots = num_slots
@@ -61,6 +63,7 @@ class SlotTable:
         self.planned = np.zeros(num_slots, np.int32)
         self.job = np.zeros(num_slots, np.bool_)
         self.beam = np.zeros(num_slots, np.bool_)
+        self.adapter = np.zeros(num_slots, np.int64)
         self.held = np.zeros(num_slots, np.bool_)
         self.num_beams = 0
         self.tail = np.zeros((num_slots, block_size), np.int32)
@@ -145,6 +148,8 @@ class SlotTable:
         self.num_jobs += sequence.request.priority_class == JOB
         self.beam[slot] = sequence.beam_group is not None
         self.num_beams += sequence.beam_group is not None
+        digest = sequence.request.digest
+        self.adapter[slot] = crc32(digest.encode()) if digest else 0
         self.most_drafts[slot] = self.num_drafts and most_drafts(sequence, self.num_drafts)
         self.sequences[slot] = sequence
         sequence.slot = slot
@@ -171,7 +176,7 @@ class SlotTable:
             column[slot] = 0
         for column in (self.computed, self.indexed, self.capacity, self.first, self.planned):
             column[slot] = 0
-        self.ahead[slot] = self.drafts[slot] = self.most_drafts[slot] = 0
+        self.ahead[slot] = self.drafts[slot] = self.most_drafts[slot] = self.adapter[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
         for flag in (self.job, self.beam, self.held, self.moved):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -186,6 +187,10 @@ def scheduler_for(info: Mapping[str, Any]) -> HandScheduler:
     return HandScheduler(info["num_blocks"], info["block_size"], info["max_num_seqs"], 8)
 
 
+_OPEN: WeakSet[Driver] = WeakSet()
+"""Those whose engines run."""
+
+
 class Driver:
     """An engine with a queue for its results, and for what ended it. ``grouped``: with pages of their own for layers
     with windows, which :class:`HandScheduler` does not know."""
@@ -204,6 +209,7 @@ class Driver:
         )
         self.info = self.engine.start().result(LIMIT_S)
         self.epoch = 0
+        _OPEN.add(self)
 
     def scheduler(self, budget: int | None = None, seed: int = 0) -> HandScheduler:
         """A new scheduler: its epoch is higher than that of the one before."""
@@ -244,13 +250,14 @@ class Driver:
                 on_result(result)
 
     def synchronize(self) -> None:
-        """Wait for the whole device, which nobody may while graphs are captured."""
-        graphs = self.engine._graphs
+        """Wait for the whole device, which nobody may while graphs are captured, by any engine of this process."""
         deadline_s = time.monotonic() + LIMIT_S
-        while graphs is not None and not graphs.complete:
+        every = [graphs for each in {*_OPEN, self} if (graphs := each.engine._graphs) is not None]
+        while not all(graphs.complete for graphs in every):
             assert time.monotonic() < deadline_s
             time.sleep(0.001)
         torch.cuda.synchronize()
 
     def close(self) -> None:
+        _OPEN.discard(self)
         assert self.engine.stop()

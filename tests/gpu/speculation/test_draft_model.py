@@ -38,7 +38,7 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Pair, str, dict[str, Any]]]:
     name, given = request.param
-    settings = {**SETTINGS, "device": "cuda", "num_gpu_blocks_override": 100, **given}
+    settings = {**SETTINGS, "device": "cuda", "num_gpu_blocks_override": 100, "swap_space": 0, **given}
     for pair in pairs(tmp_path_factory.mktemp("pair"), name, settings):
         for driver in (pair.plain, pair.drafting):
             driver.synchronize()

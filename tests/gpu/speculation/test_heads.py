@@ -36,7 +36,7 @@ def heads(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Engines, dict[str, Any]]]:
     family, told = request.param
-    settings = {**SETTINGS, "device": "cuda", "num_gpu_blocks_override": 100, **told}
+    settings = {**SETTINGS, "device": "cuda", "num_gpu_blocks_override": 100, "swap_space": 0, **told}
     for found in engines(tmp_path_factory.mktemp("head"), family, settings):
         for driver in found[:2]:
             driver.synchronize()

@@ -29,7 +29,7 @@ pytestmark = [
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "no graphs"])
 def test_tokens_are_those_without(name: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path, name)
-    told: dict[str, Any] = {"device": "cuda", "num_gpu_blocks_override": 100, "enforce_eager": eager}
+    told: dict[str, Any] = {"device": "cuda", "num_gpu_blocks_override": 100, "swap_space": 0, "enforce_eager": eager}
     plain, drafting = Driver(folder, **SETTINGS | told, spec_method="none"), Driver(folder, **SETTINGS | told, **MTP)
     for driver in (plain, drafting):
         driver.synchronize()

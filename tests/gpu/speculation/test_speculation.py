@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.filterwarnings("ignore"),
 ]
-SETTINGS: dict[str, Any] = {"device": "cuda", "num_gpu_blocks_override": 100}
+SETTINGS: dict[str, Any] = {"device": "cuda", "num_gpu_blocks_override": 100, "swap_space": 0}
 ENGINES = {
     "float32": (LLAMA, {"dtype": "float32"}),
     "float32, windows": (MISTRAL, {"dtype": "float32"}),

@@ -35,7 +35,9 @@ from pagebus.actors.settings import Settings
 from pagebus.actors.settings.sources import add_arguments, load_settings
 from pagebus.actors.telemetry.progress import Progress
 
-WRITE_LIMIT_S = 60.0
+QUIET_S = 2.0
+"""Counters follow what they count by a second."""
+WRITTEN = "pagebus:disk_written_blocks_total"
 DIRECT_BYTES = 2 << 20
 """What ``dd`` reads at a time: the size of a block of llama8b."""
 GB = 1e9
@@ -63,25 +65,27 @@ class Client:
         return int(sum(map(float, found)))
 
     async def ask(self, prompt: list[int]) -> Asked:
+        """Begins when the disk rests, and ends when it rests again."""
         body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
-        before = await self.counted("pagebus:disk_read_blocks_total")
+        before, _ = await self.until_quiet()
         began_s = time.perf_counter()
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             answer = await response.json()
         took_s = time.perf_counter() - began_s
         if response.status != 200:
             raise SystemExit(f"status {response.status}: {answer}")
-        read = await self.counted("pagebus:disk_read_blocks_total") - before
-        return Asked(took_s * 1e3, read, answer["choices"][0]["text"])
+        after, _ = await self.until_quiet()
+        return Asked(took_s * 1e3, after - before, answer["choices"][0]["text"])
 
-    async def until_written(self, blocks: int) -> None:
-        """Until so many blocks were written."""
-        until_s = time.monotonic() + WRITE_LIMIT_S
-        while (written := await self.counted("pagebus:disk_written_blocks_total")) < blocks:
-            if time.monotonic() > until_s:
-                print(f"only {written} of {blocks} blocks were written in {WRITE_LIMIT_S:.0f} s", flush=True)
-                return
+    async def until_quiet(self) -> tuple[int, int]:
+        """Until nothing was read or written for ``QUIET_S``; blocks read and written so far."""
+        told, since_s = (0, 0), time.monotonic()
+        while time.monotonic() - since_s < QUIET_S:
             await asyncio.sleep(0.1)
+            now = await self.counted("pagebus:disk_read_blocks_total"), await self.counted(WRITTEN)
+            if now != told:
+                told, since_s = now, time.monotonic()
+        return told
 
 
 async def life(settings: Settings, folder: Path, prompts: Sequence[list[int]], name: str, times: int) -> list[Asked]:
@@ -92,13 +96,9 @@ async def life(settings: Settings, folder: Path, prompts: Sequence[list[int]], n
         ready_s = time.monotonic() - began_s
         async with aiohttp.ClientSession() as session:
             client = Client(deployment, session)
-            blocks = len(prompts[0]) // settings.block_size
             await client.ask(prompts[0])
-            await client.until_written(blocks if times > 1 else 0)
             for prompt in prompts[1:]:
                 found += [await client.ask(prompt) for _ in range(times)]
-            if times > 1:
-                await client.until_written(blocks * len(prompts))
             failed = [await client.counted(f"pagebus:disk_failed_{each}_total") for each in ("reads", "writes")]
     print(f"{name}: ready after {ready_s:.1f} s, {failed[0]} reads and {failed[1]} writes failed", flush=True)
     log = (folder / f"{name}.log").read_text(errors="replace").splitlines()

@@ -283,8 +283,8 @@ class PersistentBatch:
         )
         _mark_extras(work, sampled[KINDS], indexes < sampled[RULED_UNTIL])
         work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], deltas, self._layout.max_tokens
-        )
+            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], hidden_index, deltas,
+            self._layout.max_tokens)  # fmt: skip
         return work
 
     def _drafted_rows(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> StepWork:
@@ -331,8 +331,8 @@ class PersistentBatch:
         deltas["sample_starts"] = bounds.starts[samples.rows]
         deltas["run_starts"], deltas["run_slots"] = runs.starts, slots[samples.finished]
         work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], deltas, self._layout.max_tokens
-        )
+            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], samples.hidden_index, deltas,
+            self._layout.max_tokens)  # fmt: skip
         return work
 
     def _count_least(self, plan: StepPlan, bounds: RowBounds, finished: Int32Array) -> None:

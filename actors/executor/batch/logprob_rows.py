@@ -31,7 +31,8 @@ class LogprobRows:
     are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host.
 
     ``pooled`` [p] sequence ids, ``pooled_starts``, ``pooled_lengths`` [p]: parts of prompts whose states are summed;
-    ``pooled_rows`` [p] says where they begin in the pass. ``packed_pooled`` [p, H] are the bits of the sums.
+    ``pooled_rows`` [p] says where they begin in the pass. If ``pooled_sampled``, each is one token behind which one is
+    sampled. ``packed_pooled`` [p, H] are the bits of the sums.
 
     ``picking`` [i] are those of the ``rows`` (their places among them) whose alternatives are picked tokens:
     ``picked_counts`` [i] of ``picked_ids`` [K] each. ``packed_picked`` [K] are the bits of their log probabilities."""
@@ -53,11 +54,12 @@ class LogprobRows:
     picked_counts: Int32Array = field(default_factory=no_ints)
     picked_ids: Int32Array = field(default_factory=no_ints)
     packed_picked: Int32Array | None = None
+    pooled_sampled: bool = False
 
     @property
     def reads_prompts(self) -> bool:
         """Whether it needs hidden states behind which nothing is sampled."""
-        return bool(len(self.prompts) or len(self.pooled))
+        return bool(len(self.prompts) or (len(self.pooled) and not self.pooled_sampled))
 
     @property
     def num_top(self) -> int:
@@ -115,15 +117,17 @@ class LogprobSlots:
         query_start: Int32Array,
         num_prompt: Int32Array,
         sequence_ids: Int32Array,
+        hidden_index: Int32Array,
         deltas: dict[str, Int32Array],
         row_tokens: int,
     ) -> LogprobRows | None:
         """What a step with these rows reports, None if nothing.
 
-        ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` [N].
-        Puts ``score_rows`` [m] (rows of the logits), ``prompt_hidden`` [Q] (rows of the hidden states) and
-        ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into ``deltas``,
-        and ``pooled_index`` [p] (rows of the hidden states) where each pooled part is one token.
+        ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` and
+        ``hidden_index`` [N]. Puts ``score_rows`` [m] (rows of the logits), ``prompt_hidden`` [Q] (rows of the hidden
+        states) and ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into
+        ``deltas``, and ``pooled_index`` [p] where each pooled part is one token: rows of the hidden states, which are
+        those of tokens behind which one is sampled if the step reads no others.
         """
         if not self._any:
             return None
@@ -152,7 +156,10 @@ class LogprobSlots:
             pooled_rows=(query_start[:-1] + skipped)[pooled],
         )
         if len(pooled) and (requested.pooled_lengths == 1).all():
-            deltas["pooled_index"] = requested.pooled_rows
+            places = np.searchsorted(hidden_index, requested.pooled_rows).astype(np.int32)
+            there = hidden_index[places[places < len(hidden_index)]]
+            requested.pooled_sampled = not len(parts) and np.array_equal(there, requested.pooled_rows)
+            deltas["pooled_index"] = places if requested.pooled_sampled else requested.pooled_rows
         if len(rows):
             deltas["score_rows"] = rows
             if self._picked:

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
+    hidden: torch.Tensor
     logits: torch.Tensor
     sampled: torch.Tensor
 
@@ -125,16 +126,16 @@ class Graphs:
         larger = (replace(each, adapted=adapted) for each in self.buckets.above(found))
         return next((each for each in larger if each in self._captured), None)
 
-    def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor]:
-        """Launch a pass padded to what :meth:`bucket` said, from its graph if there is one; returns the logits [rows,
-        V] float32 and tokens [rows], valid until the next replay."""
+    def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Launch a pass padded to what :meth:`bucket` said, from its graph if there is one; returns states [rows, H],
+        logits [rows, V] float32 and tokens [rows], valid until the next replay."""
         captured = self._captured.get(bucket)
         self._replayed = captured is not None
         if captured is None:
             return padded_pass(runner, bucket)
         assert isinstance(captured, _Captured)
         captured.graph.replay()
-        return captured.logits, captured.sampled
+        return captured.hidden, captured.logits, captured.sampled
 
     def can_resample(self, wanted: Resampling) -> bool:
         """Whether :meth:`resample` does it. If a graph of it could be captured, that is the next to be."""
@@ -270,12 +271,12 @@ class Graphs:
                 self._captured[bucket] = capture_pieces(as_decoder(runner.model), tokens, self._capturing, pause)
                 return
             with self._capturing() as graph:
-                logits, sampled = padded_pass(runner, bucket, pause)
+                hidden, logits, sampled = padded_pass(runner, bucket, pause)
         except BaseException as error:
             raise EngineError(
                 f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
             ) from error
-        self._captured[bucket] = _Captured(graph, borrow(logits), sampled)
+        self._captured[bucket] = _Captured(graph, borrow(hidden), borrow(logits), sampled)
 
     def _capture_resampling(self, runner: Passes, wanted: Resampling) -> None:
         """Steps do without if it fails."""
@@ -289,7 +290,7 @@ class Graphs:
             log.warning("cannot capture sampling of %s", wanted, exc_info=True)
             self._captured[wanted] = None
         else:
-            self._captured[wanted] = _Captured(graph, captured.logits, sampled)
+            self._captured[wanted] = _Captured(graph, captured.hidden, captured.logits, sampled)
 
     def _capture_head(self, runner: Passes, wanted: HeadPass) -> None:
         """Steps do without if it fails."""
@@ -339,10 +340,10 @@ def empty_step() -> StepWork:
 
 def padded_pass(
     runner: Passes, bucket: Bucket, pause: Callable[[], object] = lambda: None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a graph holds: inputs, forward, sampling and store of a step padded to ``bucket``; logits and tokens."""
-    logits = runner.model.logits(runner.padded_forward(bucket, pause))
-    return logits, runner.sample_plainly(logits, any_random=True)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a graph holds: inputs, forward, sampling and store of a padded step; its hidden states, logits, tokens."""
+    logits = runner.model.logits(hidden := runner.padded_forward(bucket, pause))
+    return hidden, logits, runner.sample_plainly(logits, any_random=True)
 
 
 def _set_up_library(runner: Passes) -> None:

@@ -12,7 +12,6 @@ import torch
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits, aligned
-from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.runs import TOLD
 from pagebus.actors.executor.batch.step_work import Extras, StepWork, prefill_rows
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
@@ -169,13 +168,13 @@ class Runner:
                 work.runs.can_verify = self.graphs.can_verify
             self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
-            logits, sampled = self.graphs.run(bucket, self)
+            hidden, logits, sampled = self.graphs.run(bucket, self)
+            self._score_prompts(work, hidden, deltas)
         else:
             hidden = self.forward(work, cut, launch)
             if self.model.passes_on:
                 return None
-            if work.logprob_rows is not None:
-                self._score_prompts(work.logprob_rows, hidden, deltas)
+            self._score_prompts(work, hidden, deltas)
             if not len(work.positions):
                 if self.drafting is not None:
                     self.drafting.follow(work, bucket, self.graphs)
@@ -321,8 +320,9 @@ class Runner:
         self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
         return sampled
 
-    def _score_prompts(self, requested: LogprobRows, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
-        assert self.scores is not None
+    def _score_prompts(self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+        if (requested := work.logprob_rows) is None or self.scores is None:
+            return
         if "prompt_hidden" in deltas:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
             self.scores.prompts = self._logprobs.prompts(requested, index, tokens, hidden, self.model)

@@ -39,13 +39,13 @@ class EagerGraphs(Graphs):
         found = self.buckets.fitting(work)
         return None if found is None else replace(found, adapted=adapted)
 
-    def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert isinstance(runner, Runner)
         self.replayed.add(bucket)
         for inputs in (runner._input_ids, runner._positions, runner._slot_mappings, runner._context_lens):
             inputs.fill_(10**6)
-        self._logits, sampled = padded_pass(runner, bucket)
-        return self._logits, sampled
+        hidden, self._logits, sampled = padded_pass(runner, bucket)
+        return hidden, self._logits, sampled
 
     def can_verify(self) -> bool:
         return True

@@ -269,7 +269,9 @@ def test_sampling_again_is_captured_once_a_step_has_missed_it() -> None:
     """For each bucket and what is asked for, once; where it fails steps do without."""
     graphs = CountingGraphs(Buckets(64, 256, 64))
     wanted, other = Resampling(Bucket(8, 8), Extras(truncated=True), 0), Resampling(Bucket(8, 8), Extras(), 0)
-    graphs._captured[wanted.bucket] = cast("Any", _Captured(cast("Any", None), torch.empty(0), torch.empty(0)))
+    graphs._captured[wanted.bucket] = cast(
+        "Any", _Captured(cast("Any", None), torch.empty(0), torch.empty(0), torch.empty(0))
+    )
 
     assert [graphs.can_resample(each) for each in (wanted, other, wanted)] == [False] * 3
     assert [graphs._missed.get(), graphs._missed.get()] == [wanted, other]

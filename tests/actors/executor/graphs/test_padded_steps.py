@@ -65,6 +65,37 @@ def test_padded_steps_with_extras_and_scores_have_the_same_tokens(
     assert any(bucket.spans for bucket in graphs.replayed)
 
 
+def test_steps_that_pool_last_tokens_run_from_graphs(
+    driver: Driver, prompts: list[list[int]], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows that pool nothing; the states are those of steps without graphs."""
+
+    def run() -> dict[int, list[float]]:
+        scheduler, states = driver.scheduler(24), {}
+        for number, prompt in enumerate(prompts):
+            asked = {} if number % 3 == 0 else {"pooled_from": len(prompt) - 1}
+            scheduler.add(prompt, 1, **asked)
+
+        def collect(result: StepResult) -> None:
+            rows = result.pooled_bits.view(np.float32).reshape(len(result.pooled_sequence_ids) or 1, -1)
+            states.update(zip(result.pooled_sequence_ids.tolist(), rows.tolist(), strict=False))
+
+        driver.drive(scheduler, on_result=collect)
+        return states
+
+    plain = run()
+    graphs = request.getfixturevalue("padded")
+    with monkeypatch.context() as patched:
+        patched.setattr(graphs.runner, "forward", None)
+        found = run()
+
+    assert len(plain) == sum(number % 3 > 0 for number in range(len(prompts)))
+    assert found.keys() == plain.keys()
+    for sequence, states in plain.items():
+        assert found[sequence] == pytest.approx(states, abs=1e-4)
+    assert graphs.replayed
+
+
 KINDS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},

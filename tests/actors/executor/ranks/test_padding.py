@@ -40,7 +40,7 @@ class SomeGraphs(Graphs):
             self._captured[wanted] = self._made(wanted)
 
     def _made(self, wanted: Wanted) -> _Captured:
-        made = _Captured(cast("torch.cuda.CUDAGraph", None), torch.empty(0), torch.empty(0))
+        made = _Captured(cast("torch.cuda.CUDAGraph", None), torch.empty(0), torch.empty(0), torch.empty(0))
         runner = self._runner
 
         def replay() -> None:
@@ -49,7 +49,7 @@ class SomeGraphs(Graphs):
                 logits = cast("_Captured", self._captured[wanted.bucket]).logits
                 made.sampled = runner.sample_with_extras(wanted.extras, logits, any_random=True)
             else:
-                made.logits, made.sampled = padded_pass(runner, cast("Any", wanted))
+                made.hidden, made.logits, made.sampled = padded_pass(runner, cast("Any", wanted))
 
         made.graph = cast("torch.cuda.CUDAGraph", SimpleNamespace(replay=cast("Callable[[], None]", replay)))
         return made

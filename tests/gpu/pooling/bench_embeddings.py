@@ -1,12 +1,14 @@
 """How fast texts become vectors, over HTTP: shapes of models that embed, with dummy weights.
 
     python -m tests.gpu.pooling.bench_embeddings bge-m3 qwen3-embedding [--tokens 128 512] [options of serve...]
-        [--inputs 32] [--clients 16] [--requests 256] [--alone 100] [--base-url URL]
+        [--inputs 32] [--clients 16] [--requests 256] [--alone 100] [--phases FOLDER] [--base-url URL]
 
 Starts ``pagebus serve`` for each shape, and sends token ids to ``/v1/embeddings``. First one input after another
 (``alone``: milliseconds of a request with one), then ``--requests`` requests of ``--inputs`` inputs each, ``--clients``
 of them at a time. Prints tokens and inputs a second, the milliseconds of a request, and the share of the time in which
-the GPU worked on steps. With ``--base-url`` any server that speaks OpenAI's protocol is measured, in place of ours.
+the GPU worked on steps. With ``--phases`` it also says where the time of one input alone went, by what scheduler and
+executor note of its step (:mod:`pagebus.actors.telemetry.spans`). With ``--base-url`` any server that speaks OpenAI's
+protocol is measured, in place of ours.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.sources import add_arguments, load_settings
 from pagebus.actors.telemetry.progress import Progress
+from pagebus.actors.telemetry.spans import EAGER, LAUNCH, read_spans
 
 XLM_R_LARGE = {
     "architectures": ["XLMRobertaModel"],
@@ -77,6 +81,44 @@ def write_embedder(name: str, parent: Path) -> Path:
     return folder
 
 
+PARTS = ("to the plan", "to the launch", "launch", "to the end on the device", "to the answer", "(on the device)")
+"""Of a request of one input: what lies between two moments, and at last how long the device took for its step."""
+Sent = tuple[int, float, float]
+"""Tokens of a request of one input, and when it was sent and answered, in seconds of the wall clock."""
+
+
+def longest_step(spans: Sequence[tuple[str, int, float, float]]) -> dict[str, tuple[float, float]]:
+    """When each of an executor's spans of that step began and ended; others of a request only free slots."""
+    launched = {span[0] for span in spans} & {LAUNCH, EAGER} or {"device"}  # CPUs note no launches
+    took = {step: ended - began for name, step, began, ended in spans if name in launched}
+    chosen = max(took, key=lambda step: took[step], default=None)
+    return {name: (began, ended) for name, step, began, ended in spans if step == chosen}
+
+
+def phases(sent: Sequence[Sent], folder: Path) -> Iterator[str]:
+    """Medians of the parts of requests that were sent one after another, a line for each number of tokens, from the
+    spans of all actors in ``folder``."""
+    files = {path.stem: read_spans(path) for path in folder.glob("*.jsonl")}
+    executor = next(spans for spans in files.values() if any(name == "device" for name, *_ in spans))
+    planned = sorted(began for spans in files.values() for name, _, began, _ in spans if name == "plan")
+    for tokens in dict.fromkeys(tokens for tokens, _, _ in sent):
+        rows, eager = [], 0
+        for _, began_s, ended_s in (each for each in sent if each[0] == tokens):
+            own = longest_step([span for span in executor if began_s < span[2] < ended_s])
+            launch = own.get(LAUNCH) or own.get(EAGER) or own.get("device")
+            plans = [first for first in planned if launch is not None and began_s < first < launch[0]]
+            if launch is None or "device" not in own or not plans:
+                continue
+            eager += EAGER in own
+            edges = (began_s, plans[-1], launch[0], launch[1], own["device"][1], ended_s)
+            rows.append([*(last - first for first, last in pairwise(edges)), own["device"][1] - own["device"][0]])
+        if not rows:
+            continue
+        parts = np.median(np.array(rows), 0) * 1e3
+        told = ", ".join(f"{name} {part:.2f} ms" for name, part in zip(PARTS, parts, strict=True))
+        yield f"inputs of {tokens}, {len(rows)} alone, {eager} of them without a graph: {told}"
+
+
 class Load:
     """Sends requests to one server."""
 
@@ -96,6 +138,15 @@ class Load:
         if response.status != 200:
             raise SystemExit(f"status {response.status}: {answer[:300]!r}")
         return (time.perf_counter() - began_s) * 1e3
+
+    async def send_alone(self, count: int, tokens: int) -> list[Sent]:
+        """One input after another."""
+        sent = []
+        for body in [self.body(1, tokens) for _ in range(count)]:
+            began_s = time.time()
+            await self.send(body)
+            sent.append((tokens, began_s, time.time()))
+        return sent
 
     async def send_all(self, bodies: Sequence[bytes], clients: int) -> tuple[float, list[float]]:
         """Seconds of all requests, and milliseconds of each."""
@@ -127,14 +178,15 @@ async def server(name: str, arguments: argparse.Namespace, settings: Settings) -
         return
     with tempfile.TemporaryDirectory(prefix="pagebus-bench-") as parent:
         folder = write_embedder(name, Path(parent))
-        served = as_served(settings.replace(model=str(folder), load_format="dummy", served_model_name=(name,)), folder)
+        told = settings.replace(model=str(folder), load_format="dummy", served_model_name=(name,))
+        served = as_served(told, folder, span_dir=arguments.phases and f"{arguments.phases}/{name}")
         async with deployed(served, Path(parent, "serve.log")) as deployment:
             await until_captured(told_by_lease(deployment), Progress(sys.stderr, terminal=False))
             yield deployment.base_url
 
 
 async def measure(name: str, arguments: argparse.Namespace, settings: Settings) -> None:
-    vocab = int(EMBEDDERS[name][0]["vocab_size"])
+    vocab, sent = int(EMBEDDERS[name][0]["vocab_size"]), []
     timeout = aiohttp.ClientTimeout(total=600)
     async with server(name, arguments, settings) as url, aiohttp.ClientSession(
         timeout=timeout, headers={"Content-Type": "application/json"}, connector=aiohttp.TCPConnector(limit=0)
@@ -144,7 +196,8 @@ async def measure(name: str, arguments: argparse.Namespace, settings: Settings) 
             warm = [load.body(arguments.inputs, tokens) for _ in range(2 * arguments.clients)]
             await load.send_all([load.body(1, tokens) for _ in range(10)], 1)
             await load.send_all(warm, arguments.clients)
-            _, alone = await load.send_all([load.body(1, tokens) for _ in range(arguments.alone)], 1)
+            sent += (single := await load.send_alone(arguments.alone, tokens))
+            alone = [(ended_s - began_s) * 1e3 for _, began_s, ended_s in single]
             bodies = [load.body(arguments.inputs, tokens) for _ in range(arguments.requests)]
             before = await load.spans()
             took_s, each = await load.send_all(bodies, arguments.clients)
@@ -158,6 +211,8 @@ async def measure(name: str, arguments: argparse.Namespace, settings: Settings) 
                 f"{inputs / took_s:.0f} inputs/s, a request {milliseconds(each)}{busy}",
                 flush=True,
             )
+    for line in phases(sent, Path(arguments.phases, name)) if arguments.phases else ():
+        print(f"{name}, {line}", flush=True)
 
 
 def milliseconds(took: Sequence[float]) -> str:
@@ -173,6 +228,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--alone", type=int, default=100, help="requests of one input")
     parser.add_argument("--base-url", help="measure this server")
+    parser.add_argument("--phases", metavar="FOLDER", help="where one input's time went; spans are written there")
     add_arguments(parser, model=False)
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

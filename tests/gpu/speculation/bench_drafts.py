@@ -1,7 +1,7 @@
 """What decode steps cost that verify drafts: ms per step and per token, when all drafts are right and when none is.
 
     python -m tests.gpu.speculation.bench_drafts llama8b [--drafts 4] [--batches 1 8 32 128 256]
-        [--modes off idle none full] [--repeats 1] [--tokens 129] [--json FILE] [--draft-shape qwen06b]
+        [--modes off idle none full] [--repeats 1] [--tokens 129] [--json FILE] [--draft-shape qwen06b | --mtp]
 
 As in :mod:`tests.gpu.bench.bench_step`: random weights of the published shapes, prompts of 512 tokens, plans made
 beforehand, two in flight; no bus, no scheduler. ``off`` is an engine without speculation. The others are one with the
@@ -15,7 +15,8 @@ With ``--core`` the scheduler's core makes the plans, so it chooses how many dra
 and what they cost, and whether a step looks for some at all.
 
 With ``--draft-shape`` a model of that shape drafts, with the vocabulary of the other. ``idle`` steps have no drafts,
-and show what it costs to keep its cache; in ``none`` its drafts are wrong.
+and show what it costs to keep its cache; in ``none`` its drafts are wrong. With ``--mtp`` an MTP layer drafts: the
+model must be deepseek-v2-lite, which is then a DeepSeek-V3 of these sizes with one such layer.
 
 With ``--cpu`` a tiny model is measured, to see that all this works.
 """
@@ -36,12 +37,17 @@ import torch
 
 from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.bus.messages import StepPlan
+from tests.actors.executor.speculation.test_mtp import made
 from tests.gpu.bench.bench_step import DEPTH, PROMPT_TOKENS, run_plans
 from tests.gpu.speculation.drafted_plans import MODES, TOKEN, DraftedScheduler, prepare
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
 
+MTP = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "norm_topk_prob": True, "num_nextn_predict_layers": 1,
+}  # fmt: skip
 WARM_STEPS = 6
 WARM_TOKENS = 65
 """Of each sequence of an untimed run before each measurement: what is launched there for the first time is compiled or
@@ -176,14 +182,22 @@ def bench(folder: Path, arguments: argparse.Namespace, **settings: Any) -> list[
 
 def drafter_of(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Settings of what drafts for the model in ``folder``."""
+    if arguments.mtp:
+        return {"spec_method": "mtp", "spec_tokens": arguments.drafts}
     if arguments.draft_shape is None:
         return {
             "spec_method": "ngram", "spec_tokens": arguments.drafts, "prompt_lookup_min": 2, "prompt_lookup_max": 5
         }  # fmt: skip
     draft = write_model_folder(arguments.draft_shape, folder.parent / "draft")
-    raw, vocabulary = (json.loads((each / "config.json").read_text()) for each in (draft, folder))
-    (draft / "config.json").write_text(json.dumps(raw | {"vocab_size": vocabulary["vocab_size"]}))
+    change(draft, vocab_size=json.loads((folder / "config.json").read_text())["vocab_size"])
     return {"spec_method": "draft_model", "spec_tokens": arguments.drafts, "spec_model": str(draft)}
+
+
+def change(folder: Path, **fields: Any) -> Path:
+    """``folder``, with other fields in its configuration."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    return folder
 
 
 def main() -> None:
@@ -196,6 +210,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=129)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--draft-shape", choices=sorted(SHAPES), help="a model of this shape drafts, not the lookup")
+    parser.add_argument("--mtp", action="store_true", help="an MTP layer drafts")
     parser.add_argument("--core", action="store_true", help="plans are made by the scheduler's core")
     parser.add_argument("--cpu", action="store_true", help="a tiny model, to see that this works")
     arguments = parser.parse_args()
@@ -203,10 +218,13 @@ def main() -> None:
     print(" ".join(f"{name:>{width}}" for name, width in zip(columns, (6, 6, 9, 8, 10, 9, 9, 7), strict=True)))
     with tempfile.TemporaryDirectory() as parent:
         if arguments.cpu:
-            folder = make_reference(Path(parent), REFERENCE_CONFIGS[0])
+            folder = Path(parent)
+            folder = made(folder, "deepseek") if arguments.mtp else make_reference(folder, REFERENCE_CONFIGS[0])
             rows = bench(folder, arguments, device="cpu", dtype="float32", max_model_len=256)
         else:
             folder = write_model_folder(arguments.model, Path(parent))
+            if arguments.mtp:
+                change(folder, **MTP)
             rows = bench(folder, arguments, device="cuda", load_format="dummy", max_model_len=8192)
     if arguments.json:
         arguments.json.write_text(json.dumps({"drafts": arguments.drafts, "rows": rows}, indent=2) + "\n")

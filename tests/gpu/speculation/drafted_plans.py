@@ -13,6 +13,7 @@ import torch
 
 from pagebus.actors.executor.device.operations import LookUpDrafts
 from pagebus.actors.executor.models.draft_model import DraftModel
+from pagebus.actors.executor.models.mtp import Mtp
 from pagebus.bus.messages import Int32Array, StepPlan
 from pagebus.kernels.batch.draft_lookup import look_up_drafts, look_up_drafts_reference, store_drafts_reference
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
@@ -76,6 +77,8 @@ def prepare(driver: Driver, mode: str) -> None:
     if head is not None and isinstance(head.head, DraftModel):
         # Of random weights, tied, a model says what it reads; turned around, anything else.
         head.head.model.norm.weight.data.fill_(-1.0 if mode == "none" else 0.0)
+    elif head is not None and isinstance(head.head, Mtp):
+        head.head._norm.weight.data.fill_(1.0 if mode == "none" else 0.0)
     elif runner.drafting is not None:
         look_up = _right(driver)
         runner.drafting.look_up = {"none": _wrong, "idle": partial(_vain, look_up)}.get(mode, look_up)

@@ -6,6 +6,7 @@ step before the last one's tokens are known. :func:`drive` runs an engine with i
 
 from __future__ import annotations
 
+import faulthandler
 import queue
 import random
 import time
@@ -260,4 +261,6 @@ class Driver:
 
     def close(self) -> None:
         _OPEN.discard(self)
-        assert self.engine.stop()
+        if not self.engine.stop():
+            faulthandler.dump_traceback()  # says what its threads wait for
+            raise AssertionError("the engine did not end in time")

@@ -1,7 +1,7 @@
 """States of last tokens on CUDA: from graphs as from kernels launched one by one.
 
 Runs on a bare GPU host too: ``PYTHONPATH=. pytest -c /dev/null --rootdir . --noconftest --import-mode=importlib
-tests/gpu/engine/test_pooling.py``.
+tests/gpu/pooling/test_last_tokens.py``.
 """
 
 from __future__ import annotations

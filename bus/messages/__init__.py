@@ -17,6 +17,7 @@ AbortRequest, StopSequence, control (work)         ingress, detokenizer -> sched
 RequestsDone, CancelRequest
 AdapterRead                 control (work)         executor -> scheduler                      steps
 DiskReport                  control (work)         executor -> scheduler                      steps
+PullReport                  control (work)         executor -> scheduler                      moves
 StateRequested,             control (work)         ingress -> scheduler                       observation
 BlockRequested
 SequenceStarted/Ended,      sequences:<detok>      scheduler -> that detokenizer              sequences
@@ -44,6 +45,7 @@ from pagebus.bus.messages.control import AbortCalls, AbortRequest, CancelRequest
 from pagebus.bus.messages.field_types import FinishReason, Int32Array, JsonValue
 from pagebus.bus.messages.jobs import PLAIN_MESSAGES, BatchQueued, Job, JobResult
 from pagebus.bus.messages.journal import AlsoReads, Checkpoint, RequestBlamed, RequestMoved, SequencesNamed
+from pagebus.bus.messages.moves import BlockPull, PullReport
 from pagebus.bus.messages.observation import (
     FLASH_COPIED,
     FLASH_SWAPPED_IN,
@@ -90,6 +92,7 @@ from pagebus.bus.messages.steps import (
     END_STOP,
     AdapterRead,
     DiskReport,
+    FromExecutor,
     NewSequence,
     ReplicaFenced,
     StepPlan,
@@ -131,19 +134,20 @@ Message = (
     | HoldState
     | AdapterRead
     | DiskReport
+    | PullReport
 )
 
 __all__ = [
     "DISK_FORGET", "DISK_TELL", "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED",
     "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT", "HOLDS", "HOLD_ABORT", "HOLD_KEEP", "HOLD_NONE", "HOLD_STATE",
     "HOLD_WAIT", "OUTCOME_ABORTED", "OUTCOME_DONE", "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS",
-    "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS",
-    "SEQUENCE_LANDING", "SEQUENCE_RUNNING", "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS",
-    "AbortCalls", "AbortRequest", "AdapterRead", "AdapterSource", "AlsoReads", "BatchQueued", "BlockRequested",
-    "BlockState", "CacheResetRequested", "CancelRequest", "Checkpoint", "DiskReport", "FinishReason", "GenerateRequest",
-    "HoldRequested", "HoldState", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence",
-    "PromptReply", "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed",
-    "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams",
-    "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested",
-    "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
+    "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING",
+    "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS", "AbortCalls", "AbortRequest", "AdapterRead",
+    "AdapterSource", "AlsoReads", "BatchQueued", "BlockPull", "BlockRequested", "BlockState", "CacheResetRequested",
+    "CancelRequest", "Checkpoint", "DiskReport", "FinishReason", "FromExecutor", "GenerateRequest", "HoldRequested",
+    "HoldState", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence", "PromptReply", "PullReport",
+    "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed",
+    "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams", "SchedulerLeads",
+    "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan",
+    "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
 ]  # fmt: skip

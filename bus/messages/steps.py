@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pagebus.bus.messages.field_types import NO_INTS, Int32Array
+from pagebus.bus.messages.moves import BlockPull, PullReport
 from pagebus.bus.messages.record import Record
 from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS, AdapterSource
 from pagebus.bus.messages.sampling import SamplingParams
@@ -96,6 +97,12 @@ class StepPlan(Record, frozen=True, kw_only=True):
     ``disk_order``: :data:`DISK_TELL` or :data:`DISK_FORGET`, before the others. A :class:`DiskReport` says what has
     become of it. Until then no plan touches the host blocks otherwise than by reading those that are written.
 
+    ``pulls`` copy blocks of other executors: ``pull_sources`` [p] of theirs into ``pull_blocks`` [p], beside this and
+    later steps. They begin behind the steps before this plan and its copies. A :class:`PullReport` says what has become
+    of each. Until then no plan names their device blocks.
+
+    ``is_last``: the executor drains, and nobody pulls from it any more.
+
     A plan with no rows is legal (it only frees or copies). ``step`` counts plans of this replica in this scheduler
     epoch, from 1, and equals the index of the entry's explicit stream id.
 
@@ -138,6 +145,10 @@ class StepPlan(Record, frozen=True, kw_only=True):
     disk_write_hosts: Int32Array = NO_INTS
     disk_drops: tuple[str, ...] = ()
     disk_order: int = 0
+    pulls: tuple[BlockPull, ...] = ()
+    pull_sources: Int32Array = NO_INTS
+    pull_blocks: Int32Array = NO_INTS
+    is_last: bool = False
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
@@ -235,6 +246,10 @@ class DiskReport(Record, frozen=True, kw_only=True):
     found: tuple[str, ...] = ()
     bytes_per_s: float = 0.0
     error: str = ""
+
+
+FromExecutor = StepResult | AdapterRead | DiskReport | PullReport
+"""What an engine has to tell."""
 
 
 class ReplicaFenced(Record, frozen=True, kw_only=True):

@@ -1,0 +1,33 @@
+"""Blocks that move between executors: what a plan pulls from another's cache, and what has become of it."""
+
+from __future__ import annotations
+
+from pagebus.bus.messages.record import Record
+
+
+class BlockPull(Record, frozen=True, kw_only=True):
+    """Copy blocks of another executor's cache into one's own. The plan has ``num_blocks`` of each in ``pull_sources``
+    and ``pull_blocks``, behind those of the pulls before it.
+
+    ``address`` is what the source's lease says of its cache (``kv_address``). Both executors have the same ``kv_kind``.
+    """
+
+    pull: int
+    """Its number, counted by the scheduler."""
+    address: str
+    num_blocks: int
+
+
+class PullReport(Record, frozen=True, kw_only=True):
+    """Executor -> scheduler, over ``control``: the blocks of a pull are ``there``, for plans written from now on. If
+    not, nobody knows what is in them, and nothing writes there any more."""
+
+    replica: str
+    executor_epoch: int
+    scheduler_epoch: int
+    pull: int
+    there: bool
+    bytes_per_s: float = 0.0
+    """How fast they were copied; 0 if they were not."""
+    error: str = ""
+    """Why they are not there."""

@@ -12,6 +12,7 @@ from pagebus.bus.messages import (
     CancelRequest,
     DiskReport,
     JsonValue,
+    PullReport,
     RequestFailed,
     RequestMoved,
     RequestsDone,
@@ -58,6 +59,10 @@ class ReplicaJoined:
     """Those that its disk tier may hold; 0: it has none."""
     stages: int = 1
     """Through which each of its steps passes, one after the other, while other steps are in the others."""
+    kv_kind: str = ""
+    """What its blocks are computed by. Those with the same may pull blocks from each other; empty: it does not."""
+    kv_address: str = ""
+    """Where others find its blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +75,11 @@ class HostTierGrown:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSuspended:
-    """Plan nothing more for this replica: its executor drains or seems dead. Results may still arrive."""
+    """Plan nothing more for this replica: its executor drains or seems dead. Results may still arrive. ``drains``: it
+    stays until nobody needs its blocks any more."""
 
     replica: str
+    drains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ Input = (
     | StopSequence
     | AdapterRead
     | DiskReport
+    | PullReport
     | RequestsDone
     | ReplicaJoined
     | HostTierGrown
@@ -193,16 +201,19 @@ class RequestGivenUp:
     reason: str
 
 
+PREEMPTED, PARKED, MOVED = "preempted", "parked", "moved"
+
+
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence has lost its slot. ``swapped``: its blocks are kept on the host. ``parked``: it stopped because its
-    client is away, not for want of blocks."""
+    """A sequence has lost its slot. ``swapped``: its blocks are kept on the host. ``why``: for want of blocks, because
+    its client is away ("parked"), or because its executor drains ("moved")."""
 
     request_id: str
     sequence_id: int
     replica: str
     swapped: bool
-    parked: bool = False
+    why: str = PREEMPTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from pagebus.bus.messages import (
     CancelRequest,
     DiskReport,
     HoldRequested,
+    PullReport,
     ReplicaFenced,
     RequestsDone,
     StateRequested,
@@ -79,7 +80,7 @@ class Intake:
                 self.dead_letters.give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
-        elif isinstance(item.message, AdapterRead | DiskReport):
+        elif isinstance(item.message, AdapterRead | DiskReport | PullReport):
             self.core.handle(item.message)
             self.work.settled(item)
         elif isinstance(item.message, StateRequested | BlockRequested):

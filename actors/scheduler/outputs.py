@@ -91,13 +91,14 @@ class OutputRouter:
                     self._work.over(request_id)
             case RequestGivenUp(request_id, reason):
                 self._dead_letters.given_up(request_id, reason)
-            case Preempted(request_id=request_id, parked=parked):
-                self._stopped.setdefault("parked" if parked else "preempted", Counter())[request_id] += 1
+            case Preempted(request_id=request_id, why=why):
+                self._stopped.setdefault(why, Counter())[request_id] += 1
             case Note(event, fields):
                 self._log.info(event, **fields)
 
     def log_preempted(self) -> None:
-        """Log one line for all preemptions since the last call, and one for all parked sequences."""
+        """Log one line for all preemptions since the last call, one for all parked sequences, and one for all that
+        were moved."""
         while self._stopped:
             event, times = self._stopped.popitem()
             shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]

@@ -147,6 +147,8 @@ class Sequence:
     num_tokens_at_loss: int = 0
     disk_reads: tuple[bytes, ...] | None = None
     """What has been read from a disk for it; None: it has not been looked for there."""
+    pulls: tuple[int, ...] | None = None
+    """What has been pulled from other replicas for it since it had a slot; None: nothing was."""
 
     def become(self, state: State) -> None:
         """Change the state. ``TRANSITIONS`` names the module that may make each transition.
@@ -221,7 +223,7 @@ class Sequence:
         progress = len(self.tokens) > self.num_tokens_at_loss
         self.num_losses = 1 if progress else self.num_losses + 1
         self.num_tokens_at_loss = len(self.tokens)
-        self.disk_reads = None
+        self.disk_reads = self.pulls = None
 
     @property
     def head(self) -> Sequence:

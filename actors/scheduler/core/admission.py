@@ -10,17 +10,19 @@ import numpy as np
 from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
 from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.core.placement import choose
+from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.prefix_match import Offer, displace_jobs
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
-PREFIX, DISK = "prefix", "disk"
-MOST_WAITING = {PREFIX: 64, DISK: 256}
-"""Admission stops for this plan after this many sequences that wait for another's prefix, or for a disk."""
+PREFIX, DISK, PULL = "prefix", "disk", "pull"
+MOST_WAITING = {PREFIX: 64, DISK: 256, PULL: 256}
+"""Admission stops for this plan after this many sequences that wait for another's prefix, for a disk, or for blocks of
+another replica."""
 
 
-def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
+def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
     the queue.
 
@@ -28,7 +30,8 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
     ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
     overtaken, but only within the room of one step. So may those whose adapter is not on the device
-    (:mod:`pagebus.actors.scheduler.core.adapter_turn`), and those whose prefix is read from a disk.
+    (:mod:`pagebus.actors.scheduler.core.adapter_turn`), and those whose prefix is read from a disk or pulled from
+    another replica.
     """
     fleet.refresh()
     adapters = AdapterTurn(fleet)
@@ -55,12 +58,17 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
                 break
             if not np.count_nonzero(able):
                 continue  # those behind do not wait for it
-        chosen = choose(sequence, fleet, able) or _displace_jobs(sequence, fleet, able)
+        if sequence.pulls and pulls.is_pulling(sequence):
+            num_waiting[PULL] += 1
+            if num_waiting[PULL] == MOST_WAITING[PULL]:
+                break
+            continue
+        chosen = choose(sequence, fleet, able, pulls) or _displace_jobs(sequence, fleet, able)
         if chosen is None:
             candidates &= ~able
             continue
         replica, offer = chosen
-        if reason := _waits_for(sequence, replica, offer, fleet):
+        if reason := _waits_for(sequence, replica, offer, fleet, pulls):
             num_waiting[reason] += 1
             if num_waiting[reason] == MOST_WAITING[reason]:
                 break
@@ -72,8 +80,17 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet) -> list[Sequence]:
     return admitted
 
 
-def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet) -> str | None:
-    """What the sequence waits for without a slot, if anything. Has its blocks read from the disk, if these help."""
+def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet, pulls: Pulls) -> str | None:
+    """What the sequence waits for without a slot, if anything. Has its blocks read from the disk, or pulled, if these
+    help."""
+    if offer.loan is not None:
+        lender = fleet.named(offer.loan.lender)
+        kept = offer.cached_blocks + offer.windowed.cached
+        sequence.pulls = pulls.begin(lender, replica, offer.loan, kept)
+        for each in (lender, replica):
+            fleet.touch(each)
+        fleet.refresh()
+        return PULL
     if offer.disk:
         replica.disk_tier.read(sequence, offer.disk, offer.host_blocks + offer.windowed.hosts, offer.disk_tokens)
         fleet.touch(replica)
@@ -88,6 +105,7 @@ def _bind(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet) -> N
     if sequence.swapped is not None and sequence.swapped.replica != replica.name:
         fleet.named(sequence.swapped.replica).host_tier.forget(sequence)
     replica.bind(sequence, offer)
+    sequence.pulls = None
     fleet.touch(replica)
     fleet.refresh()
 

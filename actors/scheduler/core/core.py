@@ -38,6 +38,7 @@ from pagebus.bus.messages import (
     AlsoReads,
     CancelRequest,
     DiskReport,
+    PullReport,
     RequestsDone,
     StopSequence,
     TokenizedRequest,
@@ -97,9 +98,9 @@ class Core:
     @property
     def waits_for_time(self) -> bool:
         """Whether something is to be done once time has passed, even if nothing else happens."""
-        return self.delivery.is_waiting or any(
-            replica.disk_tier.is_awaited for replica in self.planner.fleet.with_disks
-        )
+        planner = self.planner
+        reads = any(replica.disk_tier.is_awaited for replica in planner.fleet.with_disks)
+        return self.delivery.is_waiting or reads or planner.pulls.is_awaited
 
     def knows(self, request_id: str) -> bool:
         """Whether the request exists, running or finished."""
@@ -121,6 +122,7 @@ class Core:
         for name, replica in self.replicas.items():
             held[f"{name}: slots"] = len(replica.slots)
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
+            held[f"{name}: blocks"] -= self.planner.pulls.num_held(replica)
             held[f"{name}: host blocks"] = replica.host_tier.num_held - len(replica.disk_tier.owned)
             held[f"{name}: steps in flight"] = len(replica.in_flight)
             held[f"{name}: adapters"] = len(replica.adapters.loaded)
@@ -162,6 +164,8 @@ class Core:
                     self.lifecycle.fail_adapter(message)
             case DiskReport():
                 self.planner.disk_report(message, self.config.epoch)
+            case PullReport():
+                self.planner.pull_report(message, self.config.epoch)
             case ReplicaJoined():
                 self.planner.join(message)
                 self.lifecycle.refuse_misfits()
@@ -169,7 +173,7 @@ class Core:
                 if message.replica in self.replicas:
                     self.replicas[message.replica].host_tier.grow(message.num_host_blocks)
             case ReplicaSuspended():
-                self.planner.suspend(message.replica)
+                self.planner.suspend(message.replica, drains=message.drains)
             case ReplicaLost():
                 self._lose_replica(message)
             case IngressLost():

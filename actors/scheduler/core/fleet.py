@@ -61,6 +61,9 @@ class Fleet:
         self._device = [each.index.blocks for each in self.replicas]
         self._host = [each.host_tier.pool.index.blocks for each in self.replicas]
         self._disk = {row: each.disk_tier for row, each in enumerate(self.replicas) if each.disk_tier.is_on}
+        self._lenders = [row for row, each in enumerate(self.replicas) if each.kv_address]
+        self.lends = len(self._lenders) > 1
+        """Whether blocks may be pulled from one by another."""
         self.due = set(range(count))
         self._stale = set(range(count))
 
@@ -137,6 +140,16 @@ class Fleet:
             if row is not None and rows[row] and row not in holders:
                 holders.append(row)
         return holders
+
+    def lenders(self, sequence: Sequence) -> list[int]:
+        """The rows that may have tokens of the sequence on their devices and can lend them."""
+        if not self.replicas[0].caching:
+            return []
+        sequence.extend_hashes(self.replicas[0].block_size)
+        if not sequence.hashes:
+            return []
+        found = self._listing(sequence)
+        return [row for row in self._lenders if self.replicas[row].name in found]
 
     def _listing(self, sequence: Sequence) -> set[str]:
         """Replicas that list one of the sequence's anchors (:class:`PrefixIndex`)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.moves.lending import Lending
+from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.prefix_match import Offer, offer_of
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
@@ -13,7 +15,7 @@ _NEVER = 2**62
 """The load of a replica that is not considered (again)."""
 
 
-def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer] | None:
+def choose(sequence: Sequence, fleet: Fleet, able: Rows, pulls: Pulls) -> tuple[Replica, Offer] | None:
     """The replica, of those ``able`` to take the sequence now, that gives it its first token soonest; None if none is
     able.
 
@@ -22,26 +24,35 @@ def choose(sequence: Sequence, fleet: Fleet, able: Rows) -> tuple[Replica, Offer
     them onto one replica. Ties go to the replica that joined first.
 
     Only replicas that hold tokens of the sequence are asked how many, in order of load, as long as these can outweigh
-    the load. Of the others, the least loaded one with room is the best.
+    the load. Of the others, the least loaded one with room is the best. Blocks that a replica can pull from another
+    count as cached there, less what it costs to wait for them.
     """
     priority_class, num_tokens = sequence.request.priority_class, len(sequence.tokens)
+    lending = Lending(sequence, fleet, pulls)
     load = np.where(able, fleet.load[priority_class], _NEVER)
     best: tuple[int, int, Offer] | None = None
     holders = np.array(fleet.holders(sequence, able), np.intp)
     for row in holders[np.argsort(load[holders], kind="stable")].tolist():
         waits = int(load[row]) + num_tokens
         if best is None or _may_save(sequence, fleet, row, waits - best[0] + (row > best[1])):
-            best = _better(best, waits, row, offer_of(fleet.replicas[row], sequence))
+            best = _better(best, waits, row, _offer(fleet.replicas[row], sequence, lending))
         load[row] = _NEVER
     load[fleet.room < fleet.blocks_needed(sequence)] = _NEVER
-    while (least := int(load.min())) < _NEVER and (best is None or least + num_tokens <= best[0]):
+    while (least := int(load.min())) < _NEVER and (
+        best is None or (least <= best[0] and least + num_tokens - lending.most_tokens <= best[0])
+    ):
         row = int(load.argmin())
-        offer = offer_of(fleet.replicas[row], sequence)
+        offer = _offer(fleet.replicas[row], sequence, lending)
         best = _better(best, least + num_tokens, row, offer)
         if offer is not None:
             break
         load[row] = _NEVER
     return None if best is None else (fleet.replicas[best[1]], best[2])
+
+
+def _offer(replica: Replica, sequence: Sequence, lending: Lending) -> Offer | None:
+    offer = offer_of(replica, sequence)
+    return None if offer is None else lending.lengthen(offer, replica)
 
 
 def _better(

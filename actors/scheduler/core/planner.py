@@ -18,14 +18,26 @@ from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import FairShare
 from pagebus.actors.scheduler.core.fleet import Fleet
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
-from pagebus.actors.scheduler.events import Note, Output, Preempted, ReplicaJoined, ToJournal, ToReplica
+from pagebus.actors.scheduler.events import (
+    MOVED,
+    PARKED,
+    PREEMPTED,
+    Note,
+    Output,
+    Preempted,
+    ReplicaJoined,
+    ToJournal,
+    ToReplica,
+)
+from pagebus.actors.scheduler.moves.leaving import Leaving
+from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.preemption import end, preempt
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import MOST_LOSSES, Request, Sequence
 from pagebus.actors.scheduler.states import State
-from pagebus.bus.messages import AdapterRead, DiskReport, SequencesNamed
+from pagebus.bus.messages import AdapterRead, DiskReport, PullReport, SequencesNamed
 
 
 class Planner:
@@ -40,12 +52,14 @@ class Planner:
         self.next_steps: dict[str, int] = {}
         """First step number of absent replicas, if it is not 1."""
         self.num_queued_requests = 0
+        self.pulls = Pulls()
         self.frozen = False
         """Whether planning is paused because an operator holds the work."""
         self._config = config
         self._delivery = delivery
         self._out = out
         self._past_preemptions = 0
+        self._leaving = Leaving()
 
     @property
     def num_preemptions(self) -> int:
@@ -104,7 +118,7 @@ class Planner:
             replica = self.replicas[sequence.replica]
             preempt(replica, sequence, parked=True)
             self.fleet.touch(replica)
-            self.requeue(replica, parked=True)
+            self.requeue(replica, PARKED)
         if sequence.scores_prompt:  # or what it has told would not be told again
             self._forget_swapped(sequence)
 
@@ -125,10 +139,18 @@ class Planner:
         progress = True
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
             self._admit()
+            self._order_pulls(now_s)
             progress = False
             for replica in self.fleet.take_due():
                 progress |= self._plan(replica, now_s)
             yield
+        for replica in self._leaving.ready(self.replicas, self.pulls):
+            self._out.append(ToReplica(replica.name, replica.last_plan(now_s)))
+
+    def _order_pulls(self, now_s: float) -> None:
+        """Let plans carry the pulls that may begin."""
+        for target in self.pulls.order(now_s) if len(self.pulls) else ():
+            self.fleet.touch(target)
 
     def _plan(self, replica: Replica, now_s: float) -> bool:
         """Plan the next step of a replica; False if it has nothing to do."""
@@ -152,7 +174,7 @@ class Planner:
         """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
-            for sequence in admit(self.waiting, self.fleet):
+            for sequence in admit(self.waiting, self.fleet, self.pulls):
                 self.waiting.remove(sequence)
                 self._has_run(sequence.request)
                 self.fair_share.serve(sequence.request.client, sequence.request.start_s)
@@ -180,15 +202,15 @@ class Planner:
         for sequence in queued:
             self.waiting.add(sequence)
 
-    def requeue(self, replica: Replica, *, parked: bool = False) -> None:
-        """Queue the preempted or parked sequences of a replica again."""
+    def requeue(self, replica: Replica, why: str = PREEMPTED) -> None:
+        """Queue the sequences that have lost their slots on a replica again."""
         self.fleet.outdate(replica)
         preempted, replica.preempted = replica.preempted, []
         for sequence in preempted:
-            sequence.request.num_preemptions += not parked
+            sequence.request.num_preemptions += why == PREEMPTED
             self.waiting.add(sequence)
             swapped = sequence.swapped is not None
-            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, parked))
+            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, why))
 
     def touch_all(self) -> None:
         """Mark all replicas as possibly having something new to plan."""
@@ -207,6 +229,7 @@ class Planner:
             if host or running:
                 replica.host_tier.pool.forget_cached()
                 replica.disk_tier.forget()
+        self.pulls.void_all()
         self.touch_all()
 
     # -- replicas -----------------------------------------------------------------------------------------------------
@@ -255,11 +278,24 @@ class Planner:
             replica.disk_tier.take(report)
             self.fleet.touch(replica)
 
-    def suspend(self, name: str) -> None:
-        """Give a replica no more plans."""
-        if name in self.replicas:
-            self.replicas[name].suspend()
-            self.fleet.touch(self.replicas[name])
+    def pull_report(self, report: PullReport, epoch: int) -> None:
+        """What has become of a pull."""
+        replica = self.replicas.get(report.replica)
+        if replica is not None and report.executor_epoch == replica.epoch and report.scheduler_epoch == epoch:
+            self.pulls.take(report, replica)
+            self.touch_all()
+
+    def suspend(self, name: str, *, drains: bool = False) -> None:
+        """Give a replica no more plans. One that drains and can lend its blocks gives its sequences away at once."""
+        replica = self.replicas.get(name)
+        if replica is None or replica.suspended:
+            return
+        replica.suspend()
+        self.pulls.suspend(replica)
+        if drains and replica.kv_address:
+            self._leaving.begin(replica, replica.move_out())
+            self.requeue(replica, MOVED)
+        self.touch_all()
 
     def lose(self, name: str, reason: str) -> list[Request]:
         """Remove a replica and queue its sequences. Returns requests that have lost their last permitted executor."""
@@ -269,6 +305,8 @@ class Planner:
         self.next_steps[name] = replica.step + 1
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self._past_preemptions += replica.num_preemptions
+        self.pulls.lose(replica)
+        self._leaving.lose(name)
         sequences = replica.give_up()
         for sequence in sequences:
             sequence.note_loss()
@@ -297,9 +335,10 @@ class Planner:
         self.waiting.check_integrity()
         self.jobs.check_integrity()
         for replica in self.replicas.values():
-            replica.check_integrity()
+            replica.check_integrity(self.pulls.owned(replica))
             assert not replica.preempted, "preempted sequences were not queued"
         self.fleet.check_integrity()
+        self.pulls.check_integrity()
 
 
 def _named(replica: Replica, entering: Iterable[Sequence]) -> SequencesNamed:

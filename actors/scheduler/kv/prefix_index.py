@@ -82,10 +82,14 @@ class PrefixIndex:
 
     def note_anchors(self, hashes: Sequence[bytes], start: int, end: int) -> None:
         """Note the anchors among the blocks ``start`` to ``end`` of a sequence, which are listed in some tier."""
-        if start == 0 < end:
-            self.new_anchors.append(hashes[0])
+        self.new_anchors += self.anchors(hashes, start, end)
+
+    def anchors(self, hashes: Sequence[bytes], start: int, end: int) -> list[bytes]:
+        """The anchors among the blocks ``start`` to ``end`` of a sequence."""
+        found = [hashes[0]] if start == 0 < end else []
         if every := self._anchor_every:
-            self.new_anchors += hashes[max(-(-start // every), 1) * every : end : every]
+            found += hashes[max(-(-start // every), 1) * every : end : every]
+        return found
 
     def insert_pages(
         self, hashes: Sequence[bytes], pages: Sequence[int], start: int, end: int, first_block: int, each: int

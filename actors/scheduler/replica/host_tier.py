@@ -67,6 +67,8 @@ class HostTier:
         self._swapped: dict[int, Sequence] = {}
         self._demotions_left = MAX_DEMOTIONS
         self._seen_allocated = 0
+        self._last_load = 0
+        """The newest plan that loads something."""
         self.update_demotion()
 
     @staticmethod
@@ -182,6 +184,10 @@ class HostTier:
         self._copy_out(block, host)
         return host
 
+    def has_loaded(self, step: int) -> bool:
+        """Whether all that the plans up to this one load is on the device."""
+        return self.copied_step >= min(step, self._last_load)
+
     def count_lookup(self, num_tokens: int, num_found: int) -> None:
         """Count tokens of a prefix, beyond those on the device, that were looked up and found."""
         if self.pool.num_blocks:
@@ -256,7 +262,7 @@ class HostTier:
         for load in self._loads.values():
             if load.step:
                 continue
-            load.step = step
+            load.step = self._last_load = step
             sequence = load.sequence
             self._builder.swap_in_hosts += load.hosts
             self._builder.swap_in_blocks += load.pages

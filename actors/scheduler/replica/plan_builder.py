@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.kv.adapters import Adapters
+from pagebus.actors.scheduler.moves.orders import PullOrders
 from pagebus.actors.scheduler.replica.disk.orders import DiskOrders
 from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
@@ -55,6 +56,7 @@ class PlanBuilder:
         self.swap_in_hosts: list[int] = []
         self.swap_in_blocks: list[int] = []
         self.disk = DiskOrders()
+        self.pulled = PullOrders()
 
     def append(self, sequence: Sequence, blocks: list[int], windowed: list[int]) -> None:
         """Append new blocks to a sequence's table, and their ``windowed`` pages. A sequence that has not entered sends
@@ -120,8 +122,10 @@ class PlanBuilder:
         counts: Int32Array,
         earliest: Int32Array | None = None,
         latest: Int32Array | None = None,
+        *,
+        is_last: bool = False,
     ) -> StepPlan:
-        """The plan with these rows, decodes first; ``earliest`` and ``latest`` as in the message."""
+        """The plan with these rows, decodes first; ``earliest``, ``latest`` and ``is_last`` as in the message."""
         entering = self._entering
         tokens, predicted = array("i"), [_predicted(each) if self._predicts else array("i") for each in entering]
         for sequence in entering:
@@ -157,6 +161,8 @@ class PlanBuilder:
             loaded_adapters=tuple(self._adapters.loaded),
             dropped_adapters=tuple(self._adapters.dropped),
             **self.disk.columns(),
+            **self.pulled.columns(),
+            is_last=is_last,
         )
         self._begin_anew(step)
         return plan
@@ -172,6 +178,8 @@ class PlanBuilder:
             self.swap_out_blocks, self.swap_out_hosts, self.swap_in_hosts, self.swap_in_blocks = [], [], [], []
         if self.disk:
             self.disk = DiskOrders()
+        if self.pulled:
+            self.pulled = PullOrders()
         if self._adapters.loaded:
             self._adapters.planned(step)
 

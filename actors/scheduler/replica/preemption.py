@@ -26,6 +26,15 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
         replica.num_parked += parked
         replica.num_swaps += bool(swaps) and not parked
         replica.num_recomputes += not swaps and not parked
+    _to_queue(replica, sequence)
+
+
+def move_out(replica: ReplicaBase, sequence: Sequence) -> None:
+    """Take slot and blocks away because the executor drains. What is cached of them may be pulled from it."""
+    _to_queue(replica, sequence)
+
+
+def _to_queue(replica: ReplicaBase, sequence: Sequence) -> None:
     _leave_slot(replica, sequence)
     if sequence.last_step <= replica.step_results.last_step:
         sequence.become(sequence.at_rest)

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
 from pagebus.actors.scheduler.kv.window_match import Find, Match, match_window
+from pagebus.actors.scheduler.moves.loan import Loan
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefix_wait import awaits
@@ -41,6 +42,8 @@ class Offer:
     disk: tuple[bytes, ...] = ()
     """Contents on the disk that lengthen it, if they are read, by ``disk_tokens``."""
     disk_tokens: int = 0
+    loan: Loan | None = None
+    """What another replica could lend to lengthen it."""
 
 
 def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -137,8 +140,23 @@ def _find(replica: ReplicaBase, sequence: Sequence, find_host: Find | None = Non
         cached = replica.index.match(sequence.hashes[first:limit], limit - first) if looks else []
         match = Match(first, cached, swapped.host_blocks[len(cached) :])
         return match, _swapped_pages(replica, sequence, swapped, limit if looks else 0)
-    if not looks:
+    return _match(replica, sequence, limit, find_host) if looks else (NOTHING, NOTHING)
+
+
+def on_device(replica: ReplicaBase, sequence: Sequence) -> tuple[Match, Match]:
+    """What a replica's device has of a sequence's first tokens, for others: blocks, and pages of layers with windows
+    where others have none."""
+    if not replica.caching or sequence.scores_prompt:
         return NOTHING, NOTHING
+    return _match(replica, sequence, (len(sequence.tokens) - 1) // replica.block_size, _nowhere)
+
+
+def _nowhere(_: bytes) -> None:
+    """A host tier that has nothing."""
+
+
+def _match(replica: ReplicaBase, sequence: Sequence, limit: int, find_host: Find | None) -> tuple[Match, Match]:
+    """:func:`_find` among cached blocks alone, up to block ``limit``."""
     if replica.window.num_tokens and not sequence.keeps_all:
         find, find_host = replica.index.find, find_host or replica.host_tier.pool.index.find
         return match_window(find, find_host, sequence.hashes, limit, replica.window.num_matched), NOTHING

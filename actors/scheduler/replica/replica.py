@@ -7,6 +7,7 @@ plan on. Sampled tokens, however, count as known only once the result of their s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -23,7 +24,7 @@ from pagebus.actors.scheduler.replica.beam_group import (
 from pagebus.actors.scheduler.replica.drafts.drafting import add_drafts
 from pagebus.actors.scheduler.replica.pipeline import hold_back
 from pagebus.actors.scheduler.replica.plan_builder import InFlight
-from pagebus.actors.scheduler.replica.preemption import give_back
+from pagebus.actors.scheduler.replica.preemption import give_back, move_out
 from pagebus.actors.scheduler.replica.prefix_match import Offer
 from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.actors.scheduler.replica.state import ReplicaBase
@@ -91,7 +92,7 @@ class Replica(ReplicaBase):
         is full. Sequences preempted for it are added to ``preempted``."""
         if self.suspended or not self.pipeline.has_room:
             return None
-        urgent = self.adapters.loaded or self.disk_tier.is_urgent
+        urgent = self.adapters.loaded or self.disk_tier.is_urgent or self.builder.pulled
         if not len(self.slots) and not (urgent or self._has_news):
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
@@ -107,19 +108,24 @@ class Replica(ReplicaBase):
         entering = self._enter(slots) if self.bound else []
         for member in self.builder.rewritten:
             self.drop_source(member)
-        drafted = add_drafts(self, slots, counts, num_decodes) if self.slots.num_drafts else None
-        if drafted is not None:
-            self._send_off(drafted.slots, counts, num_decodes, drafted.drafts)
-            plan = self.builder.build(
-                self.step, now_s, drafted.num_plain, drafted.slots, drafted.num_scheduled(counts),
-                drafted.earliest, drafted.latest,
-            )  # fmt: skip
-        else:
-            self._send_off(slots, counts, num_decodes)
-            plan = self.builder.build(self.step, now_s, num_decodes, slots, counts)
+        plan = self._build(now_s, slots, counts, num_decodes)
         if self.kept.num_tokens:
             give_back_blocks(self, slots)
         return plan, entering
+
+    def _build(
+        self, now_s: float, slots: Slots, counts: Int32Array, num_decodes: int, *, is_last: bool = False
+    ) -> StepPlan:
+        """Send the rows off, and make the plan."""
+        drafted = add_drafts(self, slots, counts, num_decodes) if self.slots.num_drafts else None
+        if drafted is None:
+            self._send_off(slots, counts, num_decodes)
+            return self.builder.build(self.step, now_s, num_decodes, slots, counts, is_last=is_last)
+        self._send_off(drafted.slots, counts, num_decodes, drafted.drafts)
+        return self.builder.build(
+            self.step, now_s, drafted.num_plain, drafted.slots, drafted.num_scheduled(counts),
+            drafted.earliest, drafted.latest, is_last=is_last,
+        )  # fmt: skip
 
     @property
     def _has_news(self) -> bool:
@@ -196,6 +202,10 @@ class Replica(ReplicaBase):
             self.list_blocks(matched.runs.slots)  # one that ends here has no later result
         return ended + self._advance_beams(found)
 
+    def has_landed(self, step: int) -> bool:
+        """Whether the device's blocks hold what the plans up to this one have put there."""
+        return self.step_results.last_step >= step and self.host_tier.has_loaded(step)
+
     def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
         """Choose for searches whose candidates are complete. Returns the leaders of searches that are over."""
         over = []
@@ -211,6 +221,17 @@ class Replica(ReplicaBase):
         """Plan nothing more here. Swapped sequences may run elsewhere at once."""
         self.suspended = True
         self.host_tier.forget_all()
+
+    def move_out(self) -> list[Sequence]:
+        """Take all sequences off a suspended replica whose executor drains. They are in ``preempted``, too."""
+        sequences = [sequence for sequence in self.slots.occupied() if sequence is sequence.head]
+        for sequence in sequences:
+            move_out(self, sequence)
+        return sequences
+
+    def last_plan(self, now_s: float) -> StepPlan:
+        """Tell the executor of a suspended replica, which has nothing in flight, that it may end."""
+        return self._build(now_s, np.empty(0, np.intp), no_ints(), 0, is_last=True)
 
     def take_back(self) -> list[Sequence]:
         """Take slots from sequences that were never announced, and return these."""
@@ -231,8 +252,8 @@ class Replica(ReplicaBase):
         self.suspended = True
         return sequences
 
-    def check_integrity(self) -> None:
-        """Slots, blocks, index and pipeline agree.
+    def check_integrity(self, pulled: Iterable[int] = ()) -> None:
+        """Slots, blocks, index and pipeline agree. ``pulled``: blocks that pulls hold.
 
         Raises:
             AssertionError: they do not.
@@ -240,7 +261,7 @@ class Replica(ReplicaBase):
         self.slots.check_integrity()
         sequences = self.slots.occupied()
         sources = [sequence.copied[0] for sequence in sequences if sequence.copied is not None]
-        self.pool.check_integrity(chain(*sources, *(sequence.pages for sequence in sequences)))
+        self.pool.check_integrity(chain(*sources, *(sequence.pages for sequence in sequences), pulled))
         assert all(sequence.replica == self.name for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
         self.host_tier.check_integrity(sequences, self.disk_tier.owned)

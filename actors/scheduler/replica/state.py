@@ -16,6 +16,7 @@ from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
+from pagebus.actors.scheduler.moves.counts import MoveCounts
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
 from pagebus.actors.scheduler.replica.drafts.depth import Depth
@@ -61,6 +62,8 @@ class ReplicaBase:
         self.name = joined.replica
         self.epoch = joined.epoch
         self.max_model_len = joined.max_model_len
+        self.kv_kind, self.kv_address = joined.kv_kind, joined.kv_address
+        self.block_bytes, self.prefill_tokens_per_s = joined.block_bytes, joined.prefill_tokens_per_s
         self.budget = min(joined.max_num_batched_tokens, most_tokens or joined.max_num_batched_tokens)
         self.block_size = joined.block_size
         self.stages = joined.stages
@@ -90,6 +93,7 @@ class ReplicaBase:
         self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder)
         self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
         self.num_given_back = 0
+        self.moves = MoveCounts()
 
     @property
     def num_preemptions(self) -> int:

@@ -134,7 +134,7 @@ class Membership:
             elif lease.epoch != member.epoch:
                 self.distrust(name, "a new executor has taken its place")
             elif lease.info.get("state") == "draining":  # not "loading", which a server set back may say once more
-                self._suspend(name, member)
+                self._suspend(name, member, drains=True)
             elif (num_host_blocks := _count(lease, "num_host_blocks")) > member.num_host_blocks:
                 member.num_host_blocks = num_host_blocks
                 self._grow(name, num_host_blocks)
@@ -155,10 +155,10 @@ class Membership:
                 return
         self._emit(HostTierGrown(name, num_host_blocks))
 
-    def _suspend(self, name: str, member: Member) -> None:
+    def _suspend(self, name: str, member: Member, *, drains: bool = False) -> None:
         if not member.suspended:
             member.suspended = True
-            self._emit(ReplicaSuspended(name))
+            self._emit(ReplicaSuspended(name, drains))
 
     def _look_at_ingresses(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
         live = {address_of(name, lease.epoch) for name, lease in leases.items()}
@@ -213,6 +213,8 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         max_loras=_count(lease, "max_loras"),
         num_disk_blocks=_count(lease, "num_disk_blocks"),
         stages=max(1, _count(lease, "stages")),
+        kv_kind=_text(lease, "kv_kind"),
+        kv_address=_text(lease, "kv_address"),
     )
 
 
@@ -224,6 +226,11 @@ def _count(lease: LeaseInfo, name: str) -> int:
 def _rate(lease: LeaseInfo, name: str) -> float:
     value = lease.info.get(name)
     return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+
+
+def _text(lease: LeaseInfo, name: str) -> str:
+    value = lease.info.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def positions_of(lease: LeaseInfo) -> dict[str, EntryId]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, StepPlan, StepResult
-from tests.actors.scheduler.fake_executor import VOCAB, FakeExecutor, Slot, candidates, next_token, remember
+from tests.actors.scheduler.fake_executor import FakeExecutor, Slot
+from tests.actors.scheduler.fake_model import VOCAB, candidates, next_token, remember
 
 
 @dataclass

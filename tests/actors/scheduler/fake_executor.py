@@ -9,86 +9,15 @@ function of the last hash, so a wrong token cannot go unseen either.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pagebus.actors.scheduler.beam_search import BeamSearch
 from pagebus.actors.scheduler.events import ReplicaJoined
-from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, SamplingParams, StepPlan, StepResult
+from pagebus.bus.messages import END_LENGTH, END_NONE, END_STOP, NewSequence, StepPlan, StepResult
 from tests.actors.scheduler.fake_disk import UNWRITTEN, FakeDisk
-
-VOCAB = 40
-MULTIPLIER, STEP = 6364136223846793005, 1442695040888963407
-CANDIDATE_STEPS = np.array([((token + 1000) * STEP + 1) % 2**64 for token in range(VOCAB)], np.uint64)
-
-
-def chain(parent: int, token: int) -> int:
-    """Hash of a prefix and one more token."""
-    mixed = (parent * MULTIPLIER + token * STEP + 1) % 2**64
-    return mixed ^ (mixed >> 29)
-
-
-def next_token(prefix: int) -> int:
-    return (prefix >> 20) % VOCAB
-
-
-PAST: dict[int, tuple[int, int]] = {}
-"""Of every hash of a prefix: the hash without its last token, and that token. A beam's past is read from here."""
-
-
-def remember(parent: int, token: int) -> int:
-    """:func:`chain`, noted in ``PAST``."""
-    prefix = chain(parent, token)
-    PAST[prefix] = parent, token
-    return prefix
-
-
-def candidates(prefix: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The most likely next tokens [count] and their log probabilities' bits; all of them are different."""
-    mixed = np.uint64(prefix * MULTIPLIER % 2**64) + CANDIDATE_STEPS  # as chain(prefix, token + 1000), of all tokens
-    logits = (mixed ^ (mixed >> np.uint64(29))) % np.uint64(10007) / 2000 + np.arange(VOCAB) / 10**6
-    logprobs = (logits - np.log(np.exp(logits).sum())).astype(np.float32)
-    top = np.argsort(-logprobs, kind="stable")[:count].astype(np.int32)
-    return top, logprobs[top].view(np.int32)
-
-
-def expected_beams(
-    prompt: Iterable[int], max_tokens: int, end_ids: Iterable[int], sampling: SamplingParams
-) -> list[list[int]]:
-    """The choices of a beam search over the fake model, run alone."""
-    search = BeamSearch(
-        sampling.beam_width, max_tokens, tuple(end_ids), min_tokens=sampling.min_tokens,
-        length_penalty=sampling.length_penalty, early_stopping=sampling.early_stopping,
-    )  # fmt: skip
-    start = 0
-    for token in prompt:
-        start = chain(start, token)
-    while not search.done:
-        rows = []
-        for beam in search.running().tolist():
-            prefix = start
-            for token in beam:
-                prefix = chain(prefix, token)
-            rows.append(candidates(prefix, search.num_candidates))
-        search.choose(np.array([row[0] for row in rows]), np.array([row[1] for row in rows]))
-    return [each.tokens.tolist() for each in search.best(sampling.n)]
-
-
-def expected_tokens(
-    prompt: Iterable[int], max_tokens: int, end_ids: Iterable[int] = (), min_tokens: int = 0
-) -> list[int]:
-    """What the fake model generates, run alone."""
-    prefix, output, ends = 0, [], set(end_ids)
-    for token in prompt:
-        prefix = chain(prefix, token)
-    while len(output) < max_tokens:
-        output.append(next_token(prefix))
-        prefix = chain(prefix, output[-1])
-        if output[-1] in ends and len(output) > min_tokens:
-            break
-    return output
+from tests.actors.scheduler.fake_model import PAST, VOCAB, candidates, next_token, remember
+from tests.actors.scheduler.moves.fake_pulls import FakePulls
 
 
 @dataclass
@@ -131,6 +60,7 @@ class FakeExecutor:
     """It outlives the executor."""
     stages: int = 1
     """As of :class:`ReplicaJoined`."""
+    pulls: FakePulls = field(default_factory=FakePulls)
 
     def __post_init__(self) -> None:
         self.depth = max(self.depth, self.stages + 1) if self.stages > 1 else self.depth
@@ -138,6 +68,7 @@ class FakeExecutor:
         self.host = np.full((self.num_host_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.num_copied = [0, 0]
         self.disk.begin(self.host, self.name, self.epoch)
+        self.pulls.begin(self.cache, self.name, self.epoch)
         self.slots: dict[int, Slot] = {}
         self.queue: deque[StepPlan] = deque()
         self.last_step = 0
@@ -163,6 +94,8 @@ class FakeExecutor:
             windowed_tokens=self.windowed_tokens,
             num_disk_blocks=self.disk.num_blocks if self.num_host_blocks else 0,
             stages=self.stages,
+            kv_kind=self.pulls.kind,
+            kv_address=self.pulls.address,
         )
 
     def follow(self, scheduler_epoch: int) -> None:
@@ -215,6 +148,7 @@ class FakeExecutor:
             self.cache[block] = self.host[host]
         self.num_copied[1] += len(pairs)
         self.disk.take(plan, self.scheduler_epoch)
+        self.pulls.take(plan, self.scheduler_epoch)
 
     def _apply(self, plan: StepPlan) -> None:
         self._copy(plan)
@@ -314,6 +248,7 @@ class FakeExecutor:
             block = state.blocks[position // self.block_size]
             held = int(self.cache[block, position % self.block_size])
             assert held == state.prefixes[position], f"slot {slot}: wrong content at position {position}"
+        assert not self.pulls.written & {state.blocks[position // self.block_size] for position in positions}
         written = {state.blocks[position // self.block_size] for position in positions}
         if self.windowed_pages:
             for position in range(self._oldest(positions.start, self.windowed_tokens), positions.start):

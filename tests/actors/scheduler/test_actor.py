@@ -14,7 +14,8 @@ from pagebus.bus.messages import (
     SchedulerLeads,
     SequenceStarted,
 )
-from tests.actors.scheduler.fake_executor import FakeExecutor, expected_tokens
+from tests.actors.scheduler.fake_executor import FakeExecutor
+from tests.actors.scheduler.fake_model import expected_tokens
 from tests.actors.scheduler.served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done
 from tests.helpers.waiting import until, until_empty
 

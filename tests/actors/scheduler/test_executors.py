@@ -10,7 +10,7 @@ from pagebus.bus.contract import FENCE_INDEX, EntryId, Fenced, LogEntry
 from pagebus.bus.messages import (
     ReplicaFenced,
 )
-from tests.actors.scheduler.fake_executor import expected_tokens
+from tests.actors.scheduler.fake_model import expected_tokens
 from tests.actors.scheduler.served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask
 from tests.helpers.waiting import until
 

@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
+from tests.actors.scheduler.moves.fake_pulls import FakePulls
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
 
@@ -50,6 +52,7 @@ class Schedules(RuleBasedStateMachine):
         num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
         disk=st.tuples(st.sampled_from([0, 0, 3, 12, 60]), st.sampled_from([0, 0, 1, 2, 5])),
         stages=st.sampled_from([1, 1, 2, 3]),
+        pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
     )
     def begin(
         self,
@@ -68,6 +71,7 @@ class Schedules(RuleBasedStateMachine):
         num_drafts: int,
         disk: tuple[int, int],
         stages: int,
+        pulls: tuple[str, int, float],
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -91,6 +95,8 @@ class Schedules(RuleBasedStateMachine):
             "windowed_tokens": windowed[1],
         }
         self.disks = defaultdict(lambda: FakeDisk(*disk))
+        self.lenders: dict[str, np.ndarray] = {}
+        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders)
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         elif stages > 1:
@@ -171,6 +177,15 @@ class Schedules(RuleBasedStateMachine):
                 return
             self.world.obey(names[which % len(names)])
 
+    @precondition(lambda self: any(executor.pulls.orders for executor in self.world.executors.values()))
+    @rule(which=st.integers(0, 2), count=st.integers(1, 4))
+    def pull(self, which: int, count: int) -> None:
+        for _ in range(count):
+            names = [name for name, executor in self.world.executors.items() if executor.pulls.orders]
+            if not names:
+                return
+            self.world.pull(names[which % len(names)])
+
     @rule(host=st.booleans(), running=RARELY, really=RARELY)
     def reset(self, host: bool, running: bool, really: bool) -> None:
         if really:
@@ -195,17 +210,17 @@ class Schedules(RuleBasedStateMachine):
         if name in self.world.executors:
             self.world.kill(name)
         self.num_epochs += 1
-        self.world.join(name=name, epoch=self.num_epochs, disk=self.disks[name], **self.options)
+        self.world.join(name=name, epoch=self.num_epochs, disk=self.disks[name], pulls=self.pulls(), **self.options)
 
     @precondition(lambda self: self.world.executors)
-    @rule(which=st.integers(0, 2), suspend=st.booleans(), really=RARELY)
-    def leave(self, which: int, suspend: bool, really: bool) -> None:
+    @rule(which=st.integers(0, 2), suspend=st.booleans(), drains=st.booleans(), really=RARELY)
+    def leave(self, which: int, suspend: bool, drains: bool, really: bool) -> None:
         if not really:
             return
         names = list(self.world.executors)
         name = names[which % len(names)]
         if suspend:
-            self.world.send(ReplicaSuspended(name))
+            self.world.send(ReplicaSuspended(name, drains))
         else:
             self.world.kill(name)
 

@@ -42,7 +42,8 @@ from pagebus.bus.messages import (
     TokenizedRequest,
 )
 from tests.actors.scheduler.drafting_executor import DraftingExecutor
-from tests.actors.scheduler.fake_executor import FakeExecutor, expected_beams, expected_tokens
+from tests.actors.scheduler.fake_executor import FakeExecutor
+from tests.actors.scheduler.fake_model import expected_beams, expected_tokens
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -172,6 +173,7 @@ class World:
         self.num_kills += 1
         executor = self.executors.pop(name)
         self.last_steps[name] = executor.last_step
+        executor.pulls.end()
         self.send(ReplicaSuspended(name))
         self.send(ReplicaLost(name, "killed"))
 
@@ -187,17 +189,24 @@ class World:
         """The disk of one executor does what the oldest plan orders, and the scheduler reads the report."""
         self.send(self.executors[name].disk.obey_one())
 
+    def pull(self, name: str) -> None:
+        """One executor does its oldest pull, and the scheduler reads the report."""
+        self.send(self.executors[name].pulls.pull_one())
+
     def run(self, limit: int = 20_000) -> None:
         """Until nothing is in flight."""
         for _ in range(limit):
             busy = [name for name, executor in self.executors.items() if executor.queue]
             obeying = [name for name, executor in self.executors.items() if executor.disk.orders]
-            if not busy and not obeying:
+            pulling = [name for name, executor in self.executors.items() if executor.pulls.orders]
+            if not busy and not obeying and not pulling:
                 return
             for name in busy:
                 self.step(name)
             for name in obeying:
                 self.obey(name)
+            for name in pulling:
+                self.pull(name)
         raise AssertionError("it does not come to an end")
 
     # -- the other actors ---------------------------------------------------------------------------------------------
@@ -294,6 +303,7 @@ class World:
         assert not self.core.delivery.finished, "what was delivered is still kept"
         assert self.over >= self.requests.keys(), "a request was forgotten"
         assert not len(self.core.waiting)
+        assert not len(self.core.planner.pulls), "pulls are left"
         assert self.core.num_running == 0
         assert self.core.is_idle
         for executor in self.executors.values():

@@ -17,6 +17,7 @@ from collections.abc import Sequence as Run
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.disk_pool import DiskPool, name_of
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
 from pagebus.actors.scheduler.request import Sequence
@@ -27,12 +28,8 @@ SHARE = 0.5
 MOST_WRITES = 256
 """Blocks that are being written at most."""
 MOST_CANDIDATES = 2**14
-NEWEST_SHARE = 0.5
-"""Weight of the newest rate of reads."""
 PATIENCE_S = 10.0
 """A disk that has not said anything for so long, with reads under way, hangs: what waits for these is computed."""
-DOUBT = 1.05
-"""How much better a rate is thought to be each time that it was too bad to read: it may have been a bad moment."""
 
 
 class DiskTier:
@@ -44,9 +41,9 @@ class DiskTier:
         self.num_in = self.num_out = self.num_not_read = self.num_not_written = self.num_queries = self.num_hits = 0
         self._host, self._index, self._builder = host, index, builder
         self._page_tokens = joined.block_size / (1 + joined.windowed_pages)
-        self._block_bytes, self._prefill_rate = joined.block_bytes, joined.prefill_tokens_per_s
-        self._bytes_per_s = 0.0
-        """Of reads, the newest ones'; 0: none has been seen."""
+        self.rate = ReadRate(joined.block_bytes, joined.prefill_tokens_per_s)
+        self._compares = joined.prefill_tokens_per_s > 0
+        """Whether reading can be compared with computing."""
         self._reads: dict[bytes, int] = {}
         self._writes: dict[bytes, int] = {}
         """Host blocks of what is under way, by content."""
@@ -89,20 +86,16 @@ class DiskTier:
         """Whether reading so many blocks, behind those being read, is quicker than computing so many tokens."""
         if self._late:
             return False
-        if not self._bytes_per_s or not self._prefill_rate:
+        cost = self.rate.tokens(num_blocks + len(self._reads))
+        if cost is None or cost < num_tokens - self._host.cost_tokens(num_blocks):
             return True
-        seconds = (num_blocks + len(self._reads)) * self._block_bytes / self._bytes_per_s
-        if seconds * self._prefill_rate < num_tokens - self._host.cost_tokens(num_blocks):
-            return True
-        self._bytes_per_s *= DOUBT
+        self.rate.doubt()
         return False
 
     def cost_tokens(self, num_blocks: int) -> int:
         """What reading costs, in tokens that could be computed meanwhile; at most the tokens read."""
-        most = num_blocks * self._page_tokens
-        if not self._bytes_per_s or not self._prefill_rate:
-            return self._host.cost_tokens(num_blocks)
-        return int(min(most, num_blocks * self._block_bytes / self._bytes_per_s * self._prefill_rate))
+        cost = self.rate.tokens(num_blocks)
+        return self._host.cost_tokens(num_blocks) if cost is None else int(min(num_blocks * self._page_tokens, cost))
 
     def read(self, sequence: Sequence, contents: Run[bytes], kept: Iterable[int], num_tokens: int) -> None:
         """Have contents read for a waiting sequence, which gain it ``num_tokens``; as many as there is room for. Host
@@ -170,7 +163,7 @@ class DiskTier:
 
     def _worth(self) -> bool:
         """Whether a block can be read more quickly than it is computed, by what is known so far."""
-        return self.cost_tokens(1) < self._page_tokens or not self._prefill_rate
+        return self.cost_tokens(1) < self._page_tokens or not self._compares
 
     def _room(self, most: int, under_way: dict[bytes, int]) -> int:
         pool = self._host.pool
@@ -191,8 +184,7 @@ class DiskTier:
         for done, names in ((True, report.written), (False, report.not_written)):
             for name in names:
                 self._end_write(bytes.fromhex(name), done)
-        if rate := report.bytes_per_s:
-            self._bytes_per_s += (rate - self._bytes_per_s) * (NEWEST_SHARE if self._bytes_per_s else 1.0)
+        self.rate.learn(report.bytes_per_s)
 
     def _end_read(self, content: bytes, done: bool) -> None:
         host = self._reads.pop(content, None)

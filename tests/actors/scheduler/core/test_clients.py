@@ -21,7 +21,7 @@ from pagebus.bus.messages import (
     TokenizedRequest,
 )
 from pagebus.bus.streams import address_of
-from tests.actors.scheduler.fake_executor import expected_tokens
+from tests.actors.scheduler.fake_model import expected_tokens
 from tests.actors.scheduler.served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask
 from tests.helpers.waiting import until, until_empty
 

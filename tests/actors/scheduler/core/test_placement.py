@@ -49,7 +49,7 @@ def test_the_choice_is_that_of_asking_all(seed: int) -> None:
         for sequence in world.core.waiting:
             able = fleet.open[sequence.request.priority_class] & fleet.can_hold(sequence)
             replicas = [replica for row, replica in enumerate(fleet.replicas) if able[row]]
-            chosen, expected = choose(sequence, fleet, able), ask_all(sequence, replicas)
+            chosen, expected = choose(sequence, fleet, able, world.core.planner.pulls), ask_all(sequence, replicas)
             assert chosen == expected
             asked += 1
             found += expected is not None and expected[1].num_tokens > 0

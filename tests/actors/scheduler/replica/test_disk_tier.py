@@ -118,10 +118,10 @@ def test_a_slow_disk_is_not_read_for_long() -> None:
     ask(world, "a")
     ask(world, "other", prompt(40, seed=9))
     world, executor = restarted(world, executor)
-    tier(world)._bytes_per_s = 10.0
+    tier(world).rate.bytes_per_s = 10.0
     ask(world, "b")
     assert executor.num_computed == 40 + 2
-    assert tier(world)._bytes_per_s > 10.0
+    assert tier(world).rate.bytes_per_s > 10.0
 
 
 def test_resetting_the_caches_empties_the_disk() -> None:

@@ -14,7 +14,8 @@ from pagebus.actors.scheduler.replica.drafts.prices import Prices
 from pagebus.actors.scheduler.replica.drafts.watch import LOOK, MOST_REST, PATIENCE, Watch
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from tests.actors.scheduler.drafting_executor import DraftingExecutor
-from tests.actors.scheduler.fake_executor import VOCAB, Slot, next_token
+from tests.actors.scheduler.fake_executor import Slot
+from tests.actors.scheduler.fake_model import VOCAB, next_token
 from tests.actors.scheduler.world import World, prompt, request
 
 MOST = 4

@@ -15,7 +15,8 @@ from pagebus.bus.messages import StepPlan, StepResult
 from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from pagebus.bus.messages.steps import CONTEXT_TOKENS
 from tests.actors.scheduler.drafting_executor import DraftingExecutor
-from tests.actors.scheduler.fake_executor import VOCAB, Slot, next_token, remember
+from tests.actors.scheduler.fake_executor import Slot
+from tests.actors.scheduler.fake_model import VOCAB, next_token, remember
 from tests.actors.scheduler.world import World, prompt, request
 
 

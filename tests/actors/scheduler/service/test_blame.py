@@ -16,7 +16,7 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.service.blame import MOST_BLAMES, blamed
 from pagebus.bus.dead_letters import read_dead_letters
 from pagebus.bus.messages import RequestFailed
-from tests.actors.scheduler.fake_executor import expected_tokens
+from tests.actors.scheduler.fake_model import expected_tokens
 from tests.actors.scheduler.served_scheduler import NAMES, PROMPT, Deployment, ask, done
 from tests.helpers.waiting import until
 

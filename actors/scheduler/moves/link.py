@@ -1,0 +1,42 @@
+"""The way from one replica to another: how fast blocks come, whether they come at all, and what that is worth."""
+
+from __future__ import annotations
+
+from pagebus.actors.scheduler.kv.read_rate import ReadRate
+
+MOST_FAILURES = 3
+"""Pulls in a row that may fail before nothing is pulled over a link any more."""
+BESIDE_S = 0.001
+"""What a pull takes beside the bytes: a plan, a report, and a plan."""
+
+
+class Link:
+    """Its ``rate``. ``num_under_way`` blocks are ordered, and neither there nor given up."""
+
+    def __init__(self, rate: ReadRate) -> None:
+        self.num_under_way = 0
+        self._rate = rate
+        self._failures = 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether too many pulls have failed."""
+        return self._failures >= MOST_FAILURES
+
+    def saves(self, num_blocks: int, num_tokens: int) -> int:
+        """How many tokens less a device has to compute if ``num_blocks``, which hold ``num_tokens``, come over it; 0
+        or less: computing them is quicker."""
+        cost = self._rate.tokens(num_blocks + self.num_under_way, BESIDE_S)
+        return num_tokens if cost is None else int(num_tokens - cost)
+
+    def pays(self, num_blocks: int, num_tokens: int) -> bool:
+        """Whether that is quicker."""
+        pays = self.saves(num_blocks, num_tokens) > 0
+        if not pays and num_blocks > 0:
+            self._rate.doubt()
+        return pays
+
+    def ended(self, *, there: bool, bytes_per_s: float) -> None:
+        """A pull has ended."""
+        self._failures = 0 if there else self._failures + 1
+        self._rate.learn(bytes_per_s)

@@ -1,0 +1,19 @@
+"""What one replica could lend another: cached blocks that the other lacks of a sequence's first tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """``blocks`` of the ``lender`` with these ``contents``, which lengthen a prefix by ``num_tokens``. Valid until a
+    pool changes. ``awaited`` are pulls under way that bring others. ``anchors``: those of the contents by which the
+    prefix is found (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`)."""
+
+    lender: str
+    contents: list[bytes]
+    blocks: list[int]
+    anchors: list[bytes]
+    num_tokens: int
+    awaited: tuple[int, ...] = ()

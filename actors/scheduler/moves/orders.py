@@ -1,0 +1,39 @@
+"""What the next plan pulls from other replicas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pagebus.bus.messages import BlockPull
+
+
+@dataclass(slots=True)
+class PullOrders:
+    """``pulls``, each with its number of ``sources`` there and ``blocks`` here."""
+
+    pulls: list[BlockPull] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+
+    def add(self, number: int, address: str, sources: list[int], blocks: list[int]) -> None:
+        """Pull ``sources`` of the cache at this address into ``blocks``."""
+        self.pulls.append(BlockPull(pull=number, address=address, num_blocks=len(blocks)))
+        self.sources += sources
+        self.blocks += blocks
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.pulls)
+
+    def columns(self) -> dict[str, Any]:
+        """The fields of :class:`StepPlan` that say them."""
+        if not self.pulls:
+            return {}
+        return {
+            "pulls": tuple(self.pulls),
+            "pull_sources": np.array(self.sources, np.int32),
+            "pull_blocks": np.array(self.blocks, np.int32),
+        }

@@ -1,0 +1,226 @@
+"""Pulls: blocks of one replica's cache that are copied into another's.
+
+A pull holds its blocks on both sides: the lender's cannot be given away while they are read, nor the target's while
+they are written. It is ordered once the lender's steps that compute them have landed. Once the target's executor says
+that they are there, they are cached blocks like any others. Whatever goes wrong costs speed only: what was not pulled
+is computed, and nothing that a failed pull has written can be found.
+
+A sequence that wants the blocks waits in the queue, without a slot, as it would for a disk. It waits once until it has
+a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from pagebus.actors.scheduler.kv.read_rate import ReadRate
+from pagebus.actors.scheduler.moves.link import Link
+from pagebus.actors.scheduler.moves.loan import Loan
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Sequence
+from pagebus.bus.messages import PullReport
+
+SHARE = 0.5
+"""Of a replica's blocks that pulls may hold."""
+PATIENCE_S = 10.0
+"""Nobody waits for a pull longer than that. What it holds stays its own until its executor has said what became of
+it."""
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    """What a target pulls from a lender. ``lender`` is None once that is lost. ``step``: the lender's last one that may
+    write the blocks. ``is_void``: the contents are not wanted any more, or not to be trusted."""
+
+    number: int
+    lender: Replica | None
+    target: Replica
+    loan: Loan
+    blocks: list[int]
+    link: Link
+    step: int
+    since_s: float | None = None
+    is_ordered: bool = False
+    is_void: bool = False
+
+
+@dataclass(slots=True)
+class Pulls:
+    """All pulls that hold blocks, by number."""
+
+    _live: dict[int, Pull] = field(default_factory=dict)
+    _links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    _bringing: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    """By target: contents and the numbers of the pulls that bring them."""
+    _last: int = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    # -- for whoever looks for a loan ---------------------------------------------------------------------------------
+    def can_lend(self, lender: Replica, target: Replica) -> bool:
+        """Whether blocks may be pulled from one by the other."""
+        alike = bool(lender.kv_kind) and lender.kv_kind == target.kv_kind and lender is not target
+        return alike and not target.suspended and not self.link(lender, target).is_broken
+
+    def link(self, lender: Replica, target: Replica) -> Link:
+        """The way from one to the other."""
+        key = lender.kv_address, target.name
+        if key not in self._links:
+            self._links[key] = Link(ReadRate(target.block_bytes, target.prefill_tokens_per_s))
+        return self._links[key]
+
+    def room(self, lender: Replica, target: Replica) -> int:
+        """Blocks that one more pull may hold."""
+        return min(
+            target.pool.num_free,
+            *(int(SHARE * each.pool.num_blocks) - self.num_held(each) for each in (lender, target)),
+        )
+
+    def bringing(self, target: Replica, contents: Iterable[bytes]) -> dict[bytes, int]:
+        """Those of the contents that a pull brings to the target, with its number."""
+        known = self._bringing.get(target.name, {})
+        return {content: known[content] for content in contents if content in known} if known else {}
+
+    # -- the life of a pull -------------------------------------------------------------------------------------------
+    def begin(self, lender: Replica, target: Replica, loan: Loan, kept: list[int]) -> tuple[int, ...]:
+        """Pull what is lent, in which the target has ``kept`` blocks. Returns the numbers of all pulls that bring a
+        part of it."""
+        if not loan.blocks:
+            return loan.awaited
+        self._last += 1
+        target.pool.retain(kept)
+        lender.pool.retain(loan.blocks)
+        blocks = target.pool.allocate(len(loan.blocks))
+        target.pool.release(reversed(kept))
+        link = self.link(lender, target)
+        link.num_under_way += len(blocks)
+        self._live[self._last] = Pull(self._last, lender, target, loan, blocks, link, lender.step)
+        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, self._last))
+        return *loan.awaited, self._last
+
+    def is_pulling(self, sequence: Sequence) -> bool:
+        """Whether something that is pulled for the sequence is not there yet, and still expected."""
+        return any((pull := self._live.get(number)) and not pull.is_void for number in sequence.pulls or ())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody may wait for a pull."""
+        return any(not pull.is_void for pull in self._live.values())
+
+    def order(self, now_s: float) -> list[Replica]:
+        """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these
+        targets. Nobody waits any more for what was begun too long ago."""
+        ordered = []
+        for pull in self._live.values():
+            pull.since_s = now_s if pull.since_s is None else pull.since_s
+            if now_s - pull.since_s > PATIENCE_S and not pull.is_void:
+                self._void(pull)
+                pull.link.ended(there=False, bytes_per_s=0.0)
+            lender = pull.lender
+            if pull.is_ordered or lender is None or not lender.has_landed(pull.step):
+                continue
+            pull.is_ordered = True
+            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.loan.blocks, pull.blocks)
+            ordered.append(pull.target)
+        return ordered
+
+    def take(self, report: PullReport, target: Replica) -> None:
+        """Apply a report of this target's executor."""
+        pull = self._live.get(report.pull)
+        if pull is None or pull.target is not target or not pull.is_ordered:
+            return
+        count = len(pull.blocks)
+        if not pull.is_void:
+            pull.link.ended(there=report.there, bytes_per_s=report.bytes_per_s)
+        lands = report.there and not pull.is_void
+        target.moves.num_pulled += count * lands
+        target.moves.num_pulled_tokens += pull.loan.num_tokens * lands
+        target.moves.num_failed += count * (not report.there)
+        if lands:
+            for content, block in zip(pull.loan.contents, pull.blocks, strict=True):
+                target.index.insert(content, block)
+            target.index.new_anchors += pull.loan.anchors
+            if pull.lender is not None:
+                pull.lender.moves.num_lent += count
+        self._drop(pull)
+
+    def _drop(self, pull: Pull) -> None:
+        """Give back what a pull holds on both sides."""
+        self._void(pull)
+        pull.target.pool.release(reversed(pull.blocks))
+        self._let_go(pull)
+        del self._live[pull.number]
+
+    def _let_go(self, pull: Pull) -> None:
+        if pull.lender is not None:
+            pull.lender.pool.release(reversed(pull.loan.blocks))
+            pull.lender = None
+
+    def _void(self, pull: Pull) -> None:
+        """Nobody waits any more for what a pull brings."""
+        if pull.is_void:
+            return
+        pull.is_void = True
+        pull.link.num_under_way -= len(pull.blocks)
+        known = self._bringing[pull.target.name]
+        for content in pull.loan.contents:
+            if known.get(content) == pull.number:
+                del known[content]
+
+    # -- what replicas do ---------------------------------------------------------------------------------------------
+    def suspend(self, target: Replica) -> None:
+        """The target gets no more plans: what none has ordered never begins."""
+        for pull in [each for each in self._live.values() if each.target is target]:
+            if not pull.is_ordered or pull.number in (each.pull for each in target.builder.pulled.pulls):
+                self._drop(pull)
+
+    def lose(self, replica: Replica) -> None:
+        """A replica is gone: nothing more becomes of its pulls, and nobody knows what others pull from it."""
+        for pull in list(self._live.values()):
+            if pull.target is replica:
+                self._drop(pull)
+            elif pull.lender is replica:
+                self._void(pull)
+                self._let_go(pull)
+                if not pull.is_ordered:
+                    self._drop(pull)
+        for key in [each for each in self._links if each[0] == replica.kv_address or each[1] == replica.name]:
+            del self._links[key]
+
+    def void_all(self) -> None:
+        """Cached contents are not wanted any more."""
+        for pull in self._live.values():
+            self._void(pull)
+
+    def lent(self, replica: Replica) -> bool:
+        """Whether somebody pulls from a replica."""
+        return any(pull.lender is replica for pull in self._live.values())
+
+    # -- blocks -------------------------------------------------------------------------------------------------------
+    def owned(self, replica: Replica) -> Iterator[int]:
+        """The replica's blocks that pulls hold, once for each."""
+        for pull in self._live.values():
+            if pull.target is replica:
+                yield from pull.blocks
+            if pull.lender is replica:
+                yield from pull.loan.blocks
+
+    def num_held(self, replica: Replica) -> int:
+        """How many of the replica's blocks pulls hold."""
+        return len(set(self.owned(replica)))
+
+    def check_integrity(self) -> None:
+        """What is under way is counted, and found, once.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        valid = [pull for pull in self._live.values() if not pull.is_void]
+        bringing = {(pull.target.name, content): pull.number for pull in valid for content in pull.loan.contents}
+        known = {(name, content): number for name, each in self._bringing.items() for content, number in each.items()}
+        assert known == bringing, "what pulls bring is out of date"
+        for link in self._links.values():
+            count = sum(len(pull.blocks) for pull in valid if pull.link is link)
+            assert link.num_under_way == count, "a link counts blocks wrongly"

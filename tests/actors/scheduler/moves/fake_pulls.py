@@ -1,0 +1,83 @@
+"""Pulls of a fake executor, which copies as late as it may, and does its worst where nobody may look."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagebus.bus.messages import PullReport, StepPlan
+
+GARBAGE = 13
+
+
+@dataclass
+class Order:
+    """One pull of a plan."""
+
+    number: int
+    epoch: int
+    address: str
+    sources: list[int]
+    blocks: list[int]
+
+
+@dataclass
+class FakePulls:
+    """Executors of one ``kind`` can pull from each other. Every so many pulls (``fails``) one fails; 0: none does."""
+
+    kind: str = ""
+    fails: int = 0
+    bytes_per_s: float = 1e6
+    num_done: int = 0
+    num_failed: int = 0
+    lenders: dict[str, np.ndarray] = field(default_factory=dict)
+    """By address the caches of the executors that live, for all of them to share."""
+
+    def begin(self, cache: np.ndarray, name: str, epoch: int) -> None:
+        """An executor with this cache has them."""
+        self.orders: deque[Order] = deque()
+        self._cache, self._name, self._epoch = cache, name, epoch
+        self.address = f"{name}@{epoch}" if self.kind else ""
+        if self.kind:
+            self.lenders[self.address] = cache
+
+    def end(self) -> None:
+        """Its executor is gone, and its cache with it."""
+        self.lenders.pop(self.address, None)
+        self._cache[:] = GARBAGE
+
+    @property
+    def written(self) -> set[int | None]:
+        """Blocks into which something may be copied at any time."""
+        return {block for order in self.orders for block in order.blocks}
+
+    def take(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        sources, blocks = plan.pull_sources.tolist(), plan.pull_blocks.tolist()
+        for pull in plan.pulls:
+            count = pull.num_blocks
+            assert count > 0
+            assert pull.address != self.address
+            order = Order(pull.pull, scheduler_epoch, pull.address, sources[:count], blocks[:count])
+            assert not self.written & set(order.blocks), "two pulls write one block"
+            self.orders.append(order)
+            del sources[:count], blocks[:count]
+            self._cache[order.blocks] = GARBAGE
+        assert not sources
+        assert not blocks
+
+    def pull_one(self) -> PullReport:
+        """Do the oldest. What comes from an executor that is gone is wrong, though this one does not notice."""
+        order = self.orders.popleft()
+        self.num_done += 1
+        there = not self.fails or self.num_done % self.fails != 0
+        self.num_failed += not there
+        if there and order.address in self.lenders:
+            held = self.lenders[order.address][order.sources]
+            assert (held != 0).all(), "a block is pulled that was never written"
+            self._cache[order.blocks] = held
+        return PullReport(
+            replica=self._name, executor_epoch=self._epoch, scheduler_epoch=order.epoch, pull=order.number,
+            there=there, bytes_per_s=self.bytes_per_s if there else 0.0, error="" if there else "it was to fail",
+        )  # fmt: skip

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -25,7 +24,8 @@ from pagebus.actors.executor.in_thread import in_thread
 from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequantized
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.memory.groups import with_groups
-from pagebus.actors.executor.preload import import_torch, open_gpu, preload
+from pagebus.actors.executor.moves.leaving import Leaving
+from pagebus.actors.executor.preload import import_engine, open_gpu, preload
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.model.config import ModelConfig, resolve_model
@@ -36,7 +36,7 @@ from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.metrics import STEP_BUCKETS_S
 from pagebus.actors.telemetry.spans import spans_of
 from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
-from pagebus.bus.messages import AdapterRead, DiskReport, ReplicaFenced, StepPlan, StepResult
+from pagebus.bus.messages import DiskReport, FromExecutor, PullReport, ReplicaFenced, StepPlan, StepResult
 from pagebus.bus.outbox import Outbox
 from pagebus.kernels.common.target import Target, first_target
 
@@ -85,7 +85,7 @@ class ExecutorActor(Actor):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready_s = 0.0
         self._watch, self._step_timeout_s = StepWatch(), settings.step_timeout_s
-        self._sleeping = Sleeping(bus, self.metrics, name)
+        self._sleeping, self._leaving = Sleeping(bus, self.metrics, name), Leaving(settings.drain_timeout_s)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
         self._kernels = KernelMetrics(self.metrics, name)
@@ -170,7 +170,7 @@ class ExecutorActor(Actor):
             **cache_labels(self.settings, info),
         ).set(1)
         self._sleeping.show(AWAKE)
-        self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **asdict(info))
+        self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **info.for_logs())
         self.log.info("kernels chosen", **self._engine.kernels)
         if estimated := self._engine.estimated_kernels:
             advice = f"pagebus tune {self.settings.model} measures them"
@@ -217,9 +217,12 @@ class ExecutorActor(Actor):
             self.log.warning("kernels were not compiled ahead: the first steps compile them")
 
     async def serve(self) -> None:
-        """Pass plans to the engine as they arrive."""
-        while not self.draining.is_set():
+        """Pass plans to the engine as they arrive; in a drain as long as others may pull blocks from the cache."""
+        while not self.draining.is_set() or await self._may_stay():
             await self._read_plans()
+
+    async def _may_stay(self) -> bool:
+        return self._info is not None and bool(self._info.kv_address) and await self._leaving.may_stay(self.bus)
 
     async def _read_plans(self) -> None:
         stream = self.names.steps(self.replica)
@@ -298,13 +301,16 @@ class ExecutorActor(Actor):
         self._position = entry.id
         if plan.executor_epoch not in (0, self.generation):
             return  # meant for the executor that had this name before
+        self._leaving.take(plan)
         self._watch.submitted()
         self._engine.submit(plan, entry.id.epoch)
 
-    def _publish(self, result: StepResult | AdapterRead | DiskReport) -> None:
+    def _publish(self, result: FromExecutor) -> None:
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
+        if isinstance(result, PullReport) and result.error:
+            self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
         try:
             if isinstance(result, StepResult):
                 self._outbox.append(self.names.results(self.name), result)
@@ -392,9 +398,3 @@ def problem_of(entry: Entry) -> str:
     if not isinstance(entry.message, StepPlan):
         return f"is no step plan ({entry.error or type(entry.message).__name__})"
     return "" if entry.message.step == entry.id.index else f"says it is step {entry.message.step}"
-
-
-def import_engine() -> Any:
-    """Import :mod:`pagebus.actors.executor.engine`, and with it torch."""
-    import_torch()
-    return import_module("pagebus.actors.executor.engine")

@@ -43,7 +43,7 @@ from pagebus.actors.model.config import ModelConfig, resolve_model, resolve_toke
 from pagebus.actors.model.grammars.grammar import load_vocabulary
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.spans import CAPTURE, EAGER, LAUNCH, Spans
-from pagebus.bus.messages import AdapterRead, DiskReport, StepPlan, StepResult
+from pagebus.bus.messages import FromExecutor, StepPlan
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -57,17 +57,17 @@ IDLE_S = 0.25
 class Engine:
     """One executor's engine.
 
-    ``on_result`` is called with every step's result, in order, and with what becomes of adapters and files;
-    ``on_error`` at most once with the error that ended the engine, and ``on_progress`` during loading. All are called
-    from the engine's threads and must return quickly. ``kernels_ready``, which may wait, is called before the first
-    kernel is launched. ``config`` is the part of the rank that ``comm`` connects with the others.
+    ``on_result`` is called with every step's result, in order, and with what becomes of other orders; ``on_error`` at
+    most once with the error that ended the engine, and ``on_progress`` during loading. All are called from the engine's
+    threads and must return quickly. ``kernels_ready``, which may wait, is called before the first kernel is launched.
+    ``config`` is the part of the rank that ``comm`` connects with the others.
     """
 
     def __init__(
         self,
         settings: Settings,
         config: ModelConfig,
-        on_result: Callable[[StepResult | AdapterRead | DiskReport], None],
+        on_result: Callable[[FromExecutor], None],
         on_progress: Progress = lambda phase, share: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
         *,

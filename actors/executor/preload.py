@@ -18,6 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pagebus.kernels.common.target import retain_gpu
 
@@ -120,3 +121,9 @@ def import_torch() -> None:
         vars(sys.modules[parent]).pop(child, None)
     lazy: set[str] = getattr(torch, "_lazy_modules", set())  # modules that torch imports on first use
     lazy.update(name.removeprefix("torch.") for name in unused if name.count(".") == 1)
+
+
+def import_engine() -> Any:
+    """Import :mod:`pagebus.actors.executor.engine`, and with it torch."""
+    import_torch()
+    return import_module("pagebus.actors.executor.engine")

@@ -39,7 +39,7 @@ from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
-from pagebus.bus.messages import AdapterRead, DiskReport, StepResult
+from pagebus.bus.messages import FromExecutor, StepResult
 from pagebus.kernels.common.target import gpu_id
 
 JOIN_LOOK_S = 0.1
@@ -246,7 +246,7 @@ class FollowingRank(RankActor):
         else:
             await super()._rank_lost(name)
 
-    def _publish(self, result: StepResult | AdapterRead | DiskReport) -> None:
+    def _publish(self, result: FromExecutor) -> None:
         if isinstance(result, StepResult):
             self._count(result)
 

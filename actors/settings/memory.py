@@ -65,3 +65,9 @@ class MemorySettings:
         False, help="keep all blocks of models in which only some layers have a sliding window"
     )
     enable_prefix_caching: bool = setting(True, help="reuse the blocks of prompts that begin alike")
+    kv_moves: str = setting(
+        "host",
+        help="blocks of the cache that executors copy from each other: between those of one host (host), also over "
+        "TCP, unencrypted, to hosts that know the deployment's Redis (network), or not at all (off)",
+        choices=("host", "network", "off"),
+    )

@@ -114,14 +114,15 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor": (
         "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
-        "actors.executor.sampling actors.executor.memory actors.executor.batch actors.executor.device actors.runtime "
-        "actors.model.grammars actors.model actors.telemetry actors.settings kernels.linear kernels.moe "
-        "kernels.moe.launch kernels.quantized.tuning kernels.common bus bus.messages"
+        "actors.executor.sampling actors.executor.moves actors.executor.memory actors.executor.batch "
+        "actors.executor.device actors.runtime actors.model.grammars actors.model actors.telemetry actors.settings "
+        "kernels.linear kernels.moe kernels.moe.launch kernels.quantized.tuning kernels.common bus bus.messages"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
         "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.batch "
-        "actors.executor.device actors.executor.ranks actors.runtime actors.model actors.executor.loading.formats "
+        "actors.executor.device actors.executor.moves actors.executor.ranks actors.runtime actors.model "
+        "actors.executor.loading.formats "
         "actors.executor.loading.weight_copy actors.settings "
         "kernels.attention kernels.latent kernels.linear kernels.common bus.messages"
     ),
@@ -129,6 +130,10 @@ ROOMS: dict[str, str] = {
         "actors.executor.loading.weight_copy actors.executor.layers actors.model kernels.quantized"
     ),
     "actors.executor.loading.weight_copy": "actors.executor.device actors.model",
+    "actors.executor.moves": (
+        "actors.executor.ranks actors.executor.memory actors.executor.batch actors.executor.device actors.model "
+        "actors.settings bus bus.messages"
+    ),
     "actors.executor.ranks": (
         "actors.executor.models actors.executor.batch actors.executor.device actors.runtime actors.model "
         "actors.settings kernels.exchange kernels.coded bus bus.messages"
@@ -156,7 +161,8 @@ ROOMS: dict[str, str] = {
         "kernels.moe kernels.layers kernels.lora kernels.coded kernels.quantized bus.messages"
     ),
     "actors.executor.memory": (
-        "actors.executor.batch actors.executor.device actors.model actors.settings kernels.common bus.messages"
+        "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings kernels.common "
+        "bus.messages"
     ),
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (

@@ -171,6 +171,18 @@ def disk(plan: StepPlan, num_host_blocks: int) -> None:
         _in_range(column, hosts, num_host_blocks)
 
 
+def pulls(plan: StepPlan, num_blocks: int) -> None:
+    """Each pull has its blocks, and has them to itself. Whether the sources exist only the pull itself can tell."""
+    _same_length("pull_sources", plan.pull_sources, "pull_blocks", plan.pull_blocks)
+    least, total = min((each.num_blocks for each in plan.pulls), default=1), sum(each.num_blocks for each in plan.pulls)
+    if least < 1 or total != len(plan.pull_blocks):
+        raise PlanError(f"pull_blocks has {len(plan.pull_blocks)} entries, the pulls need {total}, at least 1 each")
+    _in_range("pull_blocks", plan.pull_blocks, num_blocks)
+    _in_range("pull_sources", plan.pull_sources, 2**31 - 1)
+    if len(np.unique(plan.pull_blocks)) < len(plan.pull_blocks):
+        raise PlanError("pull_blocks names a block twice")
+
+
 def row_slots(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array) -> None:
     """Rows name distinct, occupied slots, decodes are among them, and the token budget is kept."""
     _same_length("slots", plan.slots, "num_scheduled", plan.num_scheduled)

@@ -86,9 +86,10 @@ def prepare_thread(settings: Settings, device: torch.device, dtype: torch.dtype)
         torch.backends.cudnn.allow_tf32 = False
 
 
-def new_event(*, timing: bool = False) -> torch.cuda.Event:
-    """An event; with ``timing``, the time between two of them can be asked for."""
-    return torch.cuda.Event(enable_timing=timing)
+def new_event(*, timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
+    """An event; with ``timing``, the time between two of them can be asked for; with ``blocking``, who waits for it
+    takes no processor meanwhile."""
+    return torch.cuda.Event(enable_timing=timing, blocking=blocking)
 
 
 def is_done(event: torch.cuda.Event) -> bool:

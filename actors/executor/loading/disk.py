@@ -6,21 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pagebus.actors.executor.memory.disk_files import DiskFiles
-from pagebus.actors.executor.memory.disk_place import identity_of, take_place, weights_of
+from pagebus.actors.executor.memory.disk_place import take_place
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.host_memory import GIB, HostMemory
+from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.memory.kv_cache import CacheFormat
-from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import DiskReport
 
 PAGE_BYTES = 4096
 """What a file takes is rounded up to."""
-_SETTINGS = (
-    "load_format", "seed", "quantization", "calculate_kv_scales", "deterministic", "attention_backend", "spec_method",
-    "spec_model", "device", "revision",
-)  # fmt: skip
-"""What changes the content of blocks, besides the model, its weights and the format of a block."""
 
 
 def open_disk(
@@ -37,10 +32,8 @@ def open_disk(
         return None
     file_bytes = -(-memory.block_bytes // PAGE_BYTES) * PAGE_BYTES + PAGE_BYTES
     num_blocks = int(settings.disk_cache_gib * GIB // file_bytes)
-    told = [(name, getattr(settings, name, None)) for name in _SETTINGS]
     try:
-        weights = [weights_of(each) for each in (path, head) if each is not None]
-        identity = identity_of(version(), told, cached, weights)
+        identity = kind_of_blocks(settings, path, head, cached, memory.device.type)
         place = take_place(Path(settings.disk_cache_dir).expanduser(), identity)
         return DiskTier(DiskFiles(place, memory.block_bytes, identity), memory, num_blocks, tell)
     except OSError as error:

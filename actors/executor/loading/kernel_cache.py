@@ -31,7 +31,7 @@ SOURCES = ("pagebus/kernels", "pagebus/actors/executor")
 """Where it is decided what is launched, and with what."""
 INDIFFERENT = {
     "seed", "threads", "gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes", "cpu_kv_cache_gib",
-    "swap_space", "disk_cache_dir", "disk_cache_gib", "preemption_mode", "enable_prefix_caching",
+    "swap_space", "disk_cache_dir", "disk_cache_gib", "preemption_mode", "enable_prefix_caching", "kv_moves",
     "scheduling_policy", "priority_aging_s", "itl_target_ms", "ttft_target_ms", "pipeline_depth",
 }  # fmt: skip
 """Settings of the engine and its memory that change no kernel."""

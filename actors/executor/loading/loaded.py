@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from pagebus.actors.executor.adapters.residents import Residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
+from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.swap import Copies
+from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.bus.messages import StepPlan
@@ -49,6 +52,16 @@ class EngineInfo:
     """Those that the disk tier may hold."""
     stages: int = 1
     """Of the pipeline that the executor is; see :mod:`pagebus.actors.scheduler.replica.pipeline`."""
+    kv_kind: str = ""
+    """What its blocks are computed by: executors with the same may use each other's. Empty: blocks do not move."""
+    kv_address: str = ""
+    """Where others find its blocks (:class:`pagebus.actors.executor.moves.address.Address`). It may hold a secret."""
+
+    def for_logs(self) -> dict[str, Any]:
+        """The fields without secrets."""
+        told = asdict(self)
+        del told["kv_address"]
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +76,28 @@ class Loaded:
     residents: Residents | None
     """Adapters, if there may be any."""
     disk: DiskTier | None = None
+    moves: Moves | None = None
 
     def copy(self, plan: StepPlan, scheduler_epoch: int) -> torch.cuda.Event | None:
-        """Start a plan's copies between the tiers, as of :class:`Copies`, and what is to be read and written."""
+        """Start a plan's copies between the tiers, as of :class:`Copies`, what is to be read and written, and
+        what is pulled.
+
+        Raises:
+            PlanError: a block does not exist, or nothing can be pulled here.
+        """
         copied = self.copies.apply(plan)
         if self.disk is not None:
             self.disk.apply(plan, scheduler_epoch, self.copies.mark)
+        if self.moves is not None:
+            self.moves.apply(plan, scheduler_epoch, self.copies.mark)
+        elif plan.pulls:
+            raise PlanError("pulls, but this executor's blocks do not move")
         return copied
 
     def free(self) -> None:
-        """Give back the host tier's memory, and the disk tier's files."""
+        """Give back the host tier's memory, and the disk tier's files. Nobody can read the cache any more."""
+        if self.moves is not None:
+            self.moves.close()
         if self.disk is not None:
             self.disk.close()
         self.copies.memory.close()

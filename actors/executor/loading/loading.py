@@ -43,6 +43,7 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
 from pagebus.actors.executor.memory.swap import make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.moves.opening import may_move, open_moves
 from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.executor.step.drafting import Lookup
@@ -52,7 +53,7 @@ from pagebus.actors.model.config import ModelConfig, effective_max_model_len, nu
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.combinations.speculation import speculation
-from pagebus.bus.messages import AdapterRead, DiskReport
+from pagebus.bus.messages import FromExecutor
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.user_tables import read_user_tables
@@ -90,11 +91,11 @@ def load(
     progress: Progress,
     kernels_ready: Callable[[], None],
     agreement: Agreement = ALONE,
-    tell: Callable[[AdapterRead | DiskReport], None] = lambda read: None,
+    tell: Callable[[FromExecutor], None] = lambda read: None,
 ) -> Loaded:
     """Load the model in ``path`` and make everything ready for the first step. Calls ``kernels_ready``, which may wait,
     before the first kernel. ``agreement`` has what meets the other ranks once the weights are there. ``tell``
-    is called when an adapter has been read.
+    gets what becomes of adapters, files and pulls.
 
     Raises:
         ModelError: the weights do not fit the configuration.
@@ -127,7 +128,7 @@ def _load(
     agreement: Agreement,
     head: DraftFiles | None,
     cached: CacheFormat,
-    tell: Callable[[AdapterRead | DiskReport], None],
+    tell: Callable[[FromExecutor], None],
 ) -> Loaded:
     comm = agreement.comm
     check_attention(settings, device)
@@ -178,7 +179,8 @@ def _load(
     num_blocks = blocks_in(known_bytes, demand, settings, device, measured=measured)
     limits = replace(limits, num_blocks=int(comm.least(num_blocks)))
     batch.limits = runner.limits = limits
-    runner.use(cached.allocate(limits.num_blocks, device))
+    cache = cached.allocate(limits.num_blocks, device, shared=may_move(settings, config, comm))
+    runner.use(cache)
     progress("kv cache", 1.0)
 
     _warm(batch, runner, lambda share: progress("graphs", share), use_graphs=most_tokens > 0)
@@ -188,6 +190,7 @@ def _load(
     prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate else 0.0)
     files = None if head is None else head.path
     disk = open_disk(settings, path, files, cached, memory, tell)
+    moves = open_moves(settings, path, files, cached, cache, tell) if may_move(settings, config, comm) else None
     info = EngineInfo(
         **asdict(limits),
         device=str(device),
@@ -200,8 +203,10 @@ def _load(
         max_loras=0 if residents is None else settings.max_loras,
         num_disk_blocks=0 if disk is None else disk.num_blocks,
         stages=1 if config.stage is None else config.stage.count,
+        kv_kind="" if moves is None else moves.kv_kind,
+        kv_address="" if moves is None else moves.kv_address,
     )
-    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk)
+    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk, moves)
 
 
 def check_alike(runner: Runner, comm: Comm) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import stat
 from dataclasses import dataclass
@@ -32,24 +31,6 @@ class DiskPlace:
     def release(self) -> None:
         """Let others have it."""
         os.close(self.lock)
-
-
-def identity_of(*described: object) -> bytes:
-    """16 bytes that stand for what blocks are computed by: model, weights, settings, version."""
-    return hashlib.blake2b(repr(described).encode(), digest_size=16).digest()
-
-
-def weights_of(path: Path) -> list[tuple[str, int, str]]:
-    """What tells the files of a model apart, without reading them: names, sizes, and the time of the last change; in a
-    cache of the hub the digest of the content, which is the name of what the link points to."""
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
-    told = []
-    for each in files:
-        real = each.resolve()
-        status = real.stat()
-        hashed = real.parent.name == "blobs"
-        told.append((each.name, status.st_size, real.name if hashed else str(status.st_mtime_ns)))
-    return told
 
 
 def take_place(folder: Path, identity: bytes) -> DiskPlace:

@@ -46,7 +46,7 @@ class HostMemory:
         self.num_blocks = num_blocks
         self.num_ready = 0 if device.type == "cuda" else num_blocks
         self.block_bytes = block_bytes
-        self._device = device
+        self.device = device
         self._per_chunk = max(1, CHUNK_BYTES // block_bytes)
         page = mmap.PAGESIZE
         self._stride = -(-self._per_chunk * block_bytes // page) * page
@@ -93,7 +93,7 @@ class HostMemory:
         return self.num_ready >= num_blocks
 
     def _lock_rest(self) -> None:
-        torch.cuda.set_device(self._device)
+        torch.cuda.set_device(self.device)
         while self._locked < self._num_chunks and not self._closing.is_set():
             if not self._lock_next():
                 return

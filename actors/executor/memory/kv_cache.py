@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.common import int8
 from pagebus.kernels.common.float8 import FLOAT8
@@ -62,11 +63,13 @@ def allocate_kv_cache(
 @dataclass(frozen=True, slots=True)
 class Cache:
     """``blocks`` [num_blocks, ...] are contiguous, and copied as they are. In each of them lie keys and values of the
-    ``model``, and those of its draft ``head``, if it has one: views as of :func:`allocate_kv_cache`."""
+    ``model``, and those of its draft ``head``, if it has one: views as of :func:`allocate_kv_cache`. ``shared`` is the
+    memory they lie in, if other processes may read it."""
 
     blocks: torch.Tensor
     model: torch.Tensor
     head: torch.Tensor | None = None
+    shared: SharedMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +89,27 @@ class CacheFormat:
         own = kv_block_bytes(self.config, self.block_size, self.dtype)
         return own + (0 if self.head is None else kv_block_bytes(self.head, self.block_size, self.head_dtype))
 
-    def allocate(self, num_blocks: int, device: torch.device) -> Cache:
-        """Zeros, see :func:`allocate_kv_cache`."""
-        if self.head is None:
-            cache = allocate_kv_cache(self.config, num_blocks, self.block_size, self.dtype, device)
-            return Cache(cache, cache)
+    def allocate(self, num_blocks: int, device: torch.device, *, shared: bool = False) -> Cache:
+        """Zeros, see :func:`allocate_kv_cache`. ``shared``: on a CPU, where other processes may read them, if the
+        system has such memory."""
+        memory = _shared(num_blocks * self.block_bytes) if shared and device.type == "cpu" else None
         own = kv_block_bytes(self.config, self.block_size, self.dtype)
-        blocks = _zeros(num_blocks, self.block_bytes, device)
+        if memory is None:
+            blocks = _zeros(num_blocks, self.block_bytes, device)
+        else:
+            blocks = torch.from_numpy(memory.bytes).view(num_blocks, self.block_bytes)
+        if self.head is None:
+            cache = _shaped(blocks, self.config, self.block_size, self.dtype)
+            return Cache(cache, cache, shared=memory)
         model = _shaped(blocks[:, :own], self.config, self.block_size, self.dtype)
-        return Cache(blocks, model, _shaped(blocks[:, own:], self.head, self.block_size, self.head_dtype))
+        return Cache(blocks, model, _shaped(blocks[:, own:], self.head, self.block_size, self.head_dtype), memory)
+
+
+def _shared(num_bytes: int) -> SharedMemory | None:
+    try:
+        return SharedMemory(num_bytes)
+    except OSError:
+        return None
 
 
 def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:

@@ -21,9 +21,10 @@ import torch
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.memory import disk_files
 from pagebus.actors.executor.memory.disk_files import DiskError, DiskFiles
-from pagebus.actors.executor.memory.disk_place import identity_of, take_place, weights_of
+from pagebus.actors.executor.memory.disk_place import take_place
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.host_memory import HostMemory
+from pagebus.actors.executor.memory.kind import identity_of, weights_of
 from pagebus.actors.settings import SettingsError
 from pagebus.bus.messages import DISK_FORGET, DISK_TELL, DiskReport, StepPlan
 from tests.helpers.engine_driver import ints

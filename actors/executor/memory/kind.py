@@ -1,0 +1,46 @@
+"""What blocks of the cache are computed by, in 16 bytes: who has the same ones may use another's blocks."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pagebus.actors.executor.memory.kv_cache import CacheFormat
+from pagebus.actors.runtime.version import version
+from pagebus.actors.settings import Settings
+
+_SETTINGS = (
+    "load_format", "seed", "quantization", "calculate_kv_scales", "deterministic", "attention_backend", "spec_method",
+    "spec_model", "revision",
+)  # fmt: skip
+"""What changes the content of blocks, besides the model, its weights, the device and the format of a block."""
+
+
+def kind_of_blocks(settings: Settings, path: Path, head: Path | None, cached: CacheFormat, device: str) -> bytes:
+    """Of an executor with the model in ``path``, its draft head in ``head``, and blocks of this format; ``device`` is
+    the type of device that computes them.
+
+    Raises:
+        OSError: the files of the model are not there any more.
+    """
+    told = [(name, getattr(settings, name, None)) for name in _SETTINGS]
+    weights = [weights_of(each) for each in (path, head) if each is not None]
+    return identity_of(version(), told, device, cached, weights)
+
+
+def identity_of(*described: object) -> bytes:
+    """16 bytes that stand for what blocks are computed by: model, weights, settings, version."""
+    return hashlib.blake2b(repr(described).encode(), digest_size=16).digest()
+
+
+def weights_of(path: Path) -> list[tuple[str, int, str]]:
+    """What tells the files of a model apart, without reading them: names, sizes, and the time of the last change; in a
+    cache of the hub the digest of the content, which is the name of what the link points to."""
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    told = []
+    for each in files:
+        real = each.resolve()
+        status = real.stat()
+        hashed = real.parent.name == "blobs"
+        told.append((each.name, status.st_size, real.name if hashed else str(status.st_mtime_ns)))
+    return told

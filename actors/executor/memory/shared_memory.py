@@ -1,0 +1,47 @@
+"""Memory that other processes of this host and user may read: a file without a name, which they open by its number.
+
+Its first page holds a random number. Who opens the file compares it, so that neither another process with the same id
+nor another file with the same number is taken for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_BYTES = mmap.PAGESIZE
+NONCE_BYTES = 16
+
+
+class SharedMemory:
+    """``num_bytes`` zeros behind a page with the ``nonce``. Pages are taken from the system when they are first used.
+
+    Raises:
+        OSError: the system has no such files.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no files without names")
+        self.nonce = secrets.token_bytes(NONCE_BYTES)
+        self.file = os.memfd_create("pagebus-kv", os.MFD_CLOEXEC)
+        self._is_open = True
+        os.ftruncate(self.file, HEADER_BYTES + num_bytes)
+        self._map = mmap.mmap(self.file, HEADER_BYTES + num_bytes)
+        self._map[:NONCE_BYTES] = self.nonce
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The zeros [num_bytes]; they stay as long as anything refers to them."""
+        return np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)
+
+    def close(self) -> None:
+        """Let nobody read it any more. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self._map[:NONCE_BYTES] = bytes(NONCE_BYTES)
+            os.close(self.file)

@@ -1,0 +1,60 @@
+"""The address of a cache, as an executor's lease tells it: compact JSON, which only executors read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from pagebus.actors.executor.moves.errors import MoveError
+
+_BOOT, _PROCESSES = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where ``num_blocks`` blocks of ``block_bytes`` bytes lie.
+
+    A process of the same ``host`` finds, as file number ``file`` of process ``pid``, a page that begins with ``nonce``
+    (hex). On a CPU the blocks lie behind it. On a GPU they lie ``offset`` bytes behind the beginning of what the CUDA
+    ``handle`` (hex) stands for. A server at ``name`` and ``port`` sends blocks to who knows the ``secret`` (hex).
+    """
+
+    host: str
+    pid: int
+    file: int
+    nonce: str
+    block_bytes: int
+    num_blocks: int
+    device: str = ""
+    """The GPU's unique id; of a CPU's cache empty."""
+    handle: str = ""
+    offset: int = 0
+    name: str = ""
+    port: int = 0
+    secret: str = ""
+
+    def text(self) -> str:
+        """As it is in the lease."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """From the lease.
+
+        Raises:
+            MoveError: it is not an address.
+        """
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as error:
+            raise MoveError(f"the source's address cannot be read: {error}") from error
+
+
+def host_id() -> str:
+    """Equal for processes that can open each other's files by number: one boot, one space of process ids, one user.
+    Empty if the system does not say."""
+    try:
+        return f"{_BOOT.read_text().strip()}/{os.stat(_PROCESSES).st_ino}/{os.geteuid()}"
+    except OSError:
+        return ""

@@ -1,0 +1,112 @@
+"""The own cache on a GPU, as pulls and the server see it. Copies run on streams of their own, beside the steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from pagebus.actors.executor.device.device import new_event, new_stream
+from pagebus.actors.executor.moves.driver import Driver
+from pagebus.actors.executor.moves.errors import Abandoned
+from pagebus.actors.executor.moves.runs import Run, chunks, runs
+from pagebus.bus.messages import Int32Array
+
+CHUNK_BYTES = 16 << 20
+"""What lies in page-locked memory at a time, twice: one chunk is on its way while the other is sent or received."""
+CHUNK_BLOCKS = 128
+RUN_BYTES = 64 << 20
+COPIES_PER_EVENT = 64
+"""So that never more are queued than surely fit in the driver's queue, even if they were single blocks."""
+
+
+class DeviceBlocks:
+    """``kv_cache`` [num_blocks, ...] on CUDA."""
+
+    def __init__(self, kv_cache: torch.Tensor) -> None:
+        self._cache = kv_cache  # keeps the memory
+        self.num_blocks, self.block_bytes = len(kv_cache), kv_cache.nbytes // len(kv_cache)
+        self.base, self.driver = kv_cache.data_ptr(), Driver()
+        self._incoming, self._outgoing = new_stream(kv_cache.device), new_stream(kv_cache.device)
+        self._per_chunk = max(1, min(CHUNK_BLOCKS, CHUNK_BYTES // self.block_bytes))
+
+    def prepare_thread(self) -> None:
+        """As in :class:`Blocks`."""
+        torch.cuda.set_device(self._cache.device)
+
+    def copy_from(self, base: int, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
+        """Copy blocks of the cache at ``base``, an address of this process, and wait until they are there. ``stop``
+        says whether nobody waits for them any more.
+
+        Raises:
+            MoveError: the driver refuses.
+        """
+        joined = runs(sources, targets, max(1, RUN_BYTES // self.block_bytes))
+        flying: deque[torch.cuda.Event] = deque()
+        try:
+            for start in range(0, len(joined), COPIES_PER_EVENT):
+                if stop():
+                    raise Abandoned("abandoned")
+                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], self._incoming)
+                flying.append(_mark(self._incoming))
+                if len(flying) > 1:
+                    flying.popleft().synchronize()
+        finally:
+            _mark(self._incoming).synchronize()
+
+    def read(self, ids: Int32Array) -> Iterator[memoryview]:
+        """As in :class:`Blocks`."""
+        parts, buffers = list(chunks(ids, self._per_chunk)), self._buffers()
+
+        def begin(index: int) -> torch.cuda.Event:
+            part = parts[index]
+            joined = runs(part, _places(part), len(part))
+            self._copy(self.base, buffers[index % 2].data_ptr(), joined, self._outgoing)
+            return _mark(self._outgoing)
+
+        try:
+            done = begin(0)
+            for index, part in enumerate(parts):
+                following = begin(index + 1) if index + 1 < len(parts) else None
+                done.synchronize()
+                yield buffers[index % 2].numpy()[: len(part) * self.block_bytes].data
+                done = following or done
+        finally:
+            _mark(self._outgoing).synchronize()
+
+    def fill(self, ids: Int32Array, receive: Callable[[memoryview], None]) -> None:
+        """As in :class:`Blocks`."""
+        buffers = self._buffers()
+        used: dict[int, torch.cuda.Event] = {}
+        try:
+            for index, part in enumerate(chunks(ids, self._per_chunk)):
+                place = index % 2
+                if place in used:
+                    used[place].synchronize()
+                receive(buffers[place].numpy()[: len(part) * self.block_bytes].data)
+                self._copy(buffers[place].data_ptr(), self.base, runs(_places(part), part, len(part)), self._incoming)
+                used[place] = _mark(self._incoming)
+        finally:
+            _mark(self._incoming).synchronize()
+
+    def _copy(self, source_base: int, target_base: int, joined: list[Run], stream: torch.cuda.Stream) -> None:
+        size, number = self.block_bytes, stream.cuda_stream
+        for source, target, count in joined:
+            self.driver.copy(target_base + target * size, source_base + source * size, count * size, number)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        size = self._per_chunk * self.block_bytes
+        return [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+
+
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = new_event(blocking=True)
+    event.record(stream)
+    return event
+
+
+def _places(part: Int32Array) -> Int32Array:
+    """Of blocks that lie one behind the other in a buffer."""
+    return np.arange(len(part), dtype=np.int32)

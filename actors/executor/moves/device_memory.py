@@ -1,0 +1,53 @@
+"""Reads the cache of another process's GPU, over CUDA's handles of memory: copies from device to device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from pagebus.actors.executor.moves.address import Address
+from pagebus.actors.executor.moves.device_blocks import DeviceBlocks
+from pagebus.actors.executor.moves.driver import HANDLE_BYTES
+from pagebus.actors.executor.moves.errors import MoveError
+from pagebus.actors.executor.moves.shared_file import check_page, open_page
+from pagebus.bus.messages import Int32Array
+
+
+class DeviceMemory:
+    """The carrier. The memory is opened with the first pull. While it is open it is not free, even if its process has
+    ended: close it then."""
+
+    def __init__(self, address: Address, own: DeviceBlocks) -> None:
+        self._address, self._own = address, own
+        self._base = 0
+        """Where the allocation lies in this process; 0: it is not open."""
+
+    def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
+        """As in :class:`Carrier`."""
+        address = self._address
+        if address.pid == os.getpid():
+            raise MoveError("a process cannot open its own memory of a GPU")
+        page = open_page(address)
+        try:
+            self._open()
+            self._own.copy_from(self._base + address.offset, sources, targets, stop)
+            check_page(page, address)
+        finally:
+            os.close(page)
+
+    def close(self) -> None:
+        """As in :class:`Carrier`."""
+        if self._base:
+            self._own.driver.close(self._base)
+            self._base = 0
+
+    def _open(self) -> None:
+        if self._base:
+            return
+        try:
+            handle = bytes.fromhex(self._address.handle)
+        except ValueError as error:
+            raise MoveError("the source's handle cannot be read") from error
+        if len(handle) != HANDLE_BYTES:
+            raise MoveError(f"the source's handle has {len(handle)} bytes")
+        self._base = self._own.driver.open(handle)

@@ -1,0 +1,121 @@
+"""Pulls blocks from other executors' caches, as plans order, and lets others pull from the own one.
+
+Steps wait for none of this: the scheduler names a pulled block in no plan before it has read the report. A pull that
+fails costs speed only, because its blocks are then computed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from pagebus.actors.executor.batch import checks
+from pagebus.actors.executor.device.device import new_event
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.moves.address import Address
+from pagebus.actors.executor.moves.host_blocks import Blocks
+from pagebus.actors.executor.moves.own_cache import OwnCache
+from pagebus.actors.executor.moves.puller import Pull, Puller, Waits
+from pagebus.actors.executor.moves.source import Source
+from pagebus.bus.messages import PullReport, StepPlan
+
+PAUSE_LIMIT_S = 60.0
+"""Longest wait for pulls when another scheduler begins; they see that they are outdated long before."""
+_POLL_S = 0.001
+
+Mark = Callable[[], torch.cuda.Event | None]
+
+
+class Moves:
+    """``own`` is the cache that others see, ``blocks`` are the same ones as this executor uses them. ``network``: pull
+    over TCP, too. ``tell`` gets reports, which are for its actor to complete; from any thread."""
+
+    def __init__(
+        self, own: OwnCache, blocks: Blocks, kind: str, tell: Callable[[PullReport], None], *, network: bool
+    ) -> None:
+        self.kv_kind, self.kv_address = kind, own.address.text()
+        self._own, self._blocks, self._tell, self._network = own, blocks, tell, network
+        self._pullers: dict[str, Puller] = {}
+        self._epoch = 0
+        self._busy = 0
+        self._closing = False
+        self._lock = threading.Lock()
+
+    def apply(self, plan: StepPlan, scheduler_epoch: int, mark: Mark) -> None:
+        """Take a plan's pulls. Device thread, behind the plan's copies; ``mark`` makes an event behind these.
+
+        Raises:
+            PlanError: a block does not exist, or the counts do not add up.
+            EngineError: pulls for another scheduler do not end.
+        """
+        if scheduler_epoch != self._epoch:
+            self._epoch = scheduler_epoch
+            self._rest()
+        if not (plan.pulls or len(plan.pull_sources) or len(plan.pull_blocks)):
+            return
+        checks.pulls(plan, self._blocks.num_blocks)
+        after = _events(mark)
+        with self._lock:
+            self._busy += len(plan.pulls)
+        start = 0
+        for each in plan.pulls:
+            part = slice(start, start := start + each.num_blocks)
+            pull = Pull(each.pull, scheduler_epoch, plan.pull_sources[part], plan.pull_blocks[part], after)
+            self._order(each.address, pull)
+
+    def close(self) -> None:
+        """Abandon what is not there yet, end the threads, and let nobody read the own cache any more."""
+        self._closing = True
+        for puller in self._pullers.values():
+            puller.close()
+        self._own.close()
+
+    def _order(self, address: str, pull: Pull) -> None:
+        puller = self._pullers.get(address)
+        if puller is not None and puller.add([pull]):
+            return
+        for ended in [name for name, each in self._pullers.items() if each.has_ended]:
+            del self._pullers[ended]
+        puller = Puller(self._blocks.prepare_thread, partial(self._source, address), self._done, self._outdated)
+        puller.add([pull])
+        self._pullers[address] = puller
+
+    def _source(self, address: str) -> Source:
+        return Source(Address.parse(address), self._blocks, network=self._network)
+
+    def _rest(self) -> None:
+        """Wait until no pull writes: another scheduler knows nothing of the blocks."""
+        deadline_s = time.monotonic() + PAUSE_LIMIT_S
+        while self._busy:
+            if time.monotonic() > deadline_s:
+                raise EngineError(f"blocks of another executor have been on their way for {PAUSE_LIMIT_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    # -- the pullers' threads -----------------------------------------------------------------------------------------
+    def _outdated(self, scheduler_epoch: int) -> bool:
+        return self._closing or scheduler_epoch != self._epoch
+
+    def _done(self, pull: Pull, seconds: float, error: str) -> None:
+        rate = 0.0 if error else len(pull.targets) * self._blocks.block_bytes / max(seconds, 1e-9)
+        report = PullReport(
+            replica="", executor_epoch=0, scheduler_epoch=pull.scheduler_epoch, pull=pull.number, there=not error,
+            bytes_per_s=rate, error=error,
+        )  # fmt: skip
+        if not (error and self._outdated(pull.scheduler_epoch)):
+            self._tell(report)
+        with self._lock:
+            self._busy -= 1
+
+
+def _events(mark: Mark) -> tuple[Waits, ...]:
+    """Behind the copies so far, and, on a GPU, behind the steps before."""
+    copied = mark()
+    if copied is None:
+        return ()
+    launched = new_event(blocking=True)
+    launched.record()
+    return launched, copied

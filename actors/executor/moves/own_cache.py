@@ -1,0 +1,64 @@
+"""The own cache as other executors may see it: its address, and what stays open so that they can read it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from pagebus.actors.executor.memory.shared_memory import SharedMemory
+from pagebus.actors.executor.moves.address import Address, host_id
+from pagebus.actors.executor.moves.device_blocks import DeviceBlocks
+from pagebus.actors.executor.moves.errors import MoveError
+from pagebus.actors.executor.moves.host_blocks import Blocks
+from pagebus.actors.executor.moves.server import Server
+
+
+class OwnCache:
+    """``shared`` begins with the page that others check; on a CPU the ``blocks`` lie behind it. ``listen``: the
+    address of this host on which a server sends blocks, if there is to be one. ``device``: the GPU's unique id.
+
+    Raises:
+        OSError: the server cannot listen.
+    """
+
+    def __init__(self, blocks: Blocks, shared: SharedMemory, device: str = "", listen: str | None = None) -> None:
+        self._shared = shared
+        self._server = None if listen is None else Server(listen, blocks, shared.nonce)
+        handle, offset = exported(blocks)
+        self.address = Address(
+            host=host_id(),
+            pid=os.getpid(),
+            file=shared.file,
+            nonce=shared.nonce.hex(),
+            block_bytes=blocks.block_bytes,
+            num_blocks=blocks.num_blocks,
+            device=device,
+            handle=handle,
+            offset=offset,
+            name=self._server.name if self._server else "",
+            port=self._server.port if self._server else 0,
+            secret=self._server.secret.hex() if self._server else "",
+        )
+
+    def close(self) -> None:
+        """Let nobody read it any more."""
+        self._shared.close()
+        if self._server is not None:
+            self._server.close()
+
+
+def exported(blocks: Blocks) -> tuple[str, int]:
+    """The CUDA handle (hex) of the memory of a GPU, and the offset in it; "" if there is none of such memory."""
+    if not isinstance(blocks, DeviceBlocks):
+        return "", 0
+    try:
+        handle, offset = blocks.driver.export(blocks.base)
+    except MoveError:
+        return "", 0
+    return handle.hex(), offset
+
+
+def device_name(device: torch.device) -> str:
+    """The unique id of a GPU; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

@@ -1,0 +1,117 @@
+"""A thread that pulls from one source, in order. A source that hangs holds up its own pulls alone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagebus.actors.executor.moves.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.source import Source
+from pagebus.bus.messages import Int32Array
+
+LOOK_S = 1.0
+"""How often a thread without pulls sees whether its source still lives."""
+IDLE_LOOKS = 60
+"""Looks without a pull after which it ends."""
+
+
+class Waits(Protocol):
+    """An event."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """One pull of a plan: it begins behind the events ``after``."""
+
+    number: int
+    scheduler_epoch: int
+    sources: Int32Array
+    targets: Int32Array
+    after: tuple[Waits, ...] = ()
+
+
+Done = Callable[[Pull, float, str], None]
+"""(pull, seconds, error): it is over. Without an error, its blocks are there."""
+
+
+class Puller:
+    """``prepare`` is called in the thread, then ``source``, which gives the source, and ``done`` behind each pull.
+    ``outdated``: whether a scheduler of this epoch waits for nothing any more."""
+
+    def __init__(
+        self, prepare: Callable[[], None], source: Callable[[], Source], done: Done,
+        outdated: Callable[[int], bool], look_s: float = LOOK_S,
+    ) -> None:  # fmt: skip
+        self._prepare, self._open, self._done, self._outdated = prepare, source, done, outdated
+        self._look_s = look_s
+        self._source: Source | None = None
+        self._pulls: queue.SimpleQueue[Pull | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._work, name="puller", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more pulls."""
+        return self._has_ended
+
+    def add(self, pulls: list[Pull]) -> bool:
+        """Queue pulls; False if the thread has ended."""
+        with self._lock:
+            if self._has_ended:
+                return False
+            for pull in pulls:
+                self._pulls.put(pull)
+            return True
+
+    def close(self) -> None:
+        """End the thread behind what is queued."""
+        self._pulls.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (pull := self._next()) is not None:
+            self._run(pull)
+        if self._source is not None:
+            self._source.close()
+
+    def _next(self) -> Pull | None:
+        """The next pull; None if the thread is to end, or nobody has needed it for long."""
+        looks = 0
+        while True:
+            try:
+                return self._pulls.get(timeout=self._look_s)
+            except queue.Empty:
+                looks += 1
+            if looks >= IDLE_LOOKS or self._source is None or self._source.is_gone:
+                with self._lock:
+                    if self._pulls.empty():
+                        self._has_ended = True
+                        return None
+
+    def _run(self, pull: Pull) -> None:
+        error, began_s = "", time.perf_counter()
+        try:
+            for event in pull.after:
+                event.synchronize()
+            if self._source is None:
+                self._prepare()
+                self._source = self._open()
+            began_s = time.perf_counter()
+            if self._outdated(pull.scheduler_epoch):
+                raise Abandoned("abandoned")
+            self._source.copy(pull.sources, pull.targets, lambda: self._outdated(pull.scheduler_epoch))
+        except MoveError as problem:
+            error = str(problem)
+        except Exception as problem:  # whatever the system may say: the blocks are computed
+            error = f"{type(problem).__name__}: {problem}"
+        self._done(pull, time.perf_counter() - began_s, error)

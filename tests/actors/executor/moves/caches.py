@@ -1,0 +1,93 @@
+"""Caches with known content, and a process that has one: ``python -m tests.actors.executor.moves.caches``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from pagebus.actors.executor.memory.shared_memory import SharedMemory
+from pagebus.actors.executor.moves.address import Address
+from pagebus.actors.executor.moves.host_blocks import HostBlocks
+from pagebus.actors.executor.moves.own_cache import OwnCache
+
+NUM_BLOCKS, BLOCK_BYTES = 24, 6000
+ROOT = Path(__file__).parents[4]
+
+
+def content(block: int, num_bytes: int = BLOCK_BYTES) -> np.ndarray:
+    """What a block of a source holds."""
+    return (np.arange(num_bytes) * 7 + block * 31 + 1).astype(np.uint8)
+
+
+class LocalCache:
+    """A cache of this process, which ``own`` shows to others. ``filled``: with known content, else zeros."""
+
+    def __init__(self, *, filled: bool = False, listen: str | None = None, num_blocks: int = NUM_BLOCKS) -> None:
+        self.shared = SharedMemory(num_blocks * BLOCK_BYTES)
+        self.bytes = self.shared.bytes.reshape(num_blocks, BLOCK_BYTES)
+        for block in range(num_blocks if filled else 0):
+            self.bytes[block] = content(block)
+        self.blocks = HostBlocks(torch.from_numpy(self.shared.bytes).view(num_blocks, BLOCK_BYTES))
+        self.own = OwnCache(self.blocks, self.shared, listen=listen)
+
+    @property
+    def address(self) -> Address:
+        return self.own.address
+
+    def holds(self, sources: list[int], targets: list[int]) -> bool:
+        """Whether ``targets`` hold what a source has in ``sources``."""
+        return all(np.array_equal(self.bytes[t], content(s)) for s, t in zip(sources, targets, strict=True))
+
+
+class OtherProcess:
+    """A process with a filled cache, and a server of it."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": paths},
+            cwd=ROOT,
+        )
+        assert self._process.stdout is not None
+        self.address = Address.parse(self._process.stdout.readline())
+
+    def close_cache(self) -> None:
+        """It lives on without its cache."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("close\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "closed\n"
+
+    def kill(self) -> None:
+        """It is gone."""
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def main() -> None:
+    cache = LocalCache(filled=True, listen="127.0.0.1")
+    print(cache.address.text(), flush=True)
+    for _ in sys.stdin:
+        cache.own.close()
+        print("closed", flush=True)
+
+
+if __name__ == "__main__":
+    main()

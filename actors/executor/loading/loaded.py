@@ -55,7 +55,7 @@ class EngineInfo:
     kv_kind: str = ""
     """What its blocks are computed by: executors with the same may use each other's. Empty: blocks do not move."""
     kv_address: str = ""
-    """Where others find its blocks (:class:`pagebus.actors.executor.moves.address.Address`). It may hold a secret."""
+    """Where others find its blocks; it may hold a secret (:mod:`pagebus.actors.executor.moves.carriers.address`)."""
 
     def for_logs(self) -> dict[str, Any]:
         """The fields without secrets."""

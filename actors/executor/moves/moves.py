@@ -16,11 +16,11 @@ import torch
 from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.errors import EngineError
-from pagebus.actors.executor.moves.address import Address
-from pagebus.actors.executor.moves.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.own_cache import OwnCache
 from pagebus.actors.executor.moves.puller import Pull, Puller, Waits
-from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import PullReport, StepPlan
 
 PAUSE_LIMIT_S = 60.0

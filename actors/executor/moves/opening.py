@@ -9,8 +9,8 @@ from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.memory.kv_cache import Cache, CacheFormat
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
-from pagebus.actors.executor.moves.device_blocks import DeviceBlocks
-from pagebus.actors.executor.moves.host_blocks import Blocks, HostBlocks
+from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks, HostBlocks
 from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.moves.own_cache import OwnCache, device_name
 from pagebus.actors.executor.ranks.group import own_address

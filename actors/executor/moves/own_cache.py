@@ -7,11 +7,11 @@ import os
 import torch
 
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
-from pagebus.actors.executor.moves.address import Address, host_id
-from pagebus.actors.executor.moves.device_blocks import DeviceBlocks
-from pagebus.actors.executor.moves.errors import MoveError
-from pagebus.actors.executor.moves.host_blocks import Blocks
-from pagebus.actors.executor.moves.server import Server
+from pagebus.actors.executor.moves.carriers.address import Address, host_id
+from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
+from pagebus.actors.executor.moves.carriers.errors import MoveError
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers.server import Server
 
 
 class OwnCache:

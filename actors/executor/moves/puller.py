@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagebus.actors.executor.moves.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.source import Source
+from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.bus.messages import Int32Array
 
 LOOK_S = 1.0

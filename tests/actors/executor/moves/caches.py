@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
-from pagebus.actors.executor.moves.address import Address
-from pagebus.actors.executor.moves.host_blocks import HostBlocks
+from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
 from pagebus.actors.executor.moves.own_cache import OwnCache
 
 NUM_BLOCKS, BLOCK_BYTES = 24, 6000

@@ -11,13 +11,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from pagebus.actors.executor.moves import wire
-from pagebus.actors.executor.moves.address import Address
-from pagebus.actors.executor.moves.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.host_blocks import HostBlocks
-from pagebus.actors.executor.moves.network import Network
-from pagebus.actors.executor.moves.server import Server
-from pagebus.actors.executor.moves.source import Source
+from pagebus.actors.executor.moves.carriers import wire
+from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
+from pagebus.actors.executor.moves.carriers.network import Network
+from pagebus.actors.executor.moves.carriers.server import Server
+from pagebus.actors.executor.moves.carriers.source import Source
 from tests.actors.executor.moves.caches import NUM_BLOCKS, LocalCache, OtherProcess, content
 from tests.helpers.engine_driver import ints
 

@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
-from pagebus.actors.executor.moves.address import Address, host_id
-from pagebus.actors.executor.moves.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.runs import runs
-from pagebus.actors.executor.moves.shared_file import is_there
-from pagebus.actors.executor.moves.source import Source
+from pagebus.actors.executor.moves.carriers.address import Address, host_id
+from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.runs import runs
+from pagebus.actors.executor.moves.carriers.shared_file import is_there
+from pagebus.actors.executor.moves.carriers.source import Source
 from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, OtherProcess
 from tests.helpers.engine_driver import ints
 

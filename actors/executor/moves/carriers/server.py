@@ -8,9 +8,9 @@ import socket
 import threading
 import time
 
-from pagebus.actors.executor.moves import wire
-from pagebus.actors.executor.moves.errors import MoveError
-from pagebus.actors.executor.moves.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers import wire
+from pagebus.actors.executor.moves.carriers.errors import MoveError
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.bus.messages import Int32Array
 
 MOST_CONNECTIONS = 64

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pagebus.actors.executor.moves.runs import runs
+from pagebus.actors.executor.moves.carriers.runs import runs
 from pagebus.bus.messages import Int32Array
 
 PIECE_BYTES = 64 << 20

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from pagebus.actors.executor.moves.address import Address, host_id
-from pagebus.actors.executor.moves.device_blocks import DeviceBlocks
-from pagebus.actors.executor.moves.device_memory import DeviceMemory
-from pagebus.actors.executor.moves.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.host_blocks import Blocks, HostBlocks
-from pagebus.actors.executor.moves.network import Network
-from pagebus.actors.executor.moves.shared_file import SharedFile, is_there
+from pagebus.actors.executor.moves.carriers.address import Address, host_id
+from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
+from pagebus.actors.executor.moves.carriers.device_memory import DeviceMemory
+from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks, HostBlocks
+from pagebus.actors.executor.moves.carriers.network import Network
+from pagebus.actors.executor.moves.carriers.shared_file import SharedFile, is_there
 from pagebus.bus.messages import Int32Array
 
 

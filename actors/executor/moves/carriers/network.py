@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from pagebus.actors.executor.moves import wire
-from pagebus.actors.executor.moves.address import Address
-from pagebus.actors.executor.moves.errors import MoveError
-from pagebus.actors.executor.moves.host_blocks import Blocks
-from pagebus.actors.executor.moves.runs import chunks
+from pagebus.actors.executor.moves.carriers import wire
+from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.carriers.errors import MoveError
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers.runs import chunks
 from pagebus.bus.messages import Int32Array
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from pagebus.actors.executor.moves.address import Address
-from pagebus.actors.executor.moves.device_blocks import DeviceBlocks
-from pagebus.actors.executor.moves.driver import HANDLE_BYTES
-from pagebus.actors.executor.moves.errors import MoveError
-from pagebus.actors.executor.moves.shared_file import check_page, open_page
+from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
+from pagebus.actors.executor.moves.carriers.driver import HANDLE_BYTES
+from pagebus.actors.executor.moves.carriers.errors import MoveError
+from pagebus.actors.executor.moves.carriers.shared_file import check_page, open_page
 from pagebus.bus.messages import Int32Array
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from pagebus.actors.executor.moves.errors import MoveError
+from pagebus.actors.executor.moves.carriers.errors import MoveError
 
 HANDLE_BYTES = 64
 _WITH_PEERS = 1

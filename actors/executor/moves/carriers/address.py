@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pagebus.actors.executor.moves.errors import MoveError
+from pagebus.actors.executor.moves.carriers.errors import MoveError
 
 _BOOT, _PROCESSES = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
 

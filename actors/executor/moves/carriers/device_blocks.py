@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
-from pagebus.actors.executor.moves.driver import Driver
-from pagebus.actors.executor.moves.errors import Abandoned
-from pagebus.actors.executor.moves.runs import Run, chunks, runs
+from pagebus.actors.executor.moves.carriers.driver import Driver
+from pagebus.actors.executor.moves.carriers.errors import Abandoned
+from pagebus.actors.executor.moves.carriers.runs import Run, chunks, runs
 from pagebus.bus.messages import Int32Array
 
 CHUNK_BYTES = 16 << 20

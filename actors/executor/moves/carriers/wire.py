@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pagebus.actors.executor.moves.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.bus.messages import Int32Array
 
 TIMEOUT_S = 10.0

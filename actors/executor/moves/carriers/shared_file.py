@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 from pagebus.actors.executor.memory.shared_memory import HEADER_BYTES, NONCE_BYTES
-from pagebus.actors.executor.moves.address import Address
-from pagebus.actors.executor.moves.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.host_blocks import PIECE_BYTES, HostBlocks
-from pagebus.actors.executor.moves.runs import runs
+from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.host_blocks import PIECE_BYTES, HostBlocks
+from pagebus.actors.executor.moves.carriers.runs import runs
 from pagebus.bus.messages import Int32Array
 
 

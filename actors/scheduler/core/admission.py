@@ -85,12 +85,13 @@ def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet,
     help."""
     if offer.loan is not None:
         lender = fleet.named(offer.loan.lender)
-        kept = offer.cached_blocks + offer.windowed.cached
-        sequence.pulls = pulls.begin(lender, replica, offer.loan, kept)
-        for each in (lender, replica):
-            fleet.touch(each)
-        fleet.refresh()
-        return PULL
+        if offer.loan.saved_tokens > 0:
+            sequence.pulls = pulls.begin(lender, replica, offer.loan, offer.cached_blocks + offer.windowed.cached)
+            for each in (lender, replica):
+                fleet.touch(each)
+            fleet.refresh()
+            return PULL
+        pulls.link(lender, replica).decline()
     if offer.disk:
         replica.disk_tier.read(sequence, offer.disk, offer.host_blocks + offer.windowed.hosts, offer.disk_tokens)
         fleet.touch(replica)

@@ -136,10 +136,11 @@ class Planner:
         for replica in self.fleet.with_disks:
             if replica.disk_tier.gives_up(now_s):
                 self._out.append(Note("a disk does not answer", {"replica": replica.name}))
+        self.pulls.give_up(now_s)
         progress = True
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
             self._admit()
-            self._order_pulls(now_s)
+            self._order_pulls()
             progress = False
             for replica in self.fleet.take_due():
                 progress |= self._plan(replica, now_s)
@@ -147,9 +148,9 @@ class Planner:
         for replica in self._leaving.ready(self.replicas, self.pulls):
             self._out.append(ToReplica(replica.name, replica.last_plan(now_s)))
 
-    def _order_pulls(self, now_s: float) -> None:
+    def _order_pulls(self) -> None:
         """Let plans carry the pulls that may begin."""
-        for target in self.pulls.order(now_s) if len(self.pulls) else ():
+        for target in self.pulls.order():
             self.fleet.touch(target)
 
     def _plan(self, replica: Replica, now_s: float) -> bool:

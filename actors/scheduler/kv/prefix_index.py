@@ -35,6 +35,10 @@ class PrefixIndex:
         self._anchor_every = window.num_matched
         self._hashes: list[bytes | None] = []
         """By block, as far as blocks have been listed."""
+        self.step = 0
+        """The newest plan."""
+        self._steps: list[int] = []
+        """By block, the newest plan when it was listed."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -65,9 +69,11 @@ class PrefixIndex:
             return False
         hashes = self._hashes
         if block >= len(hashes):
+            self._steps.extend([0] * (block + 1 - len(hashes)))
             hashes.extend([None] * (block + 1 - len(hashes)))
         self.blocks[block_hash] = block
         hashes[block] = block_hash
+        self._steps[block] = self.step
         return True
 
     def insert_all(
@@ -109,6 +115,10 @@ class PrefixIndex:
         hashes = self._hashes
         return hashes[block] if block < len(hashes) else None
 
+    def newest_step(self, blocks: Iterable[int]) -> int:
+        """The plan up to which all must have been carried out for listed blocks to have their contents."""
+        return max(map(self._steps.__getitem__, blocks))
+
     def forget(self, block: int) -> bytes | None:
         """Remove a block whose content is about to change. Returns the hash listed for it, if any."""
         block_hash = self.hash_of(block)
@@ -121,6 +131,7 @@ class PrefixIndex:
         """Remove all blocks. ``new_anchors`` stay, because the blocks may be in the host tier too."""
         self.blocks.clear()
         self._hashes.clear()
+        self._steps.clear()
 
     def check_integrity(self, num_blocks: int) -> None:
         """Both directions agree and name only existing blocks.

@@ -40,7 +40,7 @@ class Lending:
                 self._lender, self._match, self._windowed = replica, match, windowed
 
     def lengthen(self, offer: Offer, target: Replica) -> Offer:
-        """An offer of the target, lengthened by a loan if one pays."""
+        """An offer of the target, with a loan if there could be one."""
         gained = self.most_tokens - offer.num_tokens
         lender = self._lender
         if lender is None or gained <= 0 or offer.fork is not None or offer.disk:
@@ -52,12 +52,13 @@ class Lending:
         awaited = self._pulls.bringing(target, contents)
         blocks = {content: block for content, block in contents.items() if content not in awaited}
         link = self._pulls.link(lender, target)
-        if len(blocks) > self._pulls.room(lender, target) or not link.pays(len(blocks), gained):
+        if len(blocks) > self._pulls.room(lender, target):
             return offer
         anchors = [each for each in self._anchors(lender) if each in blocks]
         numbers = tuple(dict.fromkeys(awaited.values()))
-        loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, gained, numbers)
-        return replace(offer, loan=loan, saved_tokens=offer.saved_tokens + link.saves(len(blocks), gained))
+        saved = link.saves(len(blocks), gained)
+        loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, gained, saved, numbers)
+        return replace(offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, saved))
 
     def _lacking(self, target: Replica) -> dict[bytes, int]:
         """The lender's pages with the prefix, by content."""

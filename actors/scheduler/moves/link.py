@@ -29,12 +29,9 @@ class Link:
         cost = self._rate.tokens(num_blocks + self.num_under_way, BESIDE_S)
         return num_tokens if cost is None else int(num_tokens - cost)
 
-    def pays(self, num_blocks: int, num_tokens: int) -> bool:
-        """Whether that is quicker."""
-        pays = self.saves(num_blocks, num_tokens) > 0
-        if not pays and num_blocks > 0:
-            self._rate.doubt()
-        return pays
+    def decline(self) -> None:
+        """Blocks were computed, as they would have come too slowly."""
+        self._rate.doubt()
 
     def ended(self, *, there: bool, bytes_per_s: float) -> None:
         """A pull has ended."""

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """``blocks`` of the ``lender`` with these ``contents``, which lengthen a prefix by ``num_tokens``. Valid until a
-    pool changes. ``awaited`` are pulls under way that bring others. ``anchors``: those of the contents by which the
-    prefix is found (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`)."""
+    """``blocks`` of the ``lender`` with these ``contents``, which lengthen a prefix by ``num_tokens``. With what it costs
+    to wait for them that saves ``saved_tokens``; 0 or less: it does not pay. Valid until a pool changes. ``awaited``
+    are pulls under way that bring others. ``anchors``: those of the contents by which the prefix is found
+    (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`)."""
 
     lender: str
     contents: list[bytes]
     blocks: list[int]
     anchors: list[bytes]
     num_tokens: int
+    saved_tokens: int
     awaited: tuple[int, ...] = ()

@@ -96,7 +96,8 @@ class Pulls:
         target.pool.release(reversed(kept))
         link = self.link(lender, target)
         link.num_under_way += len(blocks)
-        self._live[self._last] = Pull(self._last, lender, target, loan, blocks, link, lender.step)
+        step = lender.index.newest_step(loan.blocks)
+        self._live[self._last] = Pull(self._last, lender, target, loan, blocks, link, step)
         self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, self._last))
         return *loan.awaited, self._last
 
@@ -109,15 +110,19 @@ class Pulls:
         """Whether somebody may wait for a pull."""
         return any(not pull.is_void for pull in self._live.values())
 
-    def order(self, now_s: float) -> list[Replica]:
-        """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these
-        targets. Nobody waits any more for what was begun too long ago."""
-        ordered = []
+    def give_up(self, now_s: float) -> None:
+        """Nobody waits any more for what was begun too long ago."""
         for pull in self._live.values():
             pull.since_s = now_s if pull.since_s is None else pull.since_s
             if now_s - pull.since_s > PATIENCE_S and not pull.is_void:
                 self._void(pull)
                 pull.link.ended(there=False, bytes_per_s=0.0)
+
+    def order(self) -> list[Replica]:
+        """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these
+        targets."""
+        ordered = []
+        for pull in self._live.values():
             lender = pull.lender
             if pull.is_ordered or lender is None or not lender.has_landed(pull.step):
                 continue

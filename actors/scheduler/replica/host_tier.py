@@ -259,6 +259,7 @@ class HostTier:
 
     def _send(self, step: int) -> None:
         """Let plan ``step`` carry all loads that no plan carries yet."""
+        self._index.step = step
         for load in self._loads.values():
             if load.step:
                 continue

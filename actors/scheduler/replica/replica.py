@@ -159,6 +159,7 @@ class Replica(ReplicaBase):
         """Count the rows as computed and keep them until their result arrives. The decodes have ``drafts`` [decodes],
         which are counted already."""
         self.step += 1
+        self.index.step = self.step
         num_drafts = 0
         if drafts is not None:
             num_drafts = int(drafts.sum())

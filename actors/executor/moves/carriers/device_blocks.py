@@ -18,8 +18,9 @@ CHUNK_BYTES = 16 << 20
 """What lies in page-locked memory at a time, twice: one chunk is on its way while the other is sent or received."""
 CHUNK_BLOCKS = 128
 RUN_BYTES = 64 << 20
-COPIES_PER_EVENT = 64
-"""So that never more are queued than surely fit in the driver's queue, even if they were single blocks."""
+COPIES_PER_EVENT, EVENTS = 32, 4
+"""How many copies are queued at a time: never more than surely fit in the driver's queue. Two streams share them, so
+that one begins while another ends."""
 
 
 class DeviceBlocks:
@@ -29,7 +30,7 @@ class DeviceBlocks:
         self._cache = kv_cache  # keeps the memory
         self.num_blocks, self.block_bytes = len(kv_cache), kv_cache.nbytes // len(kv_cache)
         self.base, self.driver = kv_cache.data_ptr(), Driver()
-        self._incoming, self._outgoing = new_stream(kv_cache.device), new_stream(kv_cache.device)
+        self._incoming, self._second, self._outgoing = (new_stream(kv_cache.device) for _ in range(3))
         self._per_chunk = max(1, min(CHUNK_BLOCKS, CHUNK_BYTES // self.block_bytes))
 
     def prepare_thread(self) -> None:
@@ -49,12 +50,14 @@ class DeviceBlocks:
             for start in range(0, len(joined), COPIES_PER_EVENT):
                 if stop():
                     raise Abandoned("abandoned")
-                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], self._incoming)
-                flying.append(_mark(self._incoming))
-                if len(flying) > 1:
+                stream = (self._incoming, self._second)[start // COPIES_PER_EVENT % 2]
+                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], stream)
+                flying.append(_mark(stream))
+                if len(flying) == EVENTS:
                     flying.popleft().synchronize()
         finally:
             _mark(self._incoming).synchronize()
+            _mark(self._second).synchronize()
 
     def read(self, ids: Int32Array) -> Iterator[memoryview]:
         """As in :class:`Blocks`."""

@@ -14,7 +14,7 @@ from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.bus.messages import Int32Array
 
 MOST_CONNECTIONS = 64
-MOST_SENDERS = 4
+MOST_SENDERS = 8
 """Each holds two buffers; others wait for their turn."""
 _RETRY_S = 0.1
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from pagebus.actors.executor.moves.carriers import wire
+from pagebus.actors.executor.moves.carriers import network, wire
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
 from pagebus.actors.executor.moves.carriers.network import Network
 from pagebus.actors.executor.moves.carriers.server import Server
 from pagebus.actors.executor.moves.carriers.source import Source
-from tests.actors.executor.moves.caches import NUM_BLOCKS, LocalCache, OtherProcess, content
+from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, OtherProcess, content
 from tests.helpers.engine_driver import ints
 
 LOCAL = "127.0.0.1"
@@ -55,6 +55,18 @@ def test_many_blocks_take_several_requests(source: LocalCache, monkeypatch: pyte
     own, every = LocalCache(), list(range(NUM_BLOCKS))
     Network(source.address, own.blocks).copy(ints(every), ints(every[::-1]), lambda: False)
     assert own.holds(every, every[::-1])
+
+
+def test_large_pulls_have_several_connections(source: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which bring a part each; if one fails, all do."""
+    monkeypatch.setattr(network, "LEAST_BYTES", BLOCK_BYTES)
+    own, every = LocalCache(), list(range(NUM_BLOCKS))
+    Network(source.address, own.blocks).copy(ints(every), ints(every[::-1]), lambda: False)
+    assert own.holds(every, every[::-1])
+    with pytest.raises(MoveError, match="no such block"):
+        Network(source.address, own.blocks).copy(ints([*every[:-1], NUM_BLOCKS]), ints(every), lambda: False)
+    with pytest.raises(Abandoned):
+        Network(source.address, own.blocks).copy(ints(every), ints(every), lambda: True)
 
 
 @pytest.mark.parametrize("change", [{"secret": "00" * 32}, {"nonce": "00" * 16}])

@@ -53,10 +53,11 @@ def copy(address: Address, own: DeviceCache, sources: list[int], targets: list[i
     pulled.close()
 
 
-@pytest.mark.parametrize("way", ["memory", "network"])
+@pytest.mark.parametrize("way", ["memory", "memory, one by one", "network"])
 def test_blocks_are_copied(source: DeviceSource, own: DeviceCache, way: str) -> None:
     """In any order, in runs, more than are queued at a time; those and no others."""
     address = replace(source.address, host="elsewhere") if way == "network" else source.address
+    own.blocks.driver.in_batches &= way != "memory, one by one"
     rng = random.Random(1)
     scattered = rng.sample(range(NUM_BLOCKS), 200), rng.sample(range(NUM_BLOCKS), 200)
     for sources, targets in (([5], [7]), (list(range(10, 80)), list(range(3, 73))), scattered):

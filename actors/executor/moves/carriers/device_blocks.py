@@ -18,9 +18,8 @@ CHUNK_BYTES = 16 << 20
 """What lies in page-locked memory at a time, twice: one chunk is on its way while the other is sent or received."""
 CHUNK_BLOCKS = 128
 RUN_BYTES = 64 << 20
-COPIES_PER_EVENT, EVENTS = 32, 4
-"""How many copies are queued at a time: never more than surely fit in the driver's queue. Two streams share them, so
-that one begins while another ends."""
+COPIES_PER_EVENT = 128
+"""Twice as many are queued at a time, which surely fit in the driver's queue."""
 
 
 class DeviceBlocks:
@@ -30,7 +29,7 @@ class DeviceBlocks:
         self._cache = kv_cache  # keeps the memory
         self.num_blocks, self.block_bytes = len(kv_cache), kv_cache.nbytes // len(kv_cache)
         self.base, self.driver = kv_cache.data_ptr(), Driver()
-        self._incoming, self._second, self._outgoing = (new_stream(kv_cache.device) for _ in range(3))
+        self._incoming, self._outgoing = new_stream(kv_cache.device), new_stream(kv_cache.device)
         self._per_chunk = max(1, min(CHUNK_BLOCKS, CHUNK_BYTES // self.block_bytes))
 
     def prepare_thread(self) -> None:
@@ -50,14 +49,12 @@ class DeviceBlocks:
             for start in range(0, len(joined), COPIES_PER_EVENT):
                 if stop():
                     raise Abandoned("abandoned")
-                stream = (self._incoming, self._second)[start // COPIES_PER_EVENT % 2]
-                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], stream)
-                flying.append(_mark(stream))
-                if len(flying) == EVENTS:
+                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], self._incoming)
+                flying.append(_mark(self._incoming))
+                if len(flying) == 2:
                     flying.popleft().synchronize()
         finally:
             _mark(self._incoming).synchronize()
-            _mark(self._second).synchronize()
 
     def read(self, ids: Int32Array) -> Iterator[memoryview]:
         """As in :class:`Blocks`."""
@@ -95,9 +92,9 @@ class DeviceBlocks:
             _mark(self._incoming).synchronize()
 
     def _copy(self, source_base: int, target_base: int, joined: list[Run], stream: torch.cuda.Stream) -> None:
-        size, number = self.block_bytes, stream.cuda_stream
-        for source, target, count in joined:
-            self.driver.copy(target_base + target * size, source_base + source * size, count * size, number)
+        sources, targets, counts = np.array(joined, np.uint64).T * np.uint64(self.block_bytes)
+        targets, sources = targets + np.uint64(target_base), sources + np.uint64(source_base)
+        self.driver.copy(targets, sources, np.ascontiguousarray(counts), stream.cuda_stream)
 
     def _buffers(self) -> list[torch.Tensor]:
         size = self._per_chunk * self.block_bytes

@@ -5,14 +5,28 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 
 HANDLE_BYTES = 64
 _WITH_PEERS = 1
+_NOT_SUPPORTED = 801
+_IN_STREAM_ORDER = 1
+Addresses = NDArray[np.uint64]
 
 
 class _Handle(ctypes.Structure):
     _fields_ = (("data", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (("order", ctypes.c_uint), ("source", _Location), ("target", _Location), ("flags", ctypes.c_uint))
 
 
 class Driver:
@@ -29,6 +43,11 @@ class Driver:
         held: Any = ctypes.PyDLL("libcuda.so.1")
         self._copy = held.cuMemcpyAsync
         self._copy.argtypes = (pointer, pointer, size, pointer)
+        self._batch: Any = getattr(held, "cuMemcpyBatchAsync_v2", None)
+        self.in_batches = self._batch is not None
+        """Drivers since CUDA 13 can: copies of single blocks then take half the time."""
+        if self.in_batches:
+            self._batch.argtypes = (pointer, pointer, pointer, size, pointer, pointer, size, pointer)
 
     def export(self, address: int) -> tuple[bytes, int]:
         """A handle of the allocation that memory lies in, and how far behind its beginning.
@@ -56,15 +75,29 @@ class Driver:
         """Give up what was opened; what fails is left to the end of the process."""
         self._cuda.cuIpcCloseMemHandle(address)
 
-    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Queue a copy between any two of device memory and page-locked host memory.
+    def copy(self, targets: Addresses, sources: Addresses, sizes: Addresses, stream: int) -> None:
+        """Queue copies between device memory and page-locked host memory, of these sizes in bytes.
 
         Raises:
             MoveError: the driver refuses.
         """
-        code = self._copy(target, source, num_bytes, stream)
-        if code:
-            raise MoveError(f"cuMemcpyAsync: {self._name(code)}")
+        if self.in_batches and self._copy_batch(targets, sources, sizes, stream):
+            return
+        for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+            if code := self._copy(target, source, size, stream):
+                raise MoveError(f"cuMemcpyAsync: {self._name(code)}")
+
+    def _copy_batch(self, targets: Addresses, sources: Addresses, sizes: Addresses, stream: int) -> bool:
+        """All in one call; False if this driver cannot."""
+        attributes, first = _Attributes(order=_IN_STREAM_ORDER), ctypes.c_size_t(0)
+        code = self._batch(
+            targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data, len(sizes), ctypes.byref(attributes),
+            ctypes.byref(first), 1, stream,
+        )  # fmt: skip
+        if code not in (0, _NOT_SUPPORTED):
+            raise MoveError(f"cuMemcpyBatchAsync: {self._name(code)}")
+        self.in_batches = code == 0
+        return self.in_batches
 
     def _check(self, call: str, *arguments: object, version: str = "") -> None:
         code = getattr(self._cuda, call + version)(*arguments)

@@ -46,7 +46,7 @@ class Driver:
         self._batch: Any = getattr(held, "cuMemcpyBatchAsync_v2", None)
         self.in_batches = self._batch is not None
         """Drivers since CUDA 13 can: copies of single blocks then take half the time."""
-        if self.in_batches:
+        if self._batch is not None:
             self._batch.argtypes = (pointer, pointer, pointer, size, pointer, pointer, size, pointer)
 
     def export(self, address: int) -> tuple[bytes, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
-from pagebus.actors.scheduler.moves.loan import Loan
+from pagebus.actors.scheduler.replica.moves.loan import Loan
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport

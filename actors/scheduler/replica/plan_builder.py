@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.kv.adapters import Adapters
-from pagebus.actors.scheduler.moves.orders import PullOrders
 from pagebus.actors.scheduler.replica.disk.orders import DiskOrders
+from pagebus.actors.scheduler.replica.moves.orders import PullOrders
 from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State

@@ -7,8 +7,8 @@ from itertools import takewhile
 
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
 from pagebus.actors.scheduler.kv.window_match import Find, Match, match_window
-from pagebus.actors.scheduler.moves.loan import Loan
 from pagebus.actors.scheduler.order import JOB
+from pagebus.actors.scheduler.replica.moves.loan import Loan
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefix_wait import awaits
 from pagebus.actors.scheduler.replica.prompt_fork import Fork, fork_of

@@ -16,11 +16,11 @@ from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
-from pagebus.actors.scheduler.moves.counts import MoveCounts
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
 from pagebus.actors.scheduler.replica.drafts.depth import Depth
 from pagebus.actors.scheduler.replica.host_tier import HostTier
+from pagebus.actors.scheduler.replica.moves.counts import MoveCounts
 from pagebus.actors.scheduler.replica.pipeline import Pipeline
 from pagebus.actors.scheduler.replica.plan_builder import InFlight, PlanBuilder
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer

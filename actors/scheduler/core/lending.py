@@ -7,8 +7,8 @@ from dataclasses import replace
 from pagebus.actors.scheduler.core.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
 from pagebus.actors.scheduler.kv.window_match import Match
-from pagebus.actors.scheduler.moves.loan import Loan
 from pagebus.actors.scheduler.moves.pulls import Pulls
+from pagebus.actors.scheduler.replica.moves.loan import Loan
 from pagebus.actors.scheduler.replica.prefix_match import Offer, on_device
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence

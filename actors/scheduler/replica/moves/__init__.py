@@ -1,0 +1,1 @@
+"""What a replica knows of blocks that move: its loans, the pulls of its next plan, its counts."""

@@ -10,8 +10,8 @@ class Loan:
     """``blocks`` of the ``lender`` with these ``contents``, which lengthen a prefix by ``num_tokens``.
 
     ``saved_tokens`` is what the loan saves less what it costs to wait for it; 0 or less: it does not pay.
-    ``awaited`` are pulls under way that bring others. ``anchors`` are those of the contents by which the prefix is found
-    (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`). Valid until a pool changes.
+    ``awaited`` are pulls under way that bring others. ``anchors`` are those of the contents by which the prefix is
+    found (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`). Valid until a pool changes.
     """
 
     lender: str

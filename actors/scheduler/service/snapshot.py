@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
 import numpy as np
 
 from pagebus.actors.scheduler.core.core import Core
-from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Request, Sequence
-from pagebus.actors.scheduler.states import State
+from pagebus.actors.scheduler.service.snapshot_rows import (
+    ages,
+    ints,
+    joined,
+    replica_state,
+    request_marks,
+    request_row,
+    sequence_row,
+    step_marks,
+)
 from pagebus.bus.messages import (
     FLASH_COPIED,
     FLASH_SWAPPED_IN,
     FLASH_SWAPPED_OUT,
-    OUTCOME_ABORTED,
-    OUTCOME_DONE,
-    OUTCOME_NONE,
-    SEQUENCE_LANDING,
-    SEQUENCE_RUNNING,
-    SEQUENCE_WAITING,
     BlockRequested,
     BlockState,
     Int32Array,
-    ReplicaState,
     SchedulerState,
     StateRequested,
     StepPlan,
@@ -46,14 +47,6 @@ SHOWN_WAITING = 256
 KEPT_OVER = 512
 KEPT_STEPS = 4096
 KEPT_FLASHES = 4096
-STATES = {
-    State.WAITING: SEQUENCE_WAITING,
-    State.SWAPPED: SEQUENCE_WAITING,
-    State.PREEMPTED_IN_FLIGHT: SEQUENCE_LANDING,
-    State.BOUND: SEQUENCE_RUNNING,
-    State.ENTERED: SEQUENCE_RUNNING,
-    State.ENDED: SEQUENCE_WAITING,
-}
 
 
 @dataclass(slots=True)
@@ -144,22 +137,22 @@ class Snapshot:
         numbers = {replica.name: number for number, replica in enumerate(replicas)}
         hosts = [_hosts_of(core.replicas, sequence) for sequence in sequences]
         rows = [
-            _sequence_row(core.replicas, sequence, places[id(sequence.request)], numbers, len(held))
+            sequence_row(core.replicas, sequence, places[id(sequence.request)], numbers, len(held))
             for sequence, held in zip(sequences, hosts, strict=True)
         ]
-        marks = [_marks(request, over_s) for _, over_s, request in over]
-        marks += [_marks(request, 0.0) for request in living.values()]
+        marks = [request_marks(request, over_s) for _, over_s, request in over]
+        marks += [request_marks(request, 0.0) for request in living.values()]
         pinned = [[*chain.from_iterable(each.copied[0] for each in replica.slots.sequences if each and each.copied)]
                   for replica in replicas]  # fmt: skip
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
-        cached_hosts = [_ints(replica.host_tier.pool.cached) for replica in replicas]
+        cached_hosts = [ints(replica.host_tier.pool.cached) for replica in replicas]
         steps = self._steps_after(asked.steps_seen if same else 0, numbers)
         return SchedulerState(
             serial=asked.serial,
             epoch=core.config.epoch,
             at_s=now_s,
             replicas=tuple(
-                _replica_state(replica, len(cached[i]), len(cached_hosts[i]), len(pinned[i]))
+                replica_state(replica, len(cached[i]), len(cached_hosts[i]), len(pinned[i]))
                 for i, replica in enumerate(replicas)
             ),
             request_ids=tuple(request.id for request in requests),
@@ -168,17 +161,17 @@ class Snapshot:
             num_over=len(over),
             over_seen=self._num_over,
             steps_seen=self._num_steps,
-            requests=_ints(chain.from_iterable(_request_row(core.replicas, request) for request in requests)),
-            request_marks=_ages(marks, now_s),
-            sequences=_ints(chain.from_iterable(rows)),
-            blocks=_ints(chain.from_iterable(sequence.pages for sequence in sequences)),
-            host_blocks=_ints(chain.from_iterable(hosts)),
-            cached_blocks=_joined(cached),
-            cached_hosts=_joined(cached_hosts),
-            pinned_blocks=_ints(chain.from_iterable(pinned)),
-            steps=_ints(chain.from_iterable(row for row, _, _ in steps)),
-            step_marks=_step_marks([each for _, each, _ in steps], now_s),
-            flashed=_ints(chain.from_iterable((row[1], *flash) for row, _, flashes in steps for flash in flashes)),
+            requests=ints(chain.from_iterable(request_row(core.replicas, request) for request in requests)),
+            request_marks=ages(marks, now_s),
+            sequences=ints(chain.from_iterable(rows)),
+            blocks=ints(chain.from_iterable(sequence.pages for sequence in sequences)),
+            host_blocks=ints(chain.from_iterable(hosts)),
+            cached_blocks=joined(cached),
+            cached_hosts=joined(cached_hosts),
+            pinned_blocks=ints(chain.from_iterable(pinned)),
+            steps=ints(chain.from_iterable(row for row, _, _ in steps)),
+            step_marks=step_marks([each for _, each, _ in steps], now_s),
+            flashed=ints(chain.from_iterable((row[1], *flash) for row, _, flashes in steps for flash in flashes)),
             took_s=time.thread_time() - began_s,
         )
 
@@ -218,7 +211,7 @@ class Snapshot:
             owners=tuple(dict.fromkeys(each.request.id for each, _, _ in owners)),
             hashes=tuple(each.hex() for each in sequence.hashes[: first + place + 1]),
             place=place,
-            table=_ints(table),
+            table=ints(table),
             first_block=first,
         )
 
@@ -252,129 +245,9 @@ def _tables(
 
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
     """Free blocks that are listed in the prefix index."""
-    listed, held = _ints(replica.index.listed), np.zeros(replica.pool.num_blocks, np.bool_)
+    listed, held = ints(replica.index.listed), np.zeros(replica.pool.num_blocks, np.bool_)
     held[pinned] = True
     for sequence in replica.slots.sequences:
         if sequence is not None:
             held[sequence.pages] = True
     return np.asarray(listed[~held[listed]], np.int32)
-
-
-def _replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num_pinned: int) -> ReplicaState:
-    pool, tier = replica.pool, replica.host_tier
-    return ReplicaState(
-        name=replica.name,
-        epoch=replica.epoch,
-        step=replica.step,
-        num_in_flight=len(replica.in_flight),
-        num_slots=replica.slots.num_slots,
-        num_running=len(replica.slots),
-        token_budget=replica.budget,
-        block_size=replica.block_size,
-        num_blocks=pool.num_blocks,
-        num_free=pool.num_free,
-        num_cached=num_cached,
-        num_pinned=num_pinned,
-        num_host_blocks=tier.pool.num_blocks,
-        num_host_free=tier.pool.num_free,
-        num_cached_hosts=num_cached_hosts,
-        num_swaps=replica.num_swaps,
-        num_recomputes=replica.num_recomputes,
-        prefix_queries=replica.prefix_queries,
-        prefix_hits=replica.prefix_hits,
-        swapped_out_blocks=tier.num_out,
-        swapped_in_blocks=tier.num_in,
-        suspended=replica.suspended,
-        num_parked=replica.num_parked,
-        given_back_blocks=replica.num_given_back,
-        most_drafts=replica.slots.num_drafts,
-        num_drafted=replica.step_results.acceptance.num_draft_tokens,
-        num_accepted=replica.step_results.acceptance.num_accepted,
-        most_adapters=replica.adapters.capacity,
-        adapters=replica.adapters.resident,
-        num_disk_blocks=replica.disk_tier.pool.num_blocks,
-        num_disk_used=len(replica.disk_tier.pool.stored),
-    )
-
-
-def _request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int, ...]:
-    sampling = request.sampling
-    num_tokens = sum(_num_tokens(replicas, each) for each in request.sequences)
-    num_output = num_tokens - len(request.prompt) * len(request.sequences) or request.num_output
-    outcome = OUTCOME_NONE if request.num_live else OUTCOME_DONE
-    if request.aborted or not request.started_s:
-        outcome = OUTCOME_ABORTED
-    return (
-        int(request.priority_class == JOB),
-        request.priority,
-        len(request.prompt),
-        request.num_cached or 0,
-        -1 if sampling.max_tokens is None else sampling.max_tokens,
-        sampling.n,
-        request.num_live,
-        request.num_preemptions,
-        num_output,
-        outcome,
-    )
-
-
-def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
-    """Prompt and known output."""
-    if sequence.in_slot and sequence.replica is not None:
-        return int(replicas[sequence.replica].slots.known[sequence.slot])
-    return len(sequence.tokens)
-
-
-def _sequence_row(
-    replicas: Mapping[str, Replica], sequence: Sequence, request: int, numbers: dict[str, int], num_hosts: int
-) -> tuple[int, ...]:
-    name = sequence.swapped.replica if sequence.replica is None and sequence.swapped else sequence.replica
-    computed = 0
-    if sequence.replica is not None and sequence.in_slot:
-        computed = int(replicas[sequence.replica].slots.computed[sequence.slot])
-    return (
-        sequence.id,
-        request,
-        sequence.choice_index,
-        STATES[sequence.state],
-        -1 if name is None else numbers.get(name, -1),
-        sequence.slot,
-        _num_tokens(replicas, sequence),
-        computed,
-        len(sequence.pages),
-        num_hosts,
-        sequence.num_cached,
-    )
-
-
-def _marks(request: Request, over_s: float) -> tuple[float, ...]:
-    ended_s = 0.0 if request.num_live else request.ended_s
-    return (
-        request.arrived_s,
-        request.taken_s,
-        request.tokenized_s,
-        request.started_s,
-        request.first_token_s,
-        ended_s,
-        over_s,
-    )
-
-
-def _ages(marks: list[tuple[float, ...]], now_s: float) -> Int32Array:
-    """Times as seconds before ``now_s``: float32 bits, NaN where there is no time."""
-    times = np.array(marks, np.float64).reshape(-1)
-    return np.where(times > 0, now_s - times, np.nan).astype("<f4").view(np.int32)
-
-
-def _step_marks(marks: list[tuple[float, ...]], now_s: float) -> Int32Array:
-    times = np.array(marks, np.float64).reshape(-1, 6)
-    times[:, :5] = now_s - times[:, :5]
-    return times.reshape(-1).astype("<f4").view(np.int32)
-
-
-def _ints(values: Iterable[int]) -> Int32Array:
-    return np.array(list(values), np.int32)
-
-
-def _joined(parts: list[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else np.empty(0, np.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -48,6 +49,8 @@ class TokenCollector(Actor):
         self.cached: dict[str, int] = {}
         self.tokens_from: Counter[str] = Counter()
         """Tokens by the stream they came in."""
+        self.came: dict[str, list[tuple[float, str]]] = {}
+        """For each token of a request, when it came (monotonic seconds) and in which stream."""
         self.done: dict[str, asyncio.Future[list[int]]] = {}
         self._request_of: dict[int, str] = {}
         self._complete: list[str] = []
@@ -83,6 +86,7 @@ class TokenCollector(Actor):
             tokens, known = self.tokens.setdefault(message.request_id, []), message.output_token_ids.tolist()
             assert known[: len(tokens)] == tokens, "a token was lost or changed"
             tokens += known[len(tokens) :]
+            self._note(message.request_id, stream)
             if message.output_end != END_NONE:
                 self._end(message.sequence_id)
             self.cached[message.request_id] = message.num_cached_tokens
@@ -97,8 +101,14 @@ class TokenCollector(Actor):
                     continue
                 assert index == len(self.tokens[request_id]), "a token was lost"
                 self.tokens[request_id].append(int(token))
+                self._note(request_id, stream)
                 if end != END_NONE:
                     self._end(int(sequence_id))
+
+    def _note(self, request_id: str, stream: str) -> None:
+        """When and whence the tokens have come that are new."""
+        came = self.came.setdefault(request_id, [])
+        came += [(time.monotonic(), stream)] * (len(self.tokens[request_id]) - len(came))
 
     def _end(self, sequence_id: int) -> None:
         request_id = self._request_of.pop(sequence_id)
@@ -172,6 +182,20 @@ class System:
             return sum(map(len, self.collector.tokens.values())) >= count
 
         await eventually(are_there)
+
+    def check(self) -> None:
+        """Raises what ended an actor, if one has ended."""
+        for run in self._runs.values():
+            if run.done():
+                run.result()
+
+    async def vanish(self) -> None:
+        """All are killed, with whatever is under way."""
+        for name in list(self._runs):
+            await self.kill(name)
+        for actor in self.actors:
+            await actor.bus.close()
+        await self.bus.close()
 
     async def stop(self) -> None:
         for actor in self.actors:
@@ -254,9 +278,7 @@ class System:
         await eventually(self._all_ready)
 
     async def _all_ready(self) -> bool:
-        for run in self._runs.values():
-            if run.done():
-                run.result()
+        self.check()
         ready = [lease for lease in await self.bus.leases() if lease.info.get("state") == "ready"]
         return len(ready) == 3 + self.num_executors and len(self.scheduler.core.replicas) == self.num_executors
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagebus.actors.settings.combinations.roles import num_prefill
+
 if TYPE_CHECKING:
     from pagebus.actors.model.config import ModelConfig
     from pagebus.actors.settings import Settings
@@ -18,7 +20,8 @@ class CoreConfig:
     all requests have the same priority. ``priority_aging_s`` is the wait equal to one step of priority. A request whose
     client is away is kept for ``resume_timeout_s``. ``vocab_size`` None disables checks of token ids.
     ``max_num_scheduled_tokens`` bounds a step, whatever the replica's own budget. ``window``: the most tokens that any
-    layer of the model looks back on, itself included; 0: all.
+    layer of the model looks back on, itself included; 0: all. ``num_prefill`` replicas compute long prompts for the
+    others (:mod:`pagebus.actors.scheduler.core.roles`).
     """
 
     block_size: int = 16
@@ -36,6 +39,7 @@ class CoreConfig:
     vocab_size: int | None = None
     max_num_scheduled_tokens: int | None = None
     window: int = 0
+    num_prefill: int = 0
 
     @classmethod
     def of(cls, settings: Settings, model: ModelConfig, epoch: int) -> CoreConfig:
@@ -56,6 +60,7 @@ class CoreConfig:
             vocab_size=model.vocab_size,
             max_num_scheduled_tokens=settings.max_num_scheduled_tokens,
             window=model.kept_window,
+            num_prefill=num_prefill(settings.roles),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagebus.actors.settings.combinations.disk import check_disk
 from pagebus.actors.settings.combinations.lora import check_lora
+from pagebus.actors.settings.combinations.roles import check_roles
 from pagebus.actors.settings.combinations.speculation import check_speculation
 from pagebus.actors.settings.combinations.stages import check_stages
 from pagebus.actors.settings.declaring import SettingsError, check_value
@@ -58,6 +59,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.spec_method == "draft_model" and self.tensor_parallel_size > 1:
             raise SettingsError("--spec-method draft_model: not with --tensor-parallel-size yet")
         check_lora(self)
+        check_roles(self)
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
         check_disk(self)

@@ -10,19 +10,20 @@ import numpy as np
 from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
 from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.core.placement import choose
+from pagebus.actors.scheduler.core.roles import Roles
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.prefix_match import Offer, displace_jobs
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
-PREFIX, DISK, PULL = "prefix", "disk", "pull"
-MOST_WAITING = {PREFIX: 64, DISK: 256, PULL: 256}
-"""Admission stops for this plan after this many sequences that wait for another's prefix, for a disk, or for blocks of
-another replica."""
+PREFIX, DISK, PULL, ROLE = "prefix", "disk", "pull", "role"
+MOST_WAITING = {PREFIX: 64, DISK: 256, PULL: 256, ROLE: 64}
+"""Admission stops for this plan after this many sequences that wait for another's prefix, for a disk, for blocks of
+another replica, or for a replica of their role."""
 
 
-def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls) -> list[Sequence]:
+def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
     the queue.
 
@@ -30,8 +31,8 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls) -> list[Seque
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
     ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
     overtaken, but only within the room of one step. So may those whose adapter is not on the device
-    (:mod:`pagebus.actors.scheduler.core.adapter_turn`), and those whose prefix is read from a disk or pulled from
-    another replica.
+    (:mod:`pagebus.actors.scheduler.core.adapter_turn`), those whose prefix is read from a disk or pulled from another
+    replica, and those that wait for a replica of their role (:mod:`pagebus.actors.scheduler.core.roles`).
     """
     fleet.refresh()
     adapters = AdapterTurn(fleet)
@@ -44,40 +45,43 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls) -> list[Seque
         if not np.count_nonzero(candidates):
             break
         if not sequence.ready:
-            if sequence.replica is not None:
+            if sequence.replica is not None and not roles.awaits(sequence):
                 candidates[fleet.row(sequence.replica)] = False
             continue
-        able = candidates & fleet.can_hold(sequence)
-        if sequence.suspect:
-            able &= _without_suspect(fleet)
-            if not np.count_nonzero(able):
-                continue  # those behind do not wait for it
-        if sequence.request.adapter is not None:
+        able = _able(sequence, candidates, fleet, pulls, roles)
+        if sequence.request.adapter is not None and np.count_nonzero(able):
             able = adapters.having(sequence, able)
             if adapters.is_over:
                 break
-            if not np.count_nonzero(able):
-                continue  # those behind do not wait for it
-        if sequence.pulls and pulls.is_pulling(sequence):
-            num_waiting[PULL] += 1
-            if num_waiting[PULL] == MOST_WAITING[PULL]:
-                break
-            continue
-        chosen = choose(sequence, fleet, able, pulls) or _displace_jobs(sequence, fleet, able)
-        if chosen is None:
+        if not np.count_nonzero(able):  # those behind do not wait for it
+            reason = ROLE if roles.is_on else None
+        elif sequence.pulls and pulls.is_pulling(sequence):
+            reason = PULL
+        elif chosen := choose(sequence, fleet, able, pulls) or _displace_jobs(sequence, fleet, able):
+            replica, offer = chosen
+            reason = _waits_for(sequence, replica, offer, fleet, pulls)
+            if reason is None:
+                _bind(sequence, replica, offer, fleet)
+                admitted.append(sequence)
+                row = fleet.row(replica.name)
+                candidates[row] &= fleet.open[priority_class, row]
+        else:
             candidates &= ~able
             continue
-        replica, offer = chosen
-        if reason := _waits_for(sequence, replica, offer, fleet, pulls):
+        if reason is not None:
             num_waiting[reason] += 1
             if num_waiting[reason] == MOST_WAITING[reason]:
                 break
-            continue
-        _bind(sequence, replica, offer, fleet)
-        admitted.append(sequence)
-        row = fleet.row(replica.name)
-        candidates[row] &= fleet.open[priority_class, row]
     return admitted
+
+
+def _able(sequence: Sequence, candidates: Rows, fleet: Fleet, pulls: Pulls, roles: Roles) -> Rows:
+    """Those of the candidates on which the sequence may run at all."""
+    holds = fleet.can_hold(sequence)
+    able = candidates & holds
+    if sequence.suspect:
+        able &= _without_suspect(fleet)
+    return roles.narrow(sequence, able, holds, pulls) if roles.is_on else able
 
 
 def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet, pulls: Pulls) -> str | None:

@@ -17,6 +17,7 @@ from pagebus.actors.scheduler.core.admission import admit
 from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import FairShare
 from pagebus.actors.scheduler.core.fleet import Fleet
+from pagebus.actors.scheduler.core.roles import Roles
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
 from pagebus.actors.scheduler.events import (
     MOVED,
@@ -53,6 +54,7 @@ class Planner:
         """First step number of absent replicas, if it is not 1."""
         self.num_queued_requests = 0
         self.pulls = Pulls()
+        self.roles = Roles(config.num_prefill)
         self.frozen = False
         """Whether planning is paused because an operator holds the work."""
         self._config = config
@@ -169,13 +171,15 @@ class Planner:
             sequence.request.started_s = sequence.request.started_s or now_s
             self._delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
+        if self.roles.is_prefill(replica) and self.roles.hand_over(replica, self.pulls):
+            self.requeue(replica, MOVED)
         return True
 
     def _admit(self) -> None:
         """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
-            for sequence in admit(self.waiting, self.fleet, self.pulls):
+            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles):
                 self.waiting.remove(sequence)
                 self._has_run(sequence.request)
                 self.fair_share.serve(sequence.request.client, sequence.request.start_s)
@@ -255,9 +259,14 @@ class Planner:
             most_tokens=self._config.max_num_scheduled_tokens,
             window=self._config.window,
         )
-        self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
+        self._regroup()
         who = {"replica": joined.replica, "epoch": joined.epoch, "num_blocks": joined.num_blocks}
         self._out.append(Note("replica joined", who))
+
+    def _regroup(self) -> None:
+        """Replicas have come or gone."""
+        self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
+        self.roles.assign(self.fleet)
 
     def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s
@@ -293,6 +302,7 @@ class Planner:
             return
         replica.suspend()
         self.pulls.suspend(replica)
+        self.roles.assign(self.fleet)
         if drains and replica.kv_address:
             self._leaving.begin(replica, replica.move_out())
             self.requeue(replica, MOVED)
@@ -304,7 +314,7 @@ class Planner:
         if replica is None:
             return []
         self.next_steps[name] = replica.step + 1
-        self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
+        self._regroup()
         self._past_preemptions += replica.num_preemptions
         self.pulls.lose(replica)
         self._leaving.lose(name)

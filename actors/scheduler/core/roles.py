@@ -1,0 +1,153 @@
+"""Roles (``--roles``): some replicas compute long prompts, the others go on with them, so that no stream waits for the
+prompt of another.
+
+A role is a matter of placement alone: any replica can do both, and does where roles would not help. The sequence gets
+its first token where its prompt was computed. Then it leaves its slot for one of a decode replica, which pulls its
+blocks (:mod:`pagebus.actors.scheduler.moves.pulls`). As in DistServe (Zhong et al., 2024), but decided per sequence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.moves.pulls import Pulls
+from pagebus.actors.scheduler.order import INTERACTIVE
+from pagebus.actors.scheduler.replica.preemption import move_out
+from pagebus.actors.scheduler.replica.prefix_match import offer_of, on_device
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Sequence
+
+LEAST_PREFILL = 1024
+"""Fewer tokens are computed beside decodes: that takes less than a move."""
+LEAST_LEFT = 16
+"""A sequence that gets fewer tokens than that ends where its prompt was computed."""
+MOST_COST = 0.1
+"""Of the time in which a prompt is computed that its move may take."""
+
+
+class Roles:
+    """The first ``num_prefill`` replicas by name that get plans are prefill replicas, if another is left for decodes;
+    0: there are no roles."""
+
+    def __init__(self, num_prefill: int = 0) -> None:
+        self._num_prefill = num_prefill
+        self._fleet = Fleet()
+        self._prefills: Rows = np.empty(0, np.bool_)
+        self._decodes: Rows = np.empty(0, np.bool_)
+        self._handed_over: dict[int, Sequence] = {}
+        self.is_on = False
+        """Whether there is a replica of each role."""
+
+    def assign(self, fleet: Fleet) -> None:
+        """Give the roles out anew: replicas have come or gone."""
+        self._fleet = fleet
+        live = sorted((row for row, each in enumerate(fleet.replicas) if not each.suspended), key=self._order)
+        count = len(fleet.replicas)
+        self._prefills, self._decodes = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        self._prefills[live[: self._num_prefill]] = True
+        self._decodes[live[self._num_prefill :]] = True
+        self.is_on = bool(self._prefills.any() and self._decodes.any())
+
+    def _order(self, row: int) -> tuple[int, str]:
+        name = self._fleet.replicas[row].name
+        return len(name), name  # executor-2 before executor-10
+
+    def is_prefill(self, replica: Replica) -> bool:
+        """Whether long prompts are computed there for others."""
+        return self.is_on and bool(self._prefills[self._fleet.row(replica.name)])
+
+    # -- where a sequence runs ----------------------------------------------------------------------------------------
+    def narrow(self, sequence: Sequence, able: Rows, holds: Rows, pulls: Pulls) -> Rows:
+        """Those of the ``able`` replicas whose role suits the sequence; none: it waits for one. All, if those that can
+        hold it have another role."""
+        rows = self._prefills if self._splits(sequence, able, pulls) else self._decodes
+        return able & rows if (holds & rows).any() else able
+
+    def _splits(self, sequence: Sequence, able: Rows, pulls: Pulls) -> bool:
+        """Whether the next tokens of the sequence are computed on a prefill replica."""
+        num_tokens = len(sequence.tokens)
+        if num_tokens < LEAST_PREFILL or sequence.beam_group is not None or sequence.swapped is not None:
+            return False
+        if not sequence.produced and not (able & self._prefills).any():
+            return not self._is_paced  # perhaps; what is cached is looked for once there is room
+        uncached = num_tokens - self._most_cached(sequence)
+        return uncached >= LEAST_PREFILL and self._pays(uncached, pulls) and not self._mixes(uncached)
+
+    def _most_cached(self, sequence: Sequence) -> int:
+        """Tokens that no decode replica has to compute."""
+        fleet, most = self._fleet, 0
+        for row in fleet.holders(sequence, self._decodes):
+            offer = offer_of(fleet.replicas[row], sequence)
+            most = max(most, offer.saved_tokens if offer is not None else 0)
+        for row in fleet.lenders(sequence):
+            replica = fleet.replicas[row]
+            most = max(most, on_device(replica, sequence)[0].num_blocks * replica.block_size)
+        return most
+
+    def _pays(self, num_tokens: int, pulls: Pulls) -> bool:
+        """Whether what is computed by some prefill replica comes to some decode replica quickly, as far as known."""
+        return any(
+            self._is_quick(lender, target, num_tokens, pulls)
+            for lender in self._having(self._prefills)
+            for target in self._having(self._decodes)
+        )
+
+    def _having(self, rows: Rows) -> list[Replica]:
+        return [self._fleet.replicas[row] for row in np.flatnonzero(rows).tolist()]
+
+    def _is_quick(self, lender: Replica, target: Replica, num_tokens: int, pulls: Pulls) -> bool:
+        num_blocks = num_tokens // lender.block_size * lender.num_pages
+        saved = pulls.link(lender, target).saves(num_blocks, num_tokens)
+        return pulls.can_lend(lender, target) and saved >= (1 - MOST_COST) * num_tokens
+
+    @property
+    def _is_paced(self) -> bool:
+        return any(replica.pacer is not None for replica in self._having(self._decodes))
+
+    def _mixes(self, num_tokens: int) -> bool:
+        """Whether decode replicas compute the prompt soonest, and their streams do not suffer: it fits into one step
+        within ``--itl-target-ms``, or a prefill replica has more to do, and they keep the target."""
+        if not self._is_paced:
+            return False
+        load = self._fleet.load[INTERACTIVE]
+        fits = any(each.pacer is not None and each.pacer.tried >= num_tokens for each in self._having(self._decodes))
+        return fits or bool(load[self._prefills].min() > load[self._decodes].min())
+
+    # -- behind the prompt --------------------------------------------------------------------------------------------
+    def hand_over(self, replica: Replica, pulls: Pulls) -> bool:
+        """Take those sequences off a prefill replica whose prompts are planned, as far as decode replicas have room.
+        They are in its ``preempted``. Returns whether there are any."""
+        table = replica.slots
+        done = (table.ids > 0) & (table.computed >= table.prompt) & (table.last - table.computed >= LEAST_LEFT)
+        if not done.any():
+            return False
+        self._fleet.refresh()
+        self._handed_over = {number: each for number, each in self._handed_over.items() if each.is_queued}
+        before = len(self._handed_over)
+        for slot in done.nonzero()[0].tolist():
+            sequence = table.at(slot)
+            if not self._may_move(sequence):
+                continue
+            if not self._has_room(replica, sequence, pulls):
+                break
+            self._handed_over[sequence.id] = sequence
+            move_out(replica, sequence)
+        return len(self._handed_over) > before
+
+    def _may_move(self, sequence: Sequence) -> bool:
+        """Whether the sequence may run elsewhere with cached tokens."""
+        return sequence.entered and sequence.beam_group is None and not sequence.scores_prompt
+
+    def _has_room(self, lender: Replica, sequence: Sequence, pulls: Pulls) -> bool:
+        """Whether a decode replica has a slot and blocks for the sequence, beside those that are on their way."""
+        needed, num_tokens = self._fleet.blocks_needed(sequence), len(sequence.tokens)
+        queued = list(self._handed_over.values())
+        taken = sum(map(self._fleet.blocks_needed, queued))
+        targets = [each for each in self._having(self._decodes) if self._is_quick(lender, each, num_tokens, pulls)]
+        room = sum(int(self._fleet.room[self._fleet.row(each.name)]) for each in targets)
+        return room >= taken + needed and sum(each.slots.num_free_slots for each in targets) > len(queued)
+
+    def awaits(self, sequence: Sequence) -> bool:
+        """Whether the sequence, whose last step on a prefill replica is in flight, goes on elsewhere."""
+        return sequence.id in self._handed_over

@@ -7,6 +7,7 @@ from collections import Counter
 from pagebus.actors.scheduler.core.announcements import times_of
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import (
+    BlocksPulled,
     Note,
     Output,
     Preempted,
@@ -93,6 +94,8 @@ class OutputRouter:
                 self._dead_letters.given_up(request_id, reason)
             case Preempted(request_id=request_id, why=why):
                 self._stopped.setdefault(why, Counter())[request_id] += 1
+            case BlocksPulled():
+                pass
             case Note(event, fields):
                 self._log.info(event, **fields)
 

@@ -217,6 +217,14 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksPulled:
+    """These blocks of a replica hold what was pulled from another. Only observers are told."""
+
+    replica: str
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """A log line. Nothing else depends on it."""
 
@@ -224,7 +232,9 @@ class Note:
     fields: Mapping[str, JsonValue] = field(default_factory=dict)
 
 
-Output = ToReplica | ToDetokenizer | ToIngress | ToJournal | RequestOver | RequestGivenUp | Preempted | Note
+Output = (
+    ToReplica | ToDetokenizer | ToIngress | ToJournal | RequestOver | RequestGivenUp | Preempted | BlocksPulled | Note
+)
 
 
 class ProtocolError(Exception):

@@ -7,6 +7,7 @@ from collections import Counter
 from pagebus.actors.scheduler.core.announcements import times_of
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import (
+    BlocksPulled,
     Note,
     Output,
     Preempted,
@@ -61,7 +62,7 @@ class OutputRouter:
         self._metrics = metrics
         self._log = log
         self._logs_requests = logs_requests
-        self._stopped: dict[str, Counter[str]] = {}
+        self._stopped: dict[str, list[Preempted]] = {}
 
     def route(self, output: Output) -> None:
         """Route one output, after all earlier ones."""
@@ -91,15 +92,19 @@ class OutputRouter:
                     self._work.over(request_id)
             case RequestGivenUp(request_id, reason):
                 self._dead_letters.given_up(request_id, reason)
-            case Preempted(request_id=request_id, why=why):
-                self._stopped.setdefault(why, Counter())[request_id] += 1
+            case Preempted(why=why):
+                self._stopped.setdefault(why, []).append(output)
+            case BlocksPulled():
+                pass
             case Note(event, fields):
                 self._log.info(event, **fields)
 
     def log_preempted(self) -> None:
         """Log one line for all preemptions since the last call, one for all parked sequences, and one for all that
-        were moved."""
+        were moved, with the replicas that they have left."""
         while self._stopped:
-            event, times = self._stopped.popitem()
+            event, stopped = self._stopped.popitem()
+            times = Counter(each.request_id for each in stopped)
             shown = [request_id for request_id, _ in times.most_common(SHOWN_IDS)]
-            self._log.info(event, count=times.total(), request_ids=shown)
+            replicas = sorted({each.replica for each in stopped})
+            self._log.info(event, count=len(stopped), replicas=replicas, request_ids=shown)

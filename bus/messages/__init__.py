@@ -48,6 +48,7 @@ from pagebus.bus.messages.journal import AlsoReads, Checkpoint, RequestBlamed, R
 from pagebus.bus.messages.moves import BlockPull, PullReport
 from pagebus.bus.messages.observation import (
     FLASH_COPIED,
+    FLASH_PULLED,
     FLASH_SWAPPED_IN,
     FLASH_SWAPPED_OUT,
     OUTCOME_ABORTED,
@@ -138,16 +139,16 @@ Message = (
 )
 
 __all__ = [
-    "DISK_FORGET", "DISK_TELL", "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED",
+    "DISK_FORGET", "DISK_TELL", "END_GRAMMAR", "END_LENGTH", "END_NONE", "END_STOP", "FLASH_COPIED", "FLASH_PULLED",
     "FLASH_SWAPPED_IN", "FLASH_SWAPPED_OUT", "HOLDS", "HOLD_ABORT", "HOLD_KEEP", "HOLD_NONE", "HOLD_STATE",
     "HOLD_WAIT", "OUTCOME_ABORTED", "OUTCOME_DONE", "OUTCOME_NONE", "PLAIN_MESSAGES", "PROMPT_TAIL_TOKENS",
     "REQUEST_COLUMNS", "REQUEST_MARKS", "SEQUENCE_COLUMNS", "SEQUENCE_LANDING", "SEQUENCE_RUNNING",
     "SEQUENCE_WAITING", "SLEEP_STATE", "STEP_COLUMNS", "STEP_MARKS", "AbortCalls", "AbortRequest", "AdapterRead",
     "AdapterSource", "AlsoReads", "BatchQueued", "BlockPull", "BlockRequested", "BlockState", "CacheResetRequested",
     "CancelRequest", "Checkpoint", "DiskReport", "FinishReason", "FromExecutor", "GenerateRequest", "HoldRequested",
-    "HoldState", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence", "PromptReply", "PullReport",
-    "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed", "RequestFailed",
-    "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams", "SchedulerLeads",
-    "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested", "StepPlan",
-    "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
+    "HoldState", "Int32Array", "Job", "JobResult", "JsonValue", "Message", "NewSequence", "PromptReply",
+    "PullReport", "RepetitionDetection", "ReplicaFenced", "ReplicaState", "ReplyBatch", "RequestBlamed",
+    "RequestFailed", "RequestMoved", "RequestTimed", "RequestsDone", "ResponseQueued", "SamplingParams",
+    "SchedulerLeads", "SchedulerState", "SequenceEnded", "SequenceStarted", "SequencesNamed", "StateRequested",
+    "StepPlan", "StepResult", "StopSequence", "StructuredOutput", "TokenizedRequest",
 ]  # fmt: skip

@@ -63,6 +63,9 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     num_disk_blocks: int = 0
     """The most that the disk tier may hold; 0: there is none."""
     num_disk_used: int = 0
+    pulled_blocks: int = 0
+    lent_blocks: int = 0
+    """Blocks copied here from the caches of other replicas, and from here to theirs."""
 
 
 REQUEST_COLUMNS = (
@@ -82,11 +85,12 @@ SEQUENCE_COLUMNS = (
 shown at the replica that has them."""
 SEQUENCE_WAITING, SEQUENCE_LANDING, SEQUENCE_RUNNING = 0, 1, 2
 STEP_COLUMNS = ("number", "replica", "step", "decodes", "prefill", "wasted", "copied", "swapped_out", "swapped_in")
-"""``number`` counts steps of all replicas; ``wasted`` rows sampled tokens that nobody wanted any more."""
+"""``number`` counts steps of all replicas, and pulls that end between them. ``wasted`` rows sampled tokens that nobody
+wanted any more."""
 STEP_MARKS = ("planned", "received", "launched", "done", "landed", "busy")
 """When a step was planned, reached its executor, began on the device and was done there, and when the scheduler had its
 result; ``busy`` is a time span, that in which the device worked."""
-FLASH_COPIED, FLASH_SWAPPED_OUT, FLASH_SWAPPED_IN = 0, 1, 2
+FLASH_COPIED, FLASH_SWAPPED_OUT, FLASH_SWAPPED_IN, FLASH_PULLED = 0, 1, 2, 3
 
 
 class SchedulerState(Record, frozen=True, kw_only=True):
@@ -95,8 +99,9 @@ class SchedulerState(Record, frozen=True, kw_only=True):
     Tables of R requests, S sequences (those in slots, then the first of those that wait) and N steps, row by row, with
     the columns named above. Marks are float32 as their bits: seconds before ``at_s``, NaN for what has not happened.
     ``blocks`` and ``host_blocks`` are the sequences' block tables, one after another. ``cached_blocks`` are free and
-    can still be found, on the host ``cached_hosts``; ``pinned_blocks`` are held as the source of a copy. Whatever is
-    in none of these is free. ``flashed`` [k * 3]: replica, kind (FLASH_...) and device block of copies in these steps.
+    can still be found, on the host ``cached_hosts``. ``pinned_blocks`` are held while something is copied: the source
+    of a copy, and both sides of a pull. Whatever is in none of these is free. ``flashed`` [k * 3]: replica, kind
+    (FLASH_...) and device block of copies in these steps, and of pulls that have ended since.
     """
 
     serial: int

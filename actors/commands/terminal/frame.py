@@ -71,12 +71,13 @@ class View:
 
     def _replicas(self) -> Table:
         table = _table("replica", "step", "in flight", "running", "slots", "blocks", "used", "cached", "host used",
-                       "disk", "swaps", "recomputed", "drafted", "accepted", "adapters")  # fmt: skip
+                       "disk", "swaps", "recomputed", "pulled", "drafted", "accepted", "adapters")  # fmt: skip
         for each in self.replicas:
             used, host = each["num_blocks"] - each["num_free"], each["num_host_blocks"] - each["num_host_free"]
             disk = each["num_disk_used"] if each["num_disk_blocks"] else "-"
             numbers = (each["step"], each["num_in_flight"], each["num_running"], each["num_slots"], each["num_blocks"],
-                       used, each["num_cached"], host, disk, each["num_swaps"], each["num_recomputes"])  # fmt: skip
+                       used, each["num_cached"], host, disk, each["num_swaps"], each["num_recomputes"],
+                       each["pulled_blocks"])  # fmt: skip
             drafted, accepted = each["num_drafted"], each["num_accepted"]
             drafts = (str(drafted), _share(accepted / drafted if drafted else None)) if each["most_drafts"] else "--"
             adapters = f"{len(each['adapters'])}/{each['most_adapters']}" if each["most_adapters"] else "-"

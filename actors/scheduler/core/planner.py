@@ -23,6 +23,7 @@ from pagebus.actors.scheduler.events import (
     MOVED,
     PARKED,
     PREEMPTED,
+    BlocksPulled,
     Note,
     Output,
     Preempted,
@@ -292,7 +293,8 @@ class Planner:
         """What has become of a pull."""
         replica = self.replicas.get(report.replica)
         if replica is not None and report.executor_epoch == replica.epoch and report.scheduler_epoch == epoch:
-            self.pulls.take(report, replica)
+            if blocks := self.pulls.take(report, replica):
+                self._out.append(BlocksPulled(replica.name, blocks))
             self.touch_all()
 
     def suspend(self, name: str, *, drains: bool = False) -> None:

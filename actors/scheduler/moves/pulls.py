@@ -131,11 +131,11 @@ class Pulls:
             ordered.append(pull.target)
         return ordered
 
-    def take(self, report: PullReport, target: Replica) -> None:
-        """Apply a report of this target's executor."""
+    def take(self, report: PullReport, target: Replica) -> list[int]:
+        """Apply a report of this target's executor. Returns the blocks that hold now what was wanted."""
         pull = self._live.get(report.pull)
         if pull is None or pull.target is not target or not pull.is_ordered:
-            return
+            return []
         count = len(pull.blocks)
         if not pull.is_void:
             pull.link.ended(there=report.there, bytes_per_s=report.bytes_per_s)
@@ -150,6 +150,7 @@ class Pulls:
             if pull.lender is not None:
                 pull.lender.moves.num_lent += count
         self._drop(pull)
+        return pull.blocks if lands else []
 
     def _drop(self, pull: Pull) -> None:
         """Give back what a pull holds on both sides."""

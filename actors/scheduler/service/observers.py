@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagebus.actors.scheduler.core.core import Core
-from pagebus.actors.scheduler.events import Output, RequestOver, ToReplica
+from pagebus.actors.scheduler.events import BlocksPulled, Output, RequestOver, ToReplica
 from pagebus.actors.scheduler.service.snapshot import Snapshot
 from pagebus.actors.telemetry.steady_clock import steady_time_s
 from pagebus.bus.messages import BlockRequested, StateRequested, StepResult
@@ -39,6 +39,8 @@ class Observers:
         match output:
             case ToReplica(replica, plan):
                 self._snapshot.planned(replica, plan)
+            case BlocksPulled(replica, blocks):
+                self._snapshot.pulled(replica, blocks)
             case RequestOver(_, request) if request is not None:
                 self._snapshot.over(request, now_s)
 

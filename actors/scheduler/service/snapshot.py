@@ -29,6 +29,7 @@ from pagebus.actors.scheduler.service.snapshot_rows import (
 )
 from pagebus.bus.messages import (
     FLASH_COPIED,
+    FLASH_PULLED,
     FLASH_SWAPPED_IN,
     FLASH_SWAPPED_OUT,
     BlockRequested,
@@ -71,6 +72,7 @@ class Snapshot:
         self._until_s = 0.0
         self._planned: dict[tuple[str, int], _Step] = {}
         self._steps: deque[tuple[str, list[int], tuple[float, ...], list[tuple[int, int]]]] = deque(maxlen=KEPT_STEPS)
+        self._pulled: deque[tuple[int, str, list[int]]] = deque(maxlen=KEPT_STEPS)
         self._over: deque[tuple[int, float, Request]] = deque(maxlen=KEPT_OVER)
         self._num_steps = self._num_over = 0
 
@@ -81,7 +83,7 @@ class Snapshot:
             return True
         if self._until_s:
             self._until_s = 0.0
-            for kept in (self._planned, self._steps, self._over):
+            for kept in (self._planned, self._steps, self._pulled, self._over):
                 kept.clear()
         return False
 
@@ -115,6 +117,11 @@ class Snapshot:
         marks = (step.planned_s, result.received_s, result.launched_s, result.done_s, now_s)
         self._steps.append((name, row, (*marks, result.busy_s), step.flashes))
 
+    def pulled(self, replica: str, blocks: list[int]) -> None:
+        """Note the end of a pull. It gets a number of its own: the next step may be long in coming."""
+        self._num_steps += 1
+        self._pulled.append((self._num_steps, replica, blocks[:KEPT_FLASHES]))
+
     def over(self, request: Request, now_s: float) -> None:
         """Note a request that is delivered or abandoned."""
         self._num_over += 1
@@ -142,11 +149,12 @@ class Snapshot:
         ]
         marks = [request_marks(request, over_s) for _, over_s, request in over]
         marks += [request_marks(request, 0.0) for request in living.values()]
-        pinned = [[*chain.from_iterable(each.copied[0] for each in replica.slots.sequences if each and each.copied)]
-                  for replica in replicas]  # fmt: skip
+        pinned = [self._pinned(replica) for replica in replicas]
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
         cached_hosts = [ints(replica.host_tier.pool.cached) for replica in replicas]
-        steps = self._steps_after(asked.steps_seen if same else 0, numbers)
+        seen = asked.steps_seen if same else 0
+        steps = self._steps_after(seen, numbers)
+        flashed = [(row[1], *flash) for row, _, flashes in steps for flash in flashes]
         return SchedulerState(
             serial=asked.serial,
             epoch=core.config.epoch,
@@ -171,7 +179,7 @@ class Snapshot:
             pinned_blocks=ints(chain.from_iterable(pinned)),
             steps=ints(chain.from_iterable(row for row, _, _ in steps)),
             step_marks=step_marks([each for _, each, _ in steps], now_s),
-            flashed=ints(chain.from_iterable((row[1], *flash) for row, _, flashes in steps for flash in flashes)),
+            flashed=ints(chain.from_iterable(flashed + self._pulled_after(seen, numbers))),
             took_s=time.thread_time() - began_s,
         )
 
@@ -186,6 +194,15 @@ class Snapshot:
                 found.append(([row[0], numbers[name], *row[2:]], marks, flashes))
         found.reverse()
         return found
+
+    def _pulled_after(self, seen: int, numbers: dict[str, int]) -> list[tuple[int, int, int]]:
+        after = [(name, blocks) for number, name, blocks in self._pulled if number > seen and name in numbers]
+        return [(numbers[name], FLASH_PULLED, block) for name, blocks in after for block in blocks]
+
+    def _pinned(self, replica: Replica) -> list[int]:
+        """Blocks that are held because something is copied from or to them, once for each holder."""
+        copied = (each.copied[0] for each in replica.slots.sequences if each and each.copied)
+        return [*chain.from_iterable(copied), *self.core.planner.pulls.owned(replica)]
 
     def block(self, asked: BlockRequested) -> BlockState:
         """The content and owners of one block."""

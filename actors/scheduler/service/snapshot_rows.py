@@ -66,6 +66,8 @@ def replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num_
         adapters=replica.adapters.resident,
         num_disk_blocks=replica.disk_tier.pool.num_blocks,
         num_disk_used=len(replica.disk_tier.pool.stored),
+        pulled_blocks=replica.moves.num_pulled,
+        lent_blocks=replica.moves.num_lent,
     )
 
 
@@ -143,7 +145,7 @@ def ages(marks: list[tuple[float, ...]], now_s: float) -> Int32Array:
 
 
 def step_marks(marks: list[tuple[float, ...]], now_s: float) -> Int32Array:
-    """The same of steps, as of ``STEP_MARKS``: the last of a row is a time span already."""
+    """Marks of steps, as of ``STEP_MARKS``, in the same form; the last of each step is a time span already."""
     times = np.array(marks, np.float64).reshape(-1, 6)
     times[:, :5] = now_s - times[:, :5]
     return times.reshape(-1).astype("<f4").view(np.int32)

@@ -315,6 +315,8 @@ async def test_metrics_tell_what_runs() -> None:
             "pagebus:swapped_out_blocks_total",
             "pagebus:swapped_in_blocks_total",
             "pagebus:given_back_blocks_total",
+            "pagebus:pulled_blocks_total",
+            "pagebus:lent_blocks_total",
             "pagebus:host_cache_usage_perc",
             "vllm:iteration_tokens_total",
         }

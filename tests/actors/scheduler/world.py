@@ -13,6 +13,7 @@ from pagebus.actors.model.block_hash import hash_blocks, hashes_to_array
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import (
+    BlocksPulled,
     DetokenizersLive,
     Input,
     Note,
@@ -255,7 +256,7 @@ class World:
                 self.given_up.append(request_id)
             case Note():
                 self.notes.append(output)
-            case ToJournal():
+            case ToJournal() | BlocksPulled():
                 pass
             case RequestOver(request_id):
                 assert request_id not in self.over, f"{request_id} is over twice"

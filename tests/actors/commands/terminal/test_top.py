@@ -23,7 +23,7 @@ def test_one_frame(options, server, monkeypatch, capsys) -> None:
     assert lines[0].startswith("Pagebus ")
     assert lines[0].endswith("fake-model")
     rows = {line.split()[0]: line.split()[1:] for line in lines[1:] if line.split()}
-    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "-", "0", "0", "-", "-", "-"]
+    assert rows["gpu-0"] == ["0", "0", "0", "0", "12", "12", "1", "0", "-", "0", "0", "0", "-", "-", "-"]
     assert rows["ingress-0"][0] == "ready"
     assert rows["requests"] == ["0"]
 
@@ -37,6 +37,18 @@ def test_drafts(options, server, monkeypatch, capsys) -> None:
     assert main(["top", *options, "--once"]) == 0
     (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-0"))
     assert row[-3:-1] == ["200", "25%"]
+
+
+def test_pulled_blocks(options, server, monkeypatch, capsys) -> None:
+    """How many blocks came from other executors' caches, in the column of that name."""
+    told = state({7: [0, 1]})
+    told = replace(told, replicas=(replace(told.replicas[0], pulled_blocks=123),))
+    monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
+    assert main(["top", *options, "--once"]) == 0
+    head, row = (line for line in capsys.readouterr().out.splitlines() if line.startswith(("replica ", "gpu-0 ")))
+    end = head.index("pulled") + len("pulled")
+    assert row[:end].split()[-1] == "123"
+    assert row[end] == " "
 
 
 def test_adapters(options, server, monkeypatch, capsys) -> None:

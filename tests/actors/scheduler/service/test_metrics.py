@@ -9,6 +9,7 @@ from pagebus.actors.scheduler.order import Order
 from pagebus.actors.scheduler.request import make_request
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.telemetry.metrics import Metrics
+from tests.actors.scheduler.moves.test_pulls import LONG, Pair
 from tests.actors.scheduler.world import request
 
 
@@ -49,3 +50,27 @@ def test_inference_and_preemptions() -> None:
     found = {name: data["sum"] for name, _, data in metrics.snapshot()["series"] if "sum" in data}
     assert (found["vllm:request_inference_time_seconds"], found["vllm:request_num_preemptions"]) == (6.0, 2)
     assert told == ["over"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "expected"),
+    [
+        (0, {"gpu-0": [0, 0, 9, 0], "gpu-1": [9, 36, 0, 0]}),
+        (1, {"gpu-0": [0, 0, 0, 0], "gpu-1": [0, 0, 0, 9]}),
+    ],
+)
+def test_pulled_blocks_and_their_tokens(fails: int, expected: dict[str, list[int]]) -> None:
+    """Counts of each replica, also of one that leaves before the next look at it."""
+    pair, metrics = Pair(), Metrics()
+    counts = SchedulerMetrics(metrics)
+    counts.update(pair.world.core)
+    pair.target.pulls.fails = fails
+    pair.occupy()
+    pair.world.send(request("second", LONG, max_tokens=3))
+    pair.end()
+    for replica in pair.world.core.replicas.values():
+        counts.forget(replica)
+    names = ("pulled_blocks", "pulled_tokens", "lent_blocks", "failed_pull_blocks")
+    series = {(name, labels.get("engine")): data.get("value") for name, labels, data in metrics.snapshot()["series"]}
+    for engine, values in expected.items():
+        assert [series[f"pagebus:{name}_total", engine] for name in names] == values

@@ -59,12 +59,15 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         if self.spec_method == "draft_model" and self.tensor_parallel_size > 1:
             raise SettingsError("--spec-method draft_model: not with --tensor-parallel-size yet")
         check_lora(self)
-        check_roles(self)
+        if self.roles is not None:
+            check_roles(self.roles, self.executors, self)
         if self.enable_lora and self.tensor_parallel_size > 1:
             raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
         check_disk(self)
         if self.disk_cache_dir is not None and self.num_ranks > 1:
             raise SettingsError(f"--disk-cache-dir: not with {self.rank_flags} yet")
+        if self.roles is not None and self.num_ranks > 1:
+            raise SettingsError(f"--roles: not with {self.rank_flags} yet")
         check_stages(self, self.pipeline_parallel_size)
         if self.enable_log_outputs and not self.enable_log_requests:
             raise SettingsError("--enable-log-outputs needs --enable-log-requests")

@@ -170,8 +170,7 @@ class Core:
                 self.planner.join(message)
                 self.lifecycle.refuse_misfits()
             case HostTierGrown():
-                if message.replica in self.replicas:
-                    self.replicas[message.replica].host_tier.grow(message.num_host_blocks)
+                self.planner.grow_host_tier(message.replica, message.num_host_blocks)
             case ReplicaSuspended():
                 self.planner.suspend(message.replica, drains=message.drains)
             case ReplicaLost():

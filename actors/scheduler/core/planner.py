@@ -273,6 +273,11 @@ class Planner:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s
         return None if itl_s is None else Pacer(itl_s, ttft_s, joined.prefill_tokens_per_s)
 
+    def grow_host_tier(self, name: str, num_host_blocks: int) -> None:
+        """A replica's executor has got more memory for its host tier: so many blocks in all."""
+        if name in self.replicas:
+            self.replicas[name].host_tier.grow(num_host_blocks)
+
     def adapter_read(self, read: AdapterRead, epoch: int) -> bool:
         """A replica's executor has read an adapter, or cannot: then True, and who wants it can have it nowhere."""
         replica = self.replicas.get(read.replica)

@@ -8,30 +8,24 @@ from typing import TYPE_CHECKING
 from pagebus.actors.settings.declaring import SettingsError
 
 if TYPE_CHECKING:
-    from pagebus.actors.settings.settings import Settings
+    from pagebus.actors.settings.memory import MemorySettings
 
 _ROLES = re.compile(r"prefill=([1-9]\d{0,3}),decode=([1-9]\d{0,3})")
 
 
-def check_roles(settings: Settings) -> None:
+def check_roles(roles: str, executors: int, memory: MemorySettings) -> None:
     """Roles are of executors that are there, and can pull blocks from each other.
 
     Raises:
         SettingsError: they are not.
     """
-    if settings.roles is None:
-        return
-    found = _ROLES.fullmatch(settings.roles)
+    found = _ROLES.fullmatch(roles)
     if found is None:
-        raise SettingsError(f"--roles {settings.roles!r}: it is of the form prefill=1,decode=3")
+        raise SettingsError(f"--roles {roles!r}: it is of the form prefill=1,decode=3")
     count = sum(map(int, found.groups()))
-    if count != settings.executors:
-        raise SettingsError(
-            f"--roles {settings.roles}: these are {count} executors, --executors is {settings.executors}"
-        )
-    if settings.num_ranks > 1:
-        raise SettingsError("--roles: executors with several ranks cannot pull blocks from each other yet")
-    if settings.kv_moves == "off" or not settings.enable_prefix_caching:
+    if count != executors:
+        raise SettingsError(f"--roles {roles}: these are {count} executors, but --executors is {executors}")
+    if memory.kv_moves == "off" or not memory.enable_prefix_caching:
         raise SettingsError("--roles: executors have to pull blocks: not with --kv-moves off or without prefix caching")
 
 

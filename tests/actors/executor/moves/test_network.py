@@ -20,6 +20,7 @@ from pagebus.actors.executor.moves.carriers.server import Server
 from pagebus.actors.executor.moves.carriers.source import Source
 from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, OtherProcess, content
 from tests.helpers.engine_driver import ints
+from tests.helpers.waiting import LIMIT_S
 
 LOCAL = "127.0.0.1"
 SHORT_S = 0.2
@@ -120,7 +121,7 @@ def hang(listener: socket.socket, told: bytes, over: threading.Event) -> None:
     sock, _ = listener.accept()
     with sock:
         sock.sendall(told)
-        over.wait(60)
+        over.wait(LIMIT_S)
 
 
 @pytest.mark.parametrize("told", [b"", wire.COMING, wire.COMING + bytes(100)])

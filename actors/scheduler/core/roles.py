@@ -47,7 +47,8 @@ class Roles:
         self._prefills, self._decodes = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self._prefills[live[: self._num_prefill]] = True
         self._decodes[live[self._num_prefill :]] = True
-        self.is_on = bool(self._prefills.any() and self._decodes.any())
+        cached = all(each.caching for each in fleet.replicas)  # what is pulled is found as what is cached
+        self.is_on = cached and bool(self._prefills.any() and self._decodes.any())
 
     def _order(self, row: int) -> tuple[int, str]:
         name = self._fleet.replicas[row].name
@@ -116,10 +117,10 @@ class Roles:
 
     # -- behind the prompt --------------------------------------------------------------------------------------------
     def hand_over(self, replica: Replica, pulls: Pulls) -> bool:
-        """Take those sequences off a prefill replica whose prompts are planned, as far as decode replicas have room.
-        They are in its ``preempted``. Returns whether there are any."""
+        """Take those sequences off a prefill replica that get a token by its last plan, as far as decode replicas have
+        room. They are in its ``preempted``. Returns whether there are any."""
         table = replica.slots
-        done = (table.ids > 0) & (table.computed >= table.prompt) & (table.last - table.computed >= LEAST_LEFT)
+        done = (table.ids != 0) & (table.computed >= table.known) & (table.last - table.known >= LEAST_LEFT)
         if not done.any():
             return False
         self._fleet.refresh()

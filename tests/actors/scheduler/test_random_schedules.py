@@ -19,6 +19,7 @@ from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
 from tests.actors.scheduler.moves.fake_pulls import FakePulls
+from tests.actors.scheduler.moves.splits import split_often
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
 
@@ -52,6 +53,7 @@ class Schedules(RuleBasedStateMachine):
         num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
         disk=st.tuples(st.sampled_from([0, 0, 3, 12, 60]), st.sampled_from([0, 0, 1, 2, 5])),
         stages=st.sampled_from([1, 1, 2, 3]),
+        num_prefill=st.sampled_from([0, 0, 1, 2]),
         pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
     )
     def begin(
@@ -71,6 +73,7 @@ class Schedules(RuleBasedStateMachine):
         num_drafts: int,
         disk: tuple[int, int],
         stages: int,
+        num_prefill: int,
         pulls: tuple[str, int, float],
     ) -> None:
         window = 0 if windowed[0] else window
@@ -81,6 +84,7 @@ class Schedules(RuleBasedStateMachine):
             priority_aging_s=aging_s,
             preemption_mode=mode,
             window=window,
+            num_prefill=num_prefill,
         )
         self.options = {
             "num_blocks": num_blocks * (1 + windowed[0]),
@@ -246,9 +250,11 @@ Schedules.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-TestSchedules = pytest.mark.usefixtures("rests")(Schedules.TestCase)
+TestSchedules = pytest.mark.usefixtures("small")(Schedules.TestCase)
 
 
 @pytest.fixture
-def rests(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long elsewhere happens often."""
     rest_often(monkeypatch)
+    split_often(monkeypatch)

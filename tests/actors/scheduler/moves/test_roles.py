@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagebus.actors.scheduler.core import roles
 from pagebus.actors.scheduler.events import MOVED, ReplicaSuspended
 from tests.actors.scheduler.moves.fake_pulls import FakePulls
+from tests.actors.scheduler.moves.splits import split_often
 from tests.actors.scheduler.world import World, prompt, request
 
 LONG = prompt(40, seed=5)
@@ -18,8 +18,7 @@ LEFT = 20
 
 @pytest.fixture(autouse=True)
 def short_prompts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roles, "LEAST_PREFILL", 24)
-    monkeypatch.setattr(roles, "LEAST_LEFT", 4)
+    split_often(monkeypatch, 24, 4)
 
 
 class Split:

@@ -1,0 +1,13 @@
+"""Roles for prompts as short as those of tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagebus.actors.scheduler.core import roles
+
+
+def split_often(patch: pytest.MonkeyPatch, least_prefill: int = 10, least_left: int = 2) -> None:
+    """From now on prompts of so many tokens are computed on prefill replicas, if so many are to follow."""
+    patch.setattr(roles, "LEAST_PREFILL", least_prefill)
+    patch.setattr(roles, "LEAST_LEFT", least_left)

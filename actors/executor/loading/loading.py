@@ -179,7 +179,8 @@ def _load(
     num_blocks = blocks_in(known_bytes, demand, settings, device, measured=measured)
     limits = replace(limits, num_blocks=int(comm.least(num_blocks)))
     batch.limits = runner.limits = limits
-    cache = cached.allocate(limits.num_blocks, device, shared=may_move(settings, config, comm))
+    moves = may_move(settings, config, comm)
+    cache = cached.allocate(limits.num_blocks, device, shared=moves)
     runner.use(cache)
     progress("kv cache", 1.0)
 
@@ -187,10 +188,10 @@ def _load(
     prefill_backend.plan_s = PLAN_S
     memory.use(int(comm.least(memory.num_blocks)))
     copy_rate = comm.least(measure_copy_rate(runner.blocks, memory))
-    prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate else 0.0)
+    prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate or moves else 0.0)
     files = None if head is None else head.path
     disk = open_disk(settings, path, files, cached, memory, tell)
-    moves = open_moves(settings, path, files, cached, cache, tell) if may_move(settings, config, comm) else None
+    mover = open_moves(settings, path, files, cached, cache, tell) if moves else None
     info = EngineInfo(
         **asdict(limits),
         device=str(device),
@@ -203,10 +204,10 @@ def _load(
         max_loras=0 if residents is None else settings.max_loras,
         num_disk_blocks=0 if disk is None else disk.num_blocks,
         stages=1 if config.stage is None else config.stage.count,
-        kv_kind="" if moves is None else moves.kv_kind,
-        kv_address="" if moves is None else moves.kv_address,
+        kv_kind="" if mover is None else mover.kv_kind,
+        kv_address="" if mover is None else mover.kv_address,
     )
-    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk, moves)
+    return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk, mover)
 
 
 def check_alike(runner: Runner, comm: Comm) -> None:

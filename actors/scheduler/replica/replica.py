@@ -231,7 +231,8 @@ class Replica(ReplicaBase):
         return sequences
 
     def last_plan(self, now_s: float) -> StepPlan:
-        """Tell the executor of a suspended replica, which has nothing in flight, that it may end."""
+        """Tell the executor of a suspended replica, which has nothing in flight, that it may end. It lends no more."""
+        self.kv_kind = ""
         return self._build(now_s, np.empty(0, np.intp), no_ints(), 0, is_last=True)
 
     def take_back(self) -> list[Sequence]:

@@ -13,7 +13,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 from pagebus.bus.messages import GenerateRequest, SamplingParams
 from pagebus.web.observatory.vitals import FIGURES
 from tests.browser.deployment import Deployment
-from tests.browser.looking import history, wait_until
+from tests.browser.looking import history, pixel_of, wait_until
 from tests.helpers.waiting import LIMIT_S
 
 MODULE = "document.querySelector('script[type=module]').src"
@@ -33,26 +33,6 @@ def send(deployment: Deployment, request_id: str, first: int, num_prompt: int = 
     sampling = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0)
     message = GenerateRequest(request_id=request_id, ingress="nobody", sampling=sampling, prompt_token_ids=prompt)
     deployment.publish(deployment.names.requests, message)
-
-
-def pixel_of(page: Page, block: int) -> list[int]:
-    """The colour of a block, beside what marks it as shared."""
-    found: list[int] = page.evaluate(
-        """async (block) => {
-          await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-          const canvas = document.querySelector(".map canvas"), copy = new OffscreenCanvas(canvas.width, canvas.height);
-          const context = copy.getContext("2d", { willReadFrequently: true });
-          context.drawImage(canvas, 0, 0);
-          const [replica] = (await import(document.querySelector("script[type=module]").src)).world.replicas.values();
-          const count = replica.device.owners.length;
-          const fits = (rows) => rows && Math.ceil(count / Math.round(canvas.width / (canvas.height / rows))) === rows;
-          const rows = [...Array(count).keys()].find(fits), size = canvas.height / rows, columns = Math.round(canvas.width / size);
-          const x = Math.round(((block % columns) * canvas.width) / columns) + 4, y = Math.floor(block / columns) * size + 4;
-          return [...context.getImageData(x, y, 1, 1).data];
-        }""",  # noqa: E501
-        block,
-    )
-    return found
 
 
 def test_who_is_followed_stands_out_with_what_it_shares(page: Page, deployment: Deployment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,13 +19,15 @@ TAIL_CHARACTERS = 3000
 
 class ExecutorProcesses:
     """``count`` executors of a deployment whose bus is at ``url``, named ``executor-0`` and so on. Their logs go to
-    ``folder``. ``gpus``: one for each; none on a CPU."""
+    ``folder``. ``gpus``: one for each; none on a CPU. ``module``: another program, for the same arguments."""
 
-    def __init__(self, settings: Settings, url: str, folder: Path, count: int, gpus: Sequence[str] = ()) -> None:
+    def __init__(
+        self, settings: Settings, url: str, folder: Path, count: int, gpus: Sequence[str] = (), *, module: str = ""
+    ) -> None:
         wanted = settings.replace(executors=count, log_format="json")
         plans = plan_children(wanted, url, environ=os.environ, gpus=gpus, cores=os.cpu_count() or 1)
         self._plans = {plan.name: plan for plan in plans if plan.kind == "executor"}
-        self._folder = folder
+        self._folder, self._module = folder, module
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._leaving: set[str] = set()
 
@@ -34,7 +37,7 @@ class ExecutorProcesses:
         self._leaving.discard(name)
         with self._log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                plan.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(plan.environ),
+                self._command(plan), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(plan.environ),
                 start_new_session=True, preexec_fn=die_with_parent(),
             )  # fmt: skip
 
@@ -67,6 +70,12 @@ class ExecutorProcesses:
             if process.poll() is None:
                 process.kill()
                 process.wait(LIMIT_S)
+
+    def _command(self, plan: ChildPlan) -> Sequence[str]:
+        if not self._module:
+            return plan.command
+        arguments = plan.command[plan.command.index("executor") + 1 :]
+        return (sys.executable, "-P", "-m", self._module, *arguments)
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"

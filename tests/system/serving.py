@@ -32,6 +32,7 @@ class Client:
         self._session = session
         self.actors = {actor.kind: actor for actor in actors}
         """One of each kind."""
+        self.executors = {actor.name: actor for actor in actors if actor.kind == "executor"}
         self._all, self._runs = actors, runs
 
     async def replace(self, kind: str, bus: Bus) -> None:

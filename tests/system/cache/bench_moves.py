@@ -40,10 +40,10 @@ from pagebus.actors.runtime.gpus import visible_gpus
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.sources import add_arguments, field_types, load_settings
 from pagebus.actors.telemetry import logs
-from pagebus.bus.contract import LeaseInfo
 from pagebus.bus.private_redis.server import PrivateRedis
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.streams import Names
+from tests.system.curtain import Curtain
 from tests.system.executor_processes import ExecutorProcesses
 from tests.system.harness import System
 
@@ -64,17 +64,6 @@ BEGAN_S = time.monotonic()
 def say(text: str) -> None:
     """What happens, and when."""
     print(f"[{time.monotonic() - BEGAN_S:6.1f} s] {text}", flush=True)
-
-
-class Curtain(RedisBus):
-    """Executors in ``hidden`` have no lease for those who look through it."""
-
-    def __init__(self, url: str, hidden: set[str]) -> None:
-        super().__init__(url, Names("bench"))
-        self._hidden = hidden
-
-    async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
-        return [lease for lease in await super().leases(kind) if lease.name not in self._hidden]
 
 
 @dataclass(slots=True)
@@ -251,12 +240,12 @@ async def drain(bench: Bench) -> None:
 async def started(settings: Settings, asked: argparse.Namespace, folder: Path) -> AsyncIterator[Bench]:
     """A system without executors, over a Redis of its own."""
     redis = PrivateRedis(None, before_exec=die_with_parent())
-    url, hidden = await redis.start(), {SECOND}
+    url, hidden, names = await redis.start(), {SECOND}, Names(settings.name)
     options = {key: value for key, value in vars(settings).items() if key not in ("model", "executors")}
-    system = System(resolve_model(settings), lambda: Curtain(url, hidden), executors=0, **options)
+    system = System(resolve_model(settings), lambda: Curtain(url, hidden, names), executors=0, **options)
     gpus = asked.gpus if settings.device != "cpu" else []
     processes = ExecutorProcesses(settings, url, folder, 2, gpus)
-    watch = Curtain(url, set())
+    watch = Curtain(url, set(), names)
     try:
         await watch.connect()
         await system.start()

@@ -36,6 +36,7 @@ export const NOTES = {
       "A *colour* is one sequence. A square with a bright core is *shared*: two prompts that begin alike, or several choices of one prompt, use the same block until they differ, and then the last one is *copied on write*.",
       "*Cached* blocks are free, but what was in them can still be found by the hash of their tokens and of all tokens before. A prompt that begins the same way skips that work: a *prefix hit*. The block that was used longest ago is given away first.",
       "When blocks run out, the newest sequence is *preempted*: its blocks move to the *host tier* (they flash) and come back later, or are computed again, whichever is faster. *Parked* ones leave the batch for another reason: whoever listened to them has gone, and may come back.",
+      "What another executor has computed already can be *pulled*: its blocks are copied from its map into this one, where they flash. So a prompt finds its prefix wherever it runs, and when an executor drains, its sequences go on elsewhere with their blocks.",
     ],
     more: "Point at a square, or move with the arrow keys, for its block table and its chain of hashes. This is the scheduler's own book, not an estimate.",
   },

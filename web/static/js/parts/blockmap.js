@@ -134,7 +134,7 @@ export class BlockMap {
       ink: rgbOfName("ink"),
       free: rgbOfName("free"),
       cached: rgbOfName("cached"),
-      flashes: [[255, 255, 255], rgbOfName("prefill"), rgbOfName("good")],
+      flashes: [[255, 255, 255], rgbOfName("prefill"), rgbOfName("good"), rgbOfName("accent")],
     };
   }
 

@@ -8,11 +8,13 @@ import { CACHED, PINNED } from "../world.js";
 import { BlockMap } from "./blockmap.js";
 import { pairs } from "./tip.js";
 
-export function legend() {
-  const entry = (className, colour, text) =>
-    h("li", {}, h("span", { class: `swatch ${className}`, style: colour ? { "--colour": colour } : {} }), text);
+const entry = (className, colour, text) =>
+  h("li", {}, h("span", { class: `swatch ${className}`, style: colour ? { "--colour": colour } : {} }), text);
+
+/** What the colours mean; `more` entries are behind the others. */
+function legend(more) {
   return h("ul", { class: "legend" }, entry("held", "", "Held, a colour per sequence"), entry("shared", "", "Shared"),
-    entry("", "var(--cached)", "Free, still cached"), entry("", "var(--free)", "Free"));
+    entry("", "var(--cached)", "Free, still cached"), entry("", "var(--free)", "Free"), more);
 }
 
 export class Memory {
@@ -33,12 +35,15 @@ export class Memory {
         choose: (block) => this.#choose(tier, block),
       });
     }
+    this.copying = entry("", "var(--ink)", "Being copied");
+    this.pulled = entry("", "var(--accent)", "Just pulled from another executor");
+    this.copying.hidden = this.pulled.hidden = true; // until there is something of it
     this.hostMap = h("div", { class: "below" }, this.maps.host.element);
     this.hostCard = h("section", { class: "card", hidden: true },
       h("header", {}, h("h2", {}, "Host tier"), this.texts.host), this.bars.host, this.hostMap);
     this.element = h("div", { class: "view" }, this.stale,
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Device tier"), this.texts.device),
-        this.bars.device, h("div", { class: "spacer" }), this.maps.device.element, h("div", { class: "spacer" }), legend()),
+        this.bars.device, h("div", { class: "spacer" }), this.maps.device.element, h("div", { class: "spacer" }), legend([this.copying, this.pulled])),
       this.hostCard);
     world.on("state", () => this.update(), signal);
     for (const change of ["follow", "tables", "theme"]) world.on(change, () => this.refresh(), signal);
@@ -63,6 +68,8 @@ export class Memory {
     this.element.classList.toggle("stale", Boolean(replica.lostS));
     this.stale.hidden = !replica.lostS;
     say(this.stale, replica.lostS ? `${this.name} is gone: these were its blocks when it was there last.` : "");
+    this.copying.hidden &&= !replica.num_pinned;
+    this.pulled.hidden &&= !replica.pulled_blocks;
     const host = replica.host.counts();
     this.hostCard.hidden = !host.size;
     this.hostMap.hidden = host.free === host.size;
@@ -80,7 +87,7 @@ export class Memory {
     const replica = this.world.shownReplicas().get(this.name);
     const owner = replica?.[tier].owners[block], shares = replica?.[tier].shares[block];
     const sequence = this.world.sequences.get(owner);
-    const what = owner > 0 ? "held" : owner === CACHED ? "free, still cached" : owner === PINNED ? "source of a copy" : "free";
+    const what = owner > 0 ? "held" : owner === CACHED ? "free, still cached" : owner === PINNED ? "being copied" : "free";
     const hashes = more?.hashes ?? [];
     return [
       h("h3", {}, `Block ${block} · ${what}`),

@@ -1,0 +1,107 @@
+"""SIGKILL for executors while blocks move between them, over a real Redis: no token is lost or changed, and no block
+stays in use."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from typing import Any
+
+import pytest
+
+from pagebus.bus.streams import Names
+from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
+from tests.helpers.waiting import eventually, until
+from tests.system.curtain import Curtain
+from tests.system.executor_processes import ExecutorProcesses
+from tests.system.harness import System, running
+
+CONFIG = REFERENCE_CONFIGS[0]
+LENDER, BORROWER = "executor-0", "executor-1"
+SLOTS, COUNT, LONG = 2, 12, 400
+PREFIX = 20 * 16
+Case = tuple[list[list[int]], list[list[int]]]
+"""Prompts, of the long sequences first, and their tokens."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_reference(tmp_path_factory.mktemp("moving") / "model", CONFIG)
+
+
+@pytest.fixture(scope="module")
+def case(model: Path) -> Case:
+    """Two long sequences, and one whose prefix moves."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(CONFIG.vocab_size) for _ in range(length)] for length in (40, 17, PREFIX + 7)]
+    return prompts, reference_generate(model, prompts[:SLOTS], LONG) + reference_generate(model, prompts[SLOTS:], COUNT)
+
+
+class Moving:
+    """A system with two executors that are processes, and a pull between them that cannot come to its end."""
+
+    def __init__(self, system: System, processes: ExecutorProcesses, hidden: set[str], case: Case) -> None:
+        self.system, self.processes, self._hidden = system, processes, hidden
+        self._prompts, self._expected = case
+        self._asked: list[Any] = []
+
+    async def begin(self, *, far: bool) -> None:
+        """The lender is full and stands still, and so does the borrower if it could read without the lender's help."""
+        system, core = self.system, self.system.scheduler.core
+        await until(lambda: LENDER in core.replicas)
+        await system.generate([self._prompts[-1][:PREFIX]], max_tokens=1)
+        self._asked = [system.submit(each, max_tokens=LONG)[1] for each in self._prompts[:SLOTS]]
+        await until(lambda: sum(map(len, system.collector.tokens.values())) > 2 * SLOTS)
+        self.processes.send(LENDER, SIGSTOP)
+        self._hidden.clear()
+        await until(lambda: BORROWER in core.replicas)
+        assert core.num_running == SLOTS
+        if not far:
+            self.processes.send(BORROWER, SIGSTOP)
+        self._asked.append(system.submit(self._prompts[-1], max_tokens=COUNT)[1])
+        await until(lambda: core.planner.pulls.num_held(core.replicas[BORROWER]))
+        await eventually(lambda: system.bus.length(system.names.steps(BORROWER)))
+
+    async def kill(self, victim: str) -> None:
+        """SIGKILL; as a supervisor does, start it again. The other one goes on."""
+        self.processes.send(victim, SIGKILL)
+        await self.processes.until_ended(victim)
+        for lease in await self.system.bus.leases("executor"):
+            if lease.name == victim:
+                await self.system.bus.release_lease("executor", victim, lease.epoch)
+        self.processes.start(victim)
+        for name in {LENDER, BORROWER} - {victim}:
+            self.processes.send(name, SIGCONT)
+
+    async def end(self) -> None:
+        """All have their tokens."""
+        assert [await each for each in self._asked] == self._expected
+
+
+@pytest.mark.parametrize("victim", [LENDER, BORROWER])
+@pytest.mark.parametrize("far", [False, True], ids=["host", "network"])
+async def test_a_kill_under_a_pull(
+    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, far: bool, victim: str
+) -> None:
+    """Over shared memory the borrower has its order, over the network it waits for the lender's bytes."""
+    hidden = {BORROWER}
+    options = {"name": redis_names.deployment, "max_num_seqs": SLOTS, "kv_moves": "network" if far else "host"}
+    options |= {"lease_ttl_s": 60.0, "cpu_kv_cache_gib": 0.05, "swap_space": 0.0}
+    async with running(model, lambda: Curtain(redis_url, hidden, redis_names), executors=0, **options) as system:
+        module = "tests.system.far_executor" if far else ""
+        processes = ExecutorProcesses(system.settings, redis_url, tmp_path, 2, module=module)
+        try:
+            for name in (LENDER, BORROWER):
+                processes.start(name)
+            moving = Moving(system, processes, hidden, case)
+            await moving.begin(far=far)
+            replicas = dict(system.scheduler.core.replicas)
+            await moving.kill(victim)
+            await moving.end()
+            await system.until_clean()
+            if victim == LENDER:
+                assert replicas[BORROWER].moves.num_failed == PREFIX // 16
+            assert replicas[BORROWER].moves.num_pulled == replicas[LENDER].moves.num_lent == 0
+        finally:
+            processes.destroy()

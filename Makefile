@@ -48,7 +48,7 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 
 chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
 	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/faults/test_breaking_connections.py \
-		tests/system/faults/test_ranks.py tests/system/faults/test_stages.py $(ARGS)
+		tests/system/faults/test_ranks.py tests/system/faults/test_stages.py tests/system/faults/test_moving_blocks.py $(ARGS)
 
 containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
 	PAGEBUS_TEST_CONTAINERS=1 $(BIN)/python -m pytest -p no:randomly tests/containers $(ARGS)

@@ -1,26 +1,39 @@
 """SIGKILL for executors while blocks move between them, over a real Redis: no token is lost or changed, and no block
-stays in use."""
+stays in use. ``make chaos`` does the same under load.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
+import psutil
 import pytest
 
 from pagebus.bus.streams import Names
+from tests.chaos.deployment import Deployment
+from tests.chaos.load import Load
+from tests.chaos.test_chaos import Tell, busy, full, loaded, tell
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
 from tests.helpers.waiting import eventually, until
 from tests.system.curtain import Curtain
 from tests.system.executor_processes import ExecutorProcesses
 from tests.system.harness import System, running
 
+__all__ = ["tell"]  # a fixture
+
 CONFIG = REFERENCE_CONFIGS[0]
 LENDER, BORROWER = "executor-0", "executor-1"
 SLOTS, COUNT, LONG = 2, 12, 400
 PREFIX = 20 * 16
+MOMENTS_S = (0.05, 0.15, 0.25, 0.35, 0.6)
+"""From the beginning of a drain to the kill. The scheduler sees a drain within 0.25 s."""
 Case = tuple[list[list[int]], list[list[int]]]
 """Prompts, of the long sequences first, and their tokens."""
 
@@ -105,3 +118,45 @@ async def test_a_kill_under_a_pull(
             assert replicas[BORROWER].moves.num_pulled == replicas[LENDER].moves.num_lent == 0
         finally:
             processes.destroy()
+
+
+# -- under load --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deployment, Load]]:
+    """Two executors, and one actor of each other kind."""
+    yield from loaded(tmp_path_factory.mktemp("double"), "--executors=2")
+
+
+@full
+@pytest.mark.parametrize("victim", ["lender", "borrower"])
+async def test_kills_while_an_executor_drains(double: tuple[Deployment, Load], victim: str, tell: Tell) -> None:
+    """What the one that drains has given away pulls its blocks, or computes them where either is killed."""
+    deployment, load = double
+    async with busy(deployment, load, patience_s=150):
+        for turn, moment_s in enumerate(MOMENTS_S):
+            before = {name: child for name, child in deployment.actors().items() if name.startswith("executor")}
+            lender, borrower = sorted(before, reverse=turn % 2 == 1)
+            before[lender].terminate()
+            await asyncio.sleep(moment_s)
+            killed = lender if victim == "lender" else borrower
+            with contextlib.suppress(psutil.NoSuchProcess):
+                before[killed].kill()
+            for name in {lender, killed}:
+                await until_another(deployment, before[name], name)
+    moved = await asyncio.to_thread(pulled, deployment)
+    assert moved
+    tell(answers=load.answers, reconnects=load.reconnects, blocks_pulled_so_far=moved)
+
+
+async def until_another(deployment: Deployment, before: psutil.Process, name: str) -> None:
+    """Until the actor of this name is another process, and ready."""
+    while deployment.actors().get(name) in (before, None):  # noqa: ASYNC110 (processes tell nobody)
+        await asyncio.sleep(0.05)
+    await asyncio.to_thread(deployment.until_ready, name)
+
+
+def pulled(deployment: Deployment) -> float:
+    """Blocks, by all executors so far."""
+    with urllib.request.urlopen(f"{deployment.url}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("pagebus:pulled_blocks_total"))

@@ -92,18 +92,15 @@ class Roles:
     def _pays(self, num_tokens: int, pulls: Pulls) -> bool:
         """Whether what is computed by some prefill replica comes to some decode replica quickly, as far as known."""
         return any(
-            self._is_quick(lender, target, num_tokens, pulls)
+            pulls.can_lend(lender, target)
+            and pulls.link(lender, target).cost_tokens(num_tokens // lender.block_size * lender.num_pages)
+            <= MOST_COST * num_tokens
             for lender in self._having(self._prefills)
             for target in self._having(self._decodes)
         )
 
     def _having(self, rows: Rows) -> list[Replica]:
         return [self._fleet.replicas[row] for row in np.flatnonzero(rows).tolist()]
-
-    def _is_quick(self, lender: Replica, target: Replica, num_tokens: int, pulls: Pulls) -> bool:
-        num_blocks = num_tokens // lender.block_size * lender.num_pages
-        saved = pulls.link(lender, target).saves(num_blocks, num_tokens)
-        return pulls.can_lend(lender, target) and saved >= (1 - MOST_COST) * num_tokens
 
     @property
     def _is_paced(self) -> bool:
@@ -145,10 +142,10 @@ class Roles:
 
     def _has_room(self, lender: Replica, sequence: Sequence, pulls: Pulls) -> bool:
         """Whether a decode replica has a slot and blocks for the sequence, beside those that are on their way."""
-        needed, num_tokens = self._fleet.blocks_needed(sequence), len(sequence.tokens)
+        needed = self._fleet.blocks_needed(sequence)
         queued = list(self._handed_over.values())
         taken = sum(map(self._fleet.blocks_needed, queued))
-        targets = [each for each in self._having(self._decodes) if self._is_quick(lender, each, num_tokens, pulls)]
+        targets = [each for each in self._having(self._decodes) if pulls.can_lend(lender, each)]
         room = sum(int(self._fleet.room[self._fleet.row(each.name)]) for each in targets)
         return room >= taken + needed and sum(each.slots.num_free_slots for each in targets) > len(queued)
 

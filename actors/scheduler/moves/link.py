@@ -24,10 +24,13 @@ class Link:
         return self._failures >= MOST_FAILURES
 
     def saves(self, num_blocks: int, num_tokens: int) -> int:
-        """How many tokens less a device has to compute if ``num_blocks``, which hold ``num_tokens``, come over it; 0
-        or less: computing them is quicker."""
-        cost = self._rate.tokens(num_blocks + self.num_under_way, BESIDE_S)
-        return num_tokens if cost is None else int(num_tokens - cost)
+        """How many tokens less a device has to compute if ``num_blocks``, which hold ``num_tokens``, come over it now;
+        0 or less: computing them is quicker."""
+        return int(num_tokens - self.cost_tokens(num_blocks + self.num_under_way))
+
+    def cost_tokens(self, num_blocks: int) -> float:
+        """Tokens that a device could compute while so many blocks come over it; 0: not known."""
+        return self._rate.tokens(num_blocks, BESIDE_S) or 0.0
 
     def decline(self) -> None:
         """Blocks were computed, as they would have come too slowly."""

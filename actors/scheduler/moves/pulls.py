@@ -11,6 +11,7 @@ a slot.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -53,6 +54,8 @@ class Pulls:
     _links: dict[tuple[str, str], Link] = field(default_factory=dict)
     _bringing: dict[str, dict[bytes, int]] = field(default_factory=dict)
     """By target: contents and the numbers of the pulls that bring them."""
+    _held: Counter[str] = field(default_factory=Counter)
+    """By replica: blocks that pulls hold, once for each pull."""
     _last: int = 0
 
     def __len__(self) -> int:
@@ -75,7 +78,7 @@ class Pulls:
         """Blocks that one more pull may hold."""
         return min(
             target.pool.num_free,
-            *(int(SHARE * each.pool.num_blocks) - self.num_held(each) for each in (lender, target)),
+            *(int(SHARE * each.pool.num_blocks) - self._held[each.name] for each in (lender, target)),
         )
 
     def bringing(self, target: Replica, contents: Iterable[bytes]) -> dict[bytes, int]:
@@ -96,6 +99,8 @@ class Pulls:
         target.pool.release(reversed(kept))
         link = self.link(lender, target)
         link.num_under_way += len(blocks)
+        for each in (lender, target):
+            self._held[each.name] += len(blocks)
         step = lender.index.newest_step(loan.blocks)
         self._live[self._last] = Pull(self._last, lender, target, loan, blocks, link, step)
         self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, self._last))
@@ -156,12 +161,14 @@ class Pulls:
         """Give back what a pull holds on both sides."""
         self._void(pull)
         pull.target.pool.release(reversed(pull.blocks))
+        self._held[pull.target.name] -= len(pull.blocks)
         self._let_go(pull)
         del self._live[pull.number]
 
     def _let_go(self, pull: Pull) -> None:
         if pull.lender is not None:
             pull.lender.pool.release(reversed(pull.loan.blocks))
+            self._held[pull.lender.name] -= len(pull.blocks)
             pull.lender = None
 
     def _void(self, pull: Pull) -> None:
@@ -213,10 +220,6 @@ class Pulls:
             if pull.lender is replica:
                 yield from pull.loan.blocks
 
-    def num_held(self, replica: Replica) -> int:
-        """How many of the replica's blocks pulls hold."""
-        return len(set(self.owned(replica)))
-
     def check_integrity(self) -> None:
         """What is under way is counted, and found, once.
 
@@ -227,6 +230,9 @@ class Pulls:
         bringing = {(pull.target.name, content): pull.number for pull in valid for content in pull.loan.contents}
         known = {(name, content): number for name, each in self._bringing.items() for content, number in each.items()}
         assert known == bringing, "what pulls bring is out of date"
+        held = Counter(each.name for pull in self._live.values() for each in (pull.lender, pull.target)
+                       for _ in pull.blocks if each is not None)  # fmt: skip
+        assert held == +self._held, "blocks that pulls hold are counted wrongly"
         for link in self._links.values():
             count = sum(len(pull.blocks) for pull in valid if pull.link is link)
             assert link.num_under_way == count, "a link counts blocks wrongly"

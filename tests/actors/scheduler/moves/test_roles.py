@@ -182,3 +182,14 @@ def test_one_of_two_prefill_replicas_that_has_less_to_do_computes() -> None:
     split.world.send(*(request(f"r{each}", prompt(40, seed=each), max_tokens=LEFT) for each in range(2)))
     split.end()
     assert split.computed(0) == split.computed(1) == 40
+
+
+@pytest.mark.parametrize(("itl_target_s", "entered"), [(None, ["gpu-0", "gpu-0"]), (1.0, ["gpu-0", "gpu-1"])])
+def test_where_streams_keep_a_target_decode_replicas_compute_what_others_have_no_time_for(
+    itl_target_s: float | None, entered: list[str]
+) -> None:
+    """The second prompt waits for the first, unless a pacer lets streams go on beside it."""
+    split = Split(itl_target_s=itl_target_s)
+    split.world.send(*(request(f"r{each}", prompt(40, seed=each), max_tokens=LEFT) for each in range(2)))
+    assert [name for name, plan in split.world.plans for _ in plan.new_sequences] == entered
+    split.end()

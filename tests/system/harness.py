@@ -121,7 +121,9 @@ class System:
     """Tokenizer, scheduler, executors and a :class:`TokenCollector`, each with a bus connection of its own."""
 
     def __init__(self, model: Path, open_bus: OpenBus, *, executors: int = 1, **settings: object) -> None:
-        self.settings = Settings(**{"model": str(model), "device": "cpu", "threads": 1, **settings})  # type: ignore[arg-type]
+        self.settings = Settings(**{
+            "model": str(model), "device": "cpu", "threads": 1, "executors": max(1, executors), **settings
+        })  # type: ignore[arg-type]  # fmt: skip
         self.names = Names(self.settings.name)
         self.open_bus = open_bus
         self.num_executors = executors

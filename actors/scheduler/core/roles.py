@@ -21,6 +21,8 @@ from pagebus.actors.scheduler.request import Sequence
 LEAST_PREFILL_S = 0.025
 """What takes less to compute is computed beside decodes: streams hardly notice it. (1,100 tokens of an 8B model on an
 H200.)"""
+LEAST_BLOCKS = 2
+"""What is shorter is computed beside decodes, too: a prompt's last block does not move, as it is not full."""
 LEAST_LEFT = 16
 """A sequence that gets fewer tokens than that ends where its prompt was computed."""
 MOST_COST = 0.1
@@ -51,7 +53,7 @@ class Roles:
         self._decodes[live[self._num_prefill :]] = True
         cached = all(each.caching for each in fleet.replicas)  # what is pulled is found as what is cached
         self.is_on = cached and bool(self._prefills.any() and self._decodes.any())
-        self._least = LEAST_PREFILL_S * max((each.prefill_tokens_per_s for each in fleet.replicas), default=0.0)
+        self._least = max(map(_least_tokens, fleet.replicas), default=0.0)
 
     def _order(self, row: int) -> tuple[int, str]:
         name = self._fleet.replicas[row].name
@@ -152,3 +154,8 @@ class Roles:
     def awaits(self, sequence: Sequence) -> bool:
         """Whether the sequence, whose last step on a prefill replica is in flight, goes on elsewhere."""
         return sequence.id in self._handed_over
+
+
+def _least_tokens(replica: Replica) -> float:
+    """Tokens that a long prompt has at least, besides what is cached."""
+    return max(LEAST_PREFILL_S * replica.prefill_tokens_per_s, LEAST_BLOCKS * replica.block_size)

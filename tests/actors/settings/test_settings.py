@@ -195,3 +195,19 @@ def test_executors_bring_actors_for_text(changes: dict[str, Any], cores: int, ex
     """Ingresses, tokenizers and detokenizers: one for each executor if cores suffice; numbers that are given hold."""
     settings = Settings(**changes).shared_out(cores)
     assert (settings.ingresses, settings.tokenizers, settings.detokenizers) == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"roles": "prefill=1"}, "prefill=1,decode=3"),
+        ({"roles": "prefill=0,decode=2"}, "prefill=1,decode=3"),
+        ({"roles": "prefill=1,decode=1"}, "--executors is 3"),
+        ({"roles": "prefill=1,decode=2", "kv_moves": "off"}, "--kv-moves off"),
+        ({"roles": "prefill=1,decode=2", "enable_prefix_caching": False}, "prefix caching"),
+        ({"roles": "prefill=1,decode=2", "tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
+    ],
+)
+def test_roles_that_no_executors_can_have_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        Settings(executors=3, **wrong)

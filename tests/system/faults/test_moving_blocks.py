@@ -1,4 +1,4 @@
-"""SIGKILL for executors while blocks move between them, over a real Redis: no token is lost or changed, and no block
+"""SIGKILL while blocks move between executors, over a real Redis: no token is lost or changed, and no block
 stays in use. ``make chaos`` does the same under load.
 """
 
@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
@@ -51,6 +51,9 @@ def case(model: Path) -> Case:
     return prompts, reference_generate(model, prompts[:SLOTS], LONG) + reference_generate(model, prompts[SLOTS:], COUNT)
 
 
+ways = pytest.mark.parametrize("far", [False, True], ids=["host", "network"])
+
+
 class Moving:
     """A system with two executors that are processes, and a pull between them that cannot come to its end."""
 
@@ -87,21 +90,29 @@ class Moving:
         for name in {LENDER, BORROWER} - {victim}:
             self.processes.send(name, SIGCONT)
 
+    async def replace_scheduler(self) -> None:
+        """SIGKILL, nearly; another takes over at once. The executors go on."""
+        (lease,) = await self.system.bus.leases("scheduler")
+        await self.system.replace_scheduler()
+        await self.system.bus.release_lease("scheduler", lease.name, lease.epoch)
+        for name in (LENDER, BORROWER):
+            self.processes.send(name, SIGCONT)
+
     async def end(self) -> None:
         """All have their tokens."""
         assert [await each for each in self._asked] == self._expected
 
 
-@pytest.mark.parametrize("victim", [LENDER, BORROWER])
-@pytest.mark.parametrize("far", [False, True], ids=["host", "network"])
-async def test_a_kill_under_a_pull(
-    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, far: bool, victim: str
-) -> None:
-    """Over shared memory the borrower has its order, over the network it waits for the lender's bytes."""
+@contextlib.asynccontextmanager
+async def under_way(
+    model: Path, case: Case, tmp_path: Path, redis_url: str, names: Names, *, far: bool
+) -> AsyncIterator[Moving]:
+    """Over shared memory the borrower has its order, over the network it waits for the lender's bytes. In the end all
+    tokens are there, and nothing else is."""
     hidden = {BORROWER}
-    options = {"name": redis_names.deployment, "max_num_seqs": SLOTS, "kv_moves": "network" if far else "host"}
+    options = {"name": names.deployment, "max_num_seqs": SLOTS, "kv_moves": "network" if far else "host"}
     options |= {"lease_ttl_s": 60.0, "cpu_kv_cache_gib": 0.05, "swap_space": 0.0}
-    async with running(model, lambda: Curtain(redis_url, hidden, redis_names), executors=0, **options) as system:
+    async with running(model, lambda: Curtain(redis_url, hidden, names), executors=0, **options) as system:
         module = "tests.system.far_executor" if far else ""
         processes = ExecutorProcesses(system.settings, redis_url, tmp_path, 2, module=module)
         try:
@@ -109,15 +120,33 @@ async def test_a_kill_under_a_pull(
                 processes.start(name)
             moving = Moving(system, processes, hidden, case)
             await moving.begin(far=far)
-            replicas = dict(system.scheduler.core.replicas)
-            await moving.kill(victim)
+            yield moving
             await moving.end()
             await system.until_clean()
-            if victim == LENDER:
-                assert replicas[BORROWER].moves.num_failed == PREFIX // 16
-            assert replicas[BORROWER].moves.num_pulled == replicas[LENDER].moves.num_lent == 0
         finally:
             processes.destroy()
+
+
+@ways
+@pytest.mark.parametrize("victim", [LENDER, BORROWER])
+async def test_a_kill_under_a_pull(
+    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, far: bool, victim: str
+) -> None:
+    """What was to be pulled is computed, be it by whoever comes in the victim's place."""
+    async with under_way(model, case, tmp_path, redis_url, redis_names, far=far) as moving:
+        replicas = dict(moving.system.scheduler.core.replicas)
+        await moving.kill(victim)
+    if victim == LENDER:
+        assert replicas[BORROWER].moves.num_failed == PREFIX // 16
+    assert replicas[BORROWER].moves.num_pulled == replicas[LENDER].moves.num_lent == 0
+
+
+async def test_another_scheduler_under_a_pull(
+    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names
+) -> None:
+    """It knows nothing of the pull, whose blocks it may give to others."""
+    async with under_way(model, case, tmp_path, redis_url, redis_names, far=True) as moving:
+        await moving.replace_scheduler()
 
 
 # -- under load --------------------------------------------------------------------------------------------------------

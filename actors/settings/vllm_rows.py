@@ -191,7 +191,7 @@ REFUSED = (
     Flag("--sleep-preserve-parameter-names", "an executor that sleeps gives all memory back"),
     Flag("--kv-offloading-size", "use --swap-space N, host memory for the cache in GiB"),
     Flag("--kv-offloading-backend", "--swap-space is host memory for the cache", ("native",)),
-    Flag("--kv-transfer-config --kv-events-config --ec-transfer-config", "executors pull blocks from each other: --kv-moves, --roles"),
+    Flag("--kv-transfer-config --kv-events-config --ec-transfer-config", "use --kv-moves, --roles"),
     Flag("--ec-manager-config", NO_MEDIA),
     Flag("--weight-transfer-config", "weights are read from files: put them there, /sleep, /wake_up"),
     Flag("--download-dir", "set HF_HUB_CACHE"),

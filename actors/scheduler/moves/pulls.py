@@ -29,18 +29,28 @@ PATIENCE_S = 10.0
 it."""
 
 
+MOST_BYTES = 1 << 29
+"""A pull takes up no further loan that would make it larger. Many small pulls cost a report each; from a large one all
+get their blocks at its end."""
+
+
 @dataclass(slots=True, eq=False)
 class Pull:
-    """What a target pulls from a lender. ``lender`` is None once that is lost. ``step``: the lender's last one that may
-    write the blocks. ``is_void``: the contents are not wanted any more, or not to be trusted."""
+    """``contents`` that a target pulls from a lender's ``sources`` into its ``blocks``: one loan, or several that were
+    made at about the same time. ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is
+    lost. ``step``: the lender's last one that may write the blocks. ``is_void``: the contents are not wanted any more,
+    or not to be trusted."""
 
     number: int
     lender: Replica | None
     target: Replica
-    loan: Loan
-    blocks: list[int]
     link: Link
-    step: int
+    contents: list[bytes] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    anchors: list[bytes] = field(default_factory=list)
+    num_tokens: int = 0
+    step: int = 0
     since_s: float | None = None
     is_ordered: bool = False
     is_void: bool = False
@@ -92,19 +102,33 @@ class Pulls:
         part of it."""
         if not loan.blocks:
             return loan.awaited
-        self._last += 1
+        pull = self._gathering(lender, target, len(loan.blocks))
         target.pool.retain(kept)
         lender.pool.retain(loan.blocks)
         blocks = target.pool.allocate(len(loan.blocks))
         target.pool.release(reversed(kept))
-        link = self.link(lender, target)
-        link.num_under_way += len(blocks)
+        pull.link.num_under_way += len(blocks)
         for each in (lender, target):
             self._held[each.name] += len(blocks)
-        step = lender.index.newest_step(loan.blocks)
-        self._live[self._last] = Pull(self._last, lender, target, loan, blocks, link, step)
-        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, self._last))
-        return *loan.awaited, self._last
+        pull.step = max(pull.step, lender.index.newest_step(loan.blocks))
+        pull.contents += loan.contents
+        pull.sources += loan.blocks
+        pull.blocks += blocks
+        pull.anchors += loan.anchors
+        pull.num_tokens += loan.num_tokens
+        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, pull.number))
+        return *loan.awaited, pull.number
+
+    def _gathering(self, lender: Replica, target: Replica, num_blocks: int) -> Pull:
+        """A pull that so many blocks can join: the newest one, or another."""
+        pull = self._live.get(self._last)
+        fits = pull is not None and (len(pull.blocks) + num_blocks) * target.block_bytes <= MOST_BYTES
+        is_open = pull is not None and not (pull.is_ordered or pull.is_void)
+        if pull is not None and is_open and fits and (pull.lender, pull.target) == (lender, target):
+            return pull
+        self._last += 1
+        pull = self._live[self._last] = Pull(self._last, lender, target, self.link(lender, target))
+        return pull
 
     def is_pulling(self, sequence: Sequence) -> bool:
         """Whether something that is pulled for the sequence is not there yet, and still expected."""
@@ -132,7 +156,7 @@ class Pulls:
             if pull.is_ordered or lender is None or not lender.has_landed(pull.step):
                 continue
             pull.is_ordered = True
-            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.loan.blocks, pull.blocks)
+            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.sources, pull.blocks)
             ordered.append(pull.target)
         return ordered
 
@@ -146,12 +170,12 @@ class Pulls:
             pull.link.ended(there=report.there, bytes_per_s=report.bytes_per_s)
         lands = report.there and not pull.is_void
         target.moves.num_pulled += count * lands
-        target.moves.num_pulled_tokens += pull.loan.num_tokens * lands
+        target.moves.num_pulled_tokens += pull.num_tokens * lands
         target.moves.num_failed += count * (not report.there)
         if lands:
-            for content, block in zip(pull.loan.contents, pull.blocks, strict=True):
+            for content, block in zip(pull.contents, pull.blocks, strict=True):
                 target.index.insert(content, block)
-            target.index.new_anchors += pull.loan.anchors
+            target.index.new_anchors += pull.anchors
             if pull.lender is not None:
                 pull.lender.moves.num_lent += count
         self._drop(pull)
@@ -167,7 +191,7 @@ class Pulls:
 
     def _let_go(self, pull: Pull) -> None:
         if pull.lender is not None:
-            pull.lender.pool.release(reversed(pull.loan.blocks))
+            pull.lender.pool.release(reversed(pull.sources))
             self._held[pull.lender.name] -= len(pull.blocks)
             pull.lender = None
 
@@ -178,7 +202,7 @@ class Pulls:
         pull.is_void = True
         pull.link.num_under_way -= len(pull.blocks)
         known = self._bringing[pull.target.name]
-        for content in pull.loan.contents:
+        for content in pull.contents:
             if known.get(content) == pull.number:
                 del known[content]
 
@@ -218,7 +242,7 @@ class Pulls:
             if pull.target is replica:
                 yield from pull.blocks
             if pull.lender is replica:
-                yield from pull.loan.blocks
+                yield from pull.sources
 
     def check_integrity(self) -> None:
         """What is under way is counted, and found, once.
@@ -227,7 +251,7 @@ class Pulls:
             AssertionError: it is not so.
         """
         valid = [pull for pull in self._live.values() if not pull.is_void]
-        bringing = {(pull.target.name, content): pull.number for pull in valid for content in pull.loan.contents}
+        bringing = {(pull.target.name, content): pull.number for pull in valid for content in pull.contents}
         known = {(name, content): number for name, each in self._bringing.items() for content, number in each.items()}
         assert known == bringing, "what pulls bring is out of date"
         held = Counter(each.name for pull in self._live.values() for each in (pull.lender, pull.target)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Pauses of streams beside long prompts on two GPUs, with roles and without: tests/gpu/moves/bench_roles.sh FOLDER [CLIENTS]
+# CASES chooses some of: mixed roles roles-target mixed-target
 set -u
 folder=$1 clients=${2:-32} address=http://127.0.0.1:8700
 pagebus="python3 -m pagebus.actors.commands.cli"
@@ -26,5 +27,11 @@ measure() { # NAME [OPTIONS of pagebus serve...]
   wait $server
 }
 
-measure mixed
-measure roles --roles prefill=1,decode=1
+for name in ${CASES:-mixed roles roles-target mixed-target}; do
+  case $name in
+    mixed) measure "$name" ;;
+    roles) measure "$name" --roles prefill=1,decode=1 ;;
+    mixed-target) measure "$name" --itl-target-ms 15 ;;
+    roles-target) measure "$name" --roles prefill=1,decode=1 --itl-target-ms 15 ;;
+  esac
+done

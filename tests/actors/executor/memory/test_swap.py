@@ -103,8 +103,8 @@ def test_the_lease_tells_sizes_and_rates(driver: Driver) -> None:
 
 
 def test_without_swap_space_there_is_no_host_tier(folder: Path) -> None:
-    """Nothing is measured, and copies are refused."""
-    driver = Driver(folder, **SETTINGS, swap_space=0)
+    """Where no blocks move either, nothing is measured; and copies are refused."""
+    driver = Driver(folder, **SETTINGS, swap_space=0, kv_moves="off")
     driver.scheduler()
     assert (driver.info.num_host_blocks, driver.info.copy_bytes_per_s, driver.info.prefill_tokens_per_s) == (0, 0, 0)
     with pytest.raises(PlanError, match=r"step 1 .* swap_out_hosts holds 0"):

@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="tell what happened in each run")
     options = parser.parse_args()
     began_s, failed, faults, answers, jobs, virtual_s = time.perf_counter(), [], Counter[str](), 0, 0, 0.0
-    windowed = 0
+    windowed = pulling = split = pulls = failed_pulls = 0
     for seed in range(options.first, options.first + options.seeds):
         outcome = run_seed(seed)
         faults.update(outcome.faults)
@@ -26,6 +26,9 @@ def main() -> int:
         jobs += outcome.jobs
         virtual_s += outcome.virtual_s
         windowed += outcome.windowed_pages > 0
+        pulling += outcome.num_pulls > 0
+        split += outcome.roles is not None
+        pulls, failed_pulls = pulls + outcome.num_pulls, failed_pulls + outcome.num_failed_pulls
         if (seed + 1 - options.first) % 50 == 0:
             print(f"{seed + 1 - options.first} seeds, {answers} answers, {len(failed)} failed", flush=True)
         if options.verbose:
@@ -37,8 +40,10 @@ def main() -> int:
                 break
     seconds = time.perf_counter() - began_s
     print(
-        f"{seed + 1 - options.first} seeds ({windowed} with windowed pages), {len(failed)} failed {failed[:20]}; "
-        f"{answers} answers, {jobs} jobs, {virtual_s:.0f} virtual seconds in {seconds:.1f} s; faults: {dict(faults)}"
+        f"{seed + 1 - options.first} seeds ({windowed} with windowed pages, {pulling} with pulls, "
+        f"{split} with roles), {len(failed)} failed {failed[:20]}; "
+        f"{answers} answers, {jobs} jobs, {pulls} pulls, {failed_pulls} failed ones, "
+        f"{virtual_s:.0f} virtual seconds in {seconds:.1f} s; faults: {dict(faults)}"
     )
     return 1 if failed else 0
 

@@ -22,6 +22,8 @@ def leftovers(world: World) -> list[str]:
         ]
     kept = tuple(names.state(prefix) for prefix in KEPT_STATES)
     found += [f"state {name}" for name in list(server.states) if server.live_state(name) and not name.startswith(kept)]
+    if world.links is not None:
+        found += [f"pull {each.number} of {each.target} is under way" for each in world.links.orders]
     for life in world.living:
         if isinstance(life.actor, SchedulerActor) and life.actor.state == "ready":
             found += _of_scheduler(life.actor)
@@ -51,6 +53,7 @@ def _of_scheduler(scheduler: SchedulerActor) -> list[str]:
         "slots": core.num_running,
         "blocks": sum(replica.pool.num_blocks - replica.pool.num_free for replica in core.replicas.values()),
         "steps in flight": sum(len(replica.in_flight) for replica in core.replicas.values()),
+        "pulls": len(core.planner.pulls),
         "entries": len(work.requests),
         "settled entries": work.has_settled,
     }

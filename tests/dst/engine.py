@@ -28,8 +28,9 @@ from pagebus.actors.executor.step.completion import EngineStats
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.window import Window
 from pagebus.actors.settings import Settings
-from pagebus.bus.messages import NewSequence, StepPlan, StepResult
+from pagebus.bus.messages import FromExecutor, NewSequence, StepPlan
 from tests.dst.constrained import Constrained
+from tests.dst.oracles.pulls import Links, Pulls
 
 MASK = 2**64 - 1
 NO_PAGE = -1
@@ -55,6 +56,8 @@ class Machine:
     """What computes, if not an :class:`Oracle`."""
     accepted: list[int] = field(default_factory=list)
     """Drafts that were right, by row that verified some."""
+    links: Links | None = None
+    """By which blocks move, if they do."""
 
 
 def chain(prefix: int, token: int) -> int:
@@ -78,6 +81,16 @@ def with_windows(machine: Machine, rng: random.Random) -> Machine:
         windowed_pages=each,
         windowed_tokens=window,
     )
+
+
+def with_pulls(machine: Machine, rng: random.Random) -> Machine:
+    """The machine, in two thirds of the cases with executors that pull blocks from each other. Where steps take long,
+    drains meet more sequences."""
+    if rng.random() < 1 / 3:
+        return machine
+    links = Links(machine.rng, rng.choice((0.0, 0.1, 0.4)), rng.choice((1e5, 1e7, 1e7)))
+    links.often = rng.choice(((12, 4, 1), (4, 4, 2)))
+    return replace(machine, links=links, step_s=rng.choice((machine.step_s, (0.02, 0.2))))
 
 
 @dataclass(slots=True)
@@ -210,7 +223,7 @@ class OracleEngine:
         machine: Machine,
         settings: Settings,
         config: ModelConfig,
-        on_result: Callable[[StepResult], None],
+        on_result: Callable[[FromExecutor], None],
         on_error: Callable[[BaseException], None],
         **_: Any,
     ) -> None:
@@ -231,6 +244,7 @@ class OracleEngine:
         self._batch = PersistentBatch(self._limits)
         self._grammars = Constrained(settings.model, config, self._limits, lambda: machine.rng.random() < 0.5)
         self._oracle = (machine.oracle or Oracle)(self._limits, machine.num_host_blocks, self._grammars)
+        self._pulls = Pulls(machine.links, self._oracle.cache, on_result) if machine.links is not None else None
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
         self._plans: deque[tuple[StepPlan, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -256,7 +270,9 @@ class OracleEngine:
             num_host_blocks=self.num_host_blocks,
             block_bytes=1000,
             copy_bytes_per_s=1e6 if self.num_host_blocks else 0.0,
-            prefill_tokens_per_s=1e3 if self.num_host_blocks else 0.0,
+            prefill_tokens_per_s=1e3 if self.num_host_blocks or self._pulls else 0.0,
+            kv_kind="simulated" if self._pulls else "",
+            kv_address=self._pulls.address if self._pulls else "",
         )
         self._loop.call_later(self._machine.rng.uniform(*self._machine.load_s), ready.set_result, info)
         return ready
@@ -275,7 +291,13 @@ class OracleEngine:
             self._timer.cancel()
         while self._plans and self._failure is None:
             self._run(*self._plans.popleft())
+        self.die()
         return True
+
+    def die(self) -> None:
+        """Its memory is gone."""
+        if self._pulls is not None:
+            self._pulls.end()
 
     def memory_in_use(self) -> None:
         """As on a CPU."""
@@ -310,12 +332,16 @@ class OracleEngine:
             self._oracle.rows.clear()
             self._grammars.reset()
             self._copied = 0
+            if self._pulls is not None:
+                self._pulls.begin(epoch)
         elif plan.step != self._step + 1:
             raise PlanError(f"step {plan.step} came after step {self._step}")
         self._epoch, self._step = epoch, plan.step
         work = self._batch.apply(plan)
         self._grammars.apply(plan)
         tokens = self._oracle.run(plan, work)
+        if self._pulls is not None:
+            self._pulls.take(plan, epoch)
         self._copied = max(self._copied, plan.step - self._machine.rng.randint(0, self._machine.most_copy_lag))
         now_s = self._loop.time()
         result = self._results.build(

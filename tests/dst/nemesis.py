@@ -38,6 +38,9 @@ class Nemesis:
             "set back": (2, self.rolled_back),
         }
         chosen = [name for name in every if rng.random() < 0.6] or ["kill"]
+        every["drain an executor"] = (4, self.drain_executor)
+        if world.links is not None:
+            chosen.append("drain an executor")
         self._faults = {name: every[name] for name in chosen} if only is None else {only[0]: every[only[0]]}
         self.kills_ingresses = rng.random() < 0.5 and only is None
         self.pause_s = rng.choice((0.3, 1.0, 3.0)) if only is None else 0.3
@@ -83,6 +86,11 @@ class Nemesis:
     def drain(self) -> None:
         if (life := self._victim()) is not None:
             self._world.drain(life)
+
+    def drain_executor(self) -> None:
+        """Others pull from it, and perhaps it does from others."""
+        if lives := [life for life in self._world.living if life.kind == "executor"]:
+            self._world.drain(self._rng.choice(lives))
 
     def device_fault(self) -> None:
         lives = [life for life in self._world.living if life.kind == "executor"]

@@ -19,7 +19,7 @@ from pagebus.actors.settings import Settings
 from tests.chaos.load import Job
 from tests.dst.checker import until_clean
 from tests.dst.clients import Clients, simple_jobs
-from tests.dst.engine import Machine, with_windows
+from tests.dst.engine import Machine, with_pulls, with_windows
 from tests.dst.loop import START_S, SimulatedLoop, Stuck
 from tests.dst.nemesis import Nemesis
 from tests.dst.oracles.drafts import with_drafts
@@ -53,6 +53,9 @@ class Outcome:
     windowed_pages: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    roles: str | None = None
+    num_pulls: int = 0
+    num_failed_pulls: int = 0
 
 
 @cache
@@ -74,6 +77,14 @@ def settings(rng: random.Random) -> Settings:
         max_num_seqs=rng.choice((2, 4, 8)), max_num_batched_tokens=rng.choice((32, 64)),
         pipeline_depth=rng.choice((1, 2, 3)), preemption_mode=rng.choice(("auto", "recompute", "swap")),
     )  # fmt: skip
+
+
+def with_roles(settings: Settings, counts: dict[str, int], rng: random.Random) -> Settings:
+    """The settings for executors that pull: two or three, in half of the cases with roles."""
+    counts["executor"] = count = rng.choice((2, 2, 3))
+    prefill = rng.randint(1, count - 1)
+    roles = f"prefill={prefill},decode={count - prefill}" if rng.random() < 0.5 else None
+    return settings.replace(executors=count, roles=roles)
 
 
 @cache
@@ -102,6 +113,8 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
     machine = Machine(rng, num_blocks=rng.choice((16, 24, 64)), num_host_blocks=rng.choice((0, 0, 16)))
     machine = with_windows(machine, random.Random(f"windows of {seed}"))
     machine = with_drafts(machine, random.Random(f"drafts of {seed}"))
+    pulls_rng = random.Random(f"pulls of {seed}")
+    machine = with_pulls(machine, pulls_rng)
     outcome.windowed_pages, outcome.num_drafts = machine.windowed_pages, machine.num_drafts
 
     def tell(text: str) -> None:
@@ -112,7 +125,11 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
         gc.disable()  # what it finds may have connections to close: when it does would be chance
         try:
             asyncio.set_event_loop(loop)
-            world = World(loop, rng, settings(rng), counts, tell)
+            chosen_settings = settings(rng)
+            if machine.links is not None:
+                chosen_settings = with_roles(chosen_settings, counts, pulls_rng)
+            outcome.roles = chosen_settings.roles
+            world = World(loop, rng, chosen_settings, counts, tell, machine.links)
             clients = Clients(loop, chosen, rng, tell)
 
             async def live() -> None:
@@ -134,6 +151,8 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
     outcome.problems = [*clients.problems, *world.problems]
     outcome.digest, outcome.turns, outcome.virtual_s = loop.digest, loop.turns, loop.now_s - START_S
     outcome.answers, outcome.num_accepted = clients.answers, sum(machine.accepted)
+    if machine.links is not None:
+        outcome.num_pulls, outcome.num_failed_pulls = machine.links.num_there, machine.links.num_failed
     return outcome
 
 
@@ -143,6 +162,8 @@ def run_seed(seed: int, only: tuple[str, str] | None = None, patience_s: float =
     known = expected()
     rng = random.Random(seed)
     places = rng.sample(range(NUM_JOBS), rng.randint(3, 10))
+    if random.Random(f"twins of {seed}").random() < 0.5:
+        places += places  # who asks at the same time wants blocks that are just being computed
     queued_places = rng.sample(range(NUM_JOBS), rng.choice((0, 3, 6)))
 
     async def story(world: World, clients: Clients, wall: WallClock, outcome: Outcome) -> None:
@@ -155,7 +176,7 @@ def run_seed(seed: int, only: tuple[str, str] | None = None, patience_s: float =
         for_s = world.rng.choice((3.0, 8.0, 15.0))
         asking = asyncio.create_task(
             clients.ask_all(
-                turns=world.rng.choice((1, 2)),
+                turns=world.rng.choice((1, 2) if world.links is None else (2, 3)),
                 keyed=0.5 if nemesis.spares_ingresses else 1.0,
                 spread_s=for_s / 2,
                 leaves=world.rng.choice((0.0, 0.2)),

@@ -28,7 +28,10 @@ import pagebus.web.jobs.actor
 import pagebus.web.server.listener
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.scheduler import request
+from pagebus.actors.scheduler.config import CoreConfig
+from pagebus.actors.scheduler.core import roles
 from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
 from pagebus.web.access.admission import Admission
 from pagebus.web.answers.sse import Streams
 from pagebus.web.ingress.membership import Membership
@@ -42,17 +45,27 @@ OWN_CLOCKS = (Admission, Membership, StepWatch, Streams)
 """Their ``clock`` is the real one unless they are told."""
 SILENT_S = math.inf
 """Ingresses do not ask again for what is silent: that would hide that it was lost."""
+LATE_S = 12.0
+"""How late a scheduler that was frozen, or cut off, may notice that a pull takes too long."""
 load_encoder = cache(pagebus.actors.tokenizer.actor.load_encoder)
 load_decoder = cache(pagebus.actors.detokenizer.actor.load_decoder)
 
 
 class CheckedCore(Core):
-    """Its integrity is checked after every plan."""
+    """Its integrity is checked after every plan, and that nobody waits too long for a pull."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        super().__init__(config)
+        self._pulling_since_s: dict[int, float] = {}
 
     def plan_in_turns(self, now_s: float) -> Any:
+        waits_s = [now_s - since_s for since_s in self._pulling_since_s.values()]
+        assert max(waits_s, default=0.0) <= PATIENCE_S + LATE_S, "a sequence waits too long for a pull"
         for part in super().plan_in_turns(now_s):
             self.check_integrity()
             yield part
+        waiting = [each.id for each in self.waiting if self.planner.pulls.is_pulling(each)]
+        self._pulling_since_s = {each: self._pulling_since_s.get(each, now_s) for each in waiting}
 
 
 class WallClock:
@@ -136,6 +149,8 @@ def sealed(
         patch.setattr(request, "MOST_LOSSES", 1000)
         patch.setattr(request, "SUSPECT_LOSSES", 1000)
         patch.setattr("pagebus.actors.scheduler.core.planner.MOST_LOSSES", 1000)
+        patch.setattr(roles, "LEAST_BLOCKS", 1)
+        patch.setattr(roles, "LEAST_LEFT", 2)
         try:
             yield wall
         finally:

@@ -12,6 +12,8 @@ import pytest
 
 import pagebus.web.calls.call
 from pagebus.actors.executor.sampling.grammars import Grammars
+from pagebus.actors.scheduler.moves.pulls import Pulls
+from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.service import membership
 from pagebus.actors.tokenizer.actor import TokenizerActor
 from pagebus.bus.contract import Completion, Entry
@@ -55,6 +57,14 @@ def test_drafts_do_not_outlive_their_executor(kind: str, seed: int) -> None:
     assert outcome.num_accepted > 0
 
 
+@pytest.mark.parametrize("seed", [0, 4])
+def test_executors_drain_while_blocks_are_pulled(seed: int) -> None:
+    """Their sequences go on elsewhere, over and over."""
+    outcome = run_seed(seed, ("drain an executor", "executor"))
+    assert outcome.problems == []
+    assert outcome.num_pulls > 0
+
+
 def test_actors_start_while_the_bus_is_in_trouble() -> None:
     """Half of what they ask it is lost: they ask again, and none of them ends."""
 
@@ -69,10 +79,10 @@ def test_actors_start_while_the_bus_is_in_trouble() -> None:
         assert simulate(seed, story, []).problems == []
 
 
-def until_noticed(victim: str, holds: Callable[[str], bool]) -> int:
-    """Try seeds that kill actors of a kind, until one shows the problem; which one it was."""
+def until_noticed(victim: str | None, holds: Callable[[str], bool]) -> int:
+    """Try seeds that kill actors of a kind, or None: do what they like, until one shows the problem; which one."""
     for seed in range(PLANTED_SEEDS):
-        outcome = run_seed(seed, ("kill at a turn", victim), PLANTED_PATIENCE_S)
+        outcome = run_seed(seed, ("kill at a turn", victim) if victim else None, PLANTED_PATIENCE_S)
         if any(holds(problem) for problem in outcome.problems):
             return seed
     raise AssertionError("nobody noticed")
@@ -135,6 +145,34 @@ def test_windowed_pages_given_back_too_early_are_noticed(monkeypatch: pytest.Mon
     monkeypatch.setattr(run, "with_windows", with_windows)
     monkeypatch.setattr(membership, "_count", lambda *asked: 8 if asked[1] == "windowed_tokens" else count(*asked))
     until_noticed("executor", lambda problem: "the window of sequence" in problem)
+
+
+def test_lent_blocks_given_away_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pull holds the lender's blocks only until it is ordered."""
+    expected()
+    order = Pulls.order
+
+    def forget(self: Pulls) -> list[Replica]:
+        ordered = order(self)
+        for pull in self._live.values():
+            if pull.is_ordered:
+                self._let_go(pull)
+        return ordered
+
+    monkeypatch.setattr(Pulls, "order", forget)
+    until_noticed(None, lambda problem: "blocks change that are lent" in problem)
+
+
+def test_executors_that_leave_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those from whom others still pull may end."""
+    monkeypatch.setattr(Pulls, "lent", lambda *_: False)
+    until_noticed(None, lambda problem: "an executor may end that lends" in problem)
+
+
+def test_sequences_that_wait_for_ever_for_a_pull_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives a pull up."""
+    monkeypatch.setattr(Pulls, "give_up", lambda *_: None)
+    until_noticed(None, lambda problem: "waits too long for a pull" in problem)
 
 
 def test_tokens_that_are_followed_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

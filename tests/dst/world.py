@@ -11,12 +11,14 @@ from typing import Any
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.process import actor_class
+from pagebus.actors.scheduler.actor import SchedulerActor
 from pagebus.actors.settings import Settings
 from pagebus.bus.contract import Fenced, ServerRolledBack
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.streams import Names
 from tests.dst.loop import Process, SimulatedLoop
 from tests.dst.network import Network, SimulatedBus
+from tests.dst.oracles.pulls import Links
 
 WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "detokenizer"), ("executor",))
 FAULT = "an injected fault of the device"
@@ -46,8 +48,12 @@ class World:
         settings: Settings,
         counts: dict[str, int],
         tell: Callable[[str], None],
+        links: Links | None = None,
     ) -> None:
         self.loop, self.rng, self.settings, self.counts = loop, rng, settings, counts
+        self.links = links
+        if links is not None:
+            links.gave_up = self._gave_up
         self.tell = tell
         self.names = Names(settings.name)
         self.bus_ahead_s = 0.0
@@ -65,6 +71,13 @@ class World:
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         self.problems.append(f"unhandled: {context['message']} {describe(error) if error else ''}")
+
+    def _gave_up(self, address: str, epoch: int) -> bool:
+        """Whether the scheduler of this epoch counts no more on the executor with this cache, or is gone itself."""
+        for life in self.living:
+            if isinstance(life.actor, SchedulerActor) and life.actor.epoch == epoch:
+                return address not in {each.kv_address for each in life.actor.core.replicas.values()}
+        return True
 
     # -- lives --------------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -124,6 +137,8 @@ class World:
             return
         self.tell(f"KILL {life.name}")
         life.killed = True
+        if (engine := getattr(life.actor, "_engine", None)) is not None:
+            engine.die()
         life.process.frozen = False
         life.bus.sever()
         for listener in list(self.loop.listeners.values()):

@@ -209,8 +209,9 @@ class Pulls:
     # -- what replicas do ---------------------------------------------------------------------------------------------
     def suspend(self, target: Replica) -> None:
         """The target gets no more plans: what none has ordered never begins."""
+        unsaid = target.builder.drop_pulls()
         for pull in [each for each in self._live.values() if each.target is target]:
-            if not pull.is_ordered or pull.number in (each.pull for each in target.builder.pulled.pulls):
+            if not pull.is_ordered or pull.number in unsaid:
                 self._drop(pull)
 
     def lose(self, replica: Replica) -> None:

@@ -167,6 +167,11 @@ class PlanBuilder:
         self._begin_anew(step)
         return plan
 
+    def drop_pulls(self) -> list[int]:
+        """Let the next plan pull nothing. Returns the numbers of the pulls that it would have had."""
+        dropped, self.pulled = self.pulled, PullOrders()
+        return [each.pull for each in dropped.pulls]
+
     def _begin_anew(self, step: int) -> None:
         """Plan ``step`` is made: what the next one says is empty."""
         self.freed_slots, self._appended_slots, self._appended_blocks, self._entering, self._copies = [], [], [], [], []

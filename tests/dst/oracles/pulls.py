@@ -91,6 +91,7 @@ class Pulls:
         """Begin a plan's pulls."""
         checks.pulls(plan, len(self._own.blocks))
         if plan.is_last:
+            assert not plan.pulls, "who is to end has nothing to pull"
             self._links.check_unread(self.address, scheduler_epoch)
         start = 0
         for pull in plan.pulls:

@@ -54,6 +54,7 @@ class FakePulls:
         return {block for order in self.orders for block in order.blocks}
 
     def take(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        assert not (plan.is_last and plan.pulls), "who is to end has nothing to pull"
         sources, blocks = plan.pull_sources.tolist(), plan.pull_blocks.tolist()
         for pull in plan.pulls:
             count = pull.num_blocks

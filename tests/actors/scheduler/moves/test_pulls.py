@@ -275,6 +275,21 @@ def test_one_that_drains_alone_ends_once_its_steps_have_landed() -> None:
     pair.end()
 
 
+def test_the_last_plan_pulls_nothing() -> None:
+    """The target begins to drain while a pull waits for its next plan: the lender's blocks are given back."""
+    pair = Pair({"pipeline_depth": 1}, max_num_seqs=2)
+    for seed in range(3):
+        pair.world.send(request(f"short {seed}", prompt(3, seed=seed), max_tokens=60))
+    pair.world.send(request("second", LONG, max_tokens=3))
+    assert len(pair.world.core.planner.pulls) == 1
+    assert not pair.target.plans[-1].pulls
+    pair.world.send(ReplicaSuspended("gpu-1", drains=True))
+    assert len(pair.world.core.planner.pulls) == 0
+    pair.end()
+    assert pair.target.plans[-1].is_last
+    assert not any(plan.pulls for plan in pair.target.plans)
+
+
 def test_who_drains_and_cannot_lend_is_not_told_when_to_end() -> None:
     """It ends by itself, and its sequences go on elsewhere after that."""
     world = World()

@@ -149,11 +149,15 @@ class Pulls:
 
     def order(self) -> list[Replica]:
         """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these
-        targets."""
+        targets, and lenders that are to say by a plan whether what they load is there."""
         ordered = []
         for pull in self._live.values():
             lender = pull.lender
-            if pull.is_ordered or lender is None or not lender.has_landed(pull.step):
+            if pull.is_ordered or lender is None:
+                continue
+            if not lender.has_landed(pull.step):
+                if lender.ask_for_copies():
+                    ordered.append(lender)
                 continue
             pull.is_ordered = True
             pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.sources, pull.blocks)

@@ -69,6 +69,8 @@ class HostTier:
         self._seen_allocated = 0
         self._last_load = 0
         """The newest plan that loads something."""
+        self.is_asked = False
+        """Whether somebody waits for the executor to say how far copies are."""
         self.update_demotion()
 
     @staticmethod
@@ -188,6 +190,10 @@ class HostTier:
         """Whether all that the plans up to this one load is on the device."""
         return self.copied_step >= min(step, self._last_load)
 
+    def ask(self) -> None:
+        """Ask with the next plan how far copies are."""
+        self.is_asked = True
+
     def count_lookup(self, num_tokens: int, num_found: int) -> None:
         """Count tokens of a prefix, beyond those on the device, that were looked up and found."""
         if self.pool.num_blocks:
@@ -196,6 +202,7 @@ class HostTier:
 
     def finish_plan(self, step: int) -> None:
         """Add this plan's copies, after its blocks have been allocated."""
+        self.is_asked = False
         if self._blocks.on_evict is not None and self._blocks.num_allocated > self._seen_allocated:
             self._look_ahead()
         if self._loads:

@@ -90,9 +90,10 @@ class Replica(ReplicaBase):
     def plan(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
         """The next step, and the sequences that enter the batch with it. None if there is nothing to do or the pipeline
         is full. Sequences preempted for it are added to ``preempted``."""
-        if self.suspended or not self.pipeline.has_room:
+        asks = self.host_tier.is_asked
+        if (self.suspended and not asks) or not self.pipeline.has_room:
             return None
-        urgent = self.adapters.loaded or self.disk_tier.is_urgent or self.builder.pulled
+        urgent = self.adapters.loaded or self.disk_tier.is_urgent or self.builder.pulled or asks
         if not len(self.slots) and not (urgent or self._has_news):
             return None  # the usual case of an idle replica, without arrays
         for group in self.searches.values():
@@ -206,6 +207,14 @@ class Replica(ReplicaBase):
     def has_landed(self, step: int) -> bool:
         """Whether the device's blocks hold what the plans up to this one have put there."""
         return self.step_results.last_step >= step and self.host_tier.has_loaded(step)
+
+    def ask_for_copies(self) -> bool:
+        """Let the next plan, which may be empty, be answered by how far copies between the tiers are. False if a plan
+        in flight will be, or there can be none."""
+        asks = not self.in_flight and not (self.suspended and len(self.slots))
+        if asks:
+            self.host_tier.ask()
+        return asks
 
     def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
         """Choose for searches whose candidates are complete. Returns the leaders of searches that are over."""

@@ -117,6 +117,26 @@ def test_a_pull_waits_until_its_blocks_have_been_computed() -> None:
     assert replica.moves.num_pulled == 9
 
 
+@pytest.mark.parametrize("drains", [False, True])
+def test_an_idle_lender_is_asked_whether_its_blocks_are_loaded(drains: bool) -> None:
+    """Its last result came before the copies from its host tier had ended, and it has nothing more to compute."""
+    pair = Pair({"num_prefill": 1, "preemption_mode": "swap"}, num_host_blocks=60, copy_lag=2)
+    pair.world.kill("gpu-1")
+    for seed in (6, 7, 8):
+        pair.world.send(request(f"filler {seed}", prompt(60, seed=seed), max_tokens=1))
+    pair.world.send(request("again", LONG, max_tokens=1))
+    pair.world.run()
+    replica = pair.world.core.replicas["gpu-0"]
+    assert not replica.has_landed(replica.step)
+    pair.join("gpu-1", 4)
+    if drains:
+        pair.world.send(request("second", LONG, max_tokens=3), ReplicaSuspended("gpu-0", drains=True))
+    else:
+        pair.world.send(request("second", LONG, max_tokens=3))
+    pair.end()
+    assert pair.counts == (9, 0)
+
+
 def test_what_cannot_be_pulled_is_computed_and_a_bad_lender_is_left_alone() -> None:
     """The garbage that a failed pull leaves is in no block table."""
     pair = Pair()

@@ -66,6 +66,8 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     pulled_blocks: int = 0
     lent_blocks: int = 0
     """Blocks copied here from the caches of other replicas, and from here to theirs."""
+    role: str = ""
+    """prefill or decode; nothing where all replicas do both."""
 
 
 REQUEST_COLUMNS = (

@@ -81,7 +81,8 @@ class View:
             drafted, accepted = each["num_drafted"], each["num_accepted"]
             drafts = (str(drafted), _share(accepted / drafted if drafted else None)) if each["most_drafts"] else "--"
             adapters = f"{len(each['adapters'])}/{each['most_adapters']}" if each["most_adapters"] else "-"
-            table.add_row(escape(each["name"]), *map(str, numbers), *drafts, adapters)
+            name = f"{each['name']} ({each['role']})" if each["role"] else each["name"]
+            table.add_row(escape(name), *map(str, numbers), *drafts, adapters)
         return table
 
     def _actors(self) -> Table:

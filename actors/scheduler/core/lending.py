@@ -56,7 +56,7 @@ class Lending:
             return offer
         anchors = [each for each in self._anchors(lender) if each in blocks]
         numbers = tuple(dict.fromkeys(awaited.values()))
-        saved = link.saves(len(blocks), gained)
+        saved = link.saves(len(blocks), gained, target.backlog())
         loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, gained, saved, numbers)
         return replace(offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, saved))
 

@@ -172,7 +172,7 @@ class Planner:
             sequence.request.started_s = sequence.request.started_s or now_s
             self._delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
-        if self.roles.is_prefill(replica) and self.roles.hand_over(replica, self.pulls):
+        if self.roles.is_on and self.roles.hand_over(replica, self.pulls):
             self.requeue(replica, MOVED)
         return True
 

@@ -59,9 +59,12 @@ class Roles:
         name = self._fleet.replicas[row].name
         return len(name), name  # executor-2 before executor-10
 
-    def is_prefill(self, replica: Replica) -> bool:
-        """Whether long prompts are computed there for others."""
-        return self.is_on and bool(self._prefills[self._fleet.row(replica.name)])
+    def role(self, replica: Replica) -> str:
+        """The replica's role: prefill or decode, or nothing without roles."""
+        if not self.is_on:
+            return ""
+        row = self._fleet.row(replica.name)
+        return "prefill" if self._prefills[row] else "decode" if self._decodes[row] else ""
 
     # -- where a sequence runs ----------------------------------------------------------------------------------------
     def narrow(self, sequence: Sequence, able: Rows, holds: Rows, pulls: Pulls) -> Rows:
@@ -119,8 +122,10 @@ class Roles:
 
     # -- behind the prompt --------------------------------------------------------------------------------------------
     def hand_over(self, replica: Replica, pulls: Pulls) -> bool:
-        """Take those sequences off a prefill replica that get a token by its last plan, as far as decode replicas have
-        room. They are in its ``preempted``. Returns whether there are any."""
+        """If this is a prefill replica, take those sequences off it that get a token by its last plan, as far as decode
+        replicas have room. They are in its ``preempted``. Returns whether there are any."""
+        if not self._prefills[self._fleet.row(replica.name)]:
+            return False
         table = replica.slots
         done = (table.ids != 0) & (table.computed >= table.known) & (table.last - table.known >= LEAST_LEFT)
         if not done.any():

@@ -23,18 +23,21 @@ class Link:
         """Whether too many pulls have failed."""
         return self._failures >= MOST_FAILURES
 
-    def saves(self, num_blocks: int, num_tokens: int) -> int:
-        """How many tokens less a device has to compute if ``num_blocks``, which hold ``num_tokens``, come over it now;
-        0 or less: computing them is quicker."""
-        return int(num_tokens - self.cost_tokens(num_blocks + self.num_under_way))
+    def saves(self, num_blocks: int, num_tokens: int, ahead: int) -> int:
+        """By how many tokens of a device a sequence is sooner if ``num_blocks``, which hold ``num_tokens``, come over
+        it now; 0 or less: computing them is quicker. While the device computes the ``ahead`` tokens of others, the
+        sequence waits in any case."""
+        waits = self.cost_tokens(num_blocks + self.num_under_way) - ahead
+        return int(num_tokens - max(0.0, waits))
 
     def cost_tokens(self, num_blocks: int) -> float:
         """Tokens that a device could compute while so many blocks come over it; 0: not known."""
         return self._rate.tokens(num_blocks, BESIDE_S) or 0.0
 
     def decline(self) -> None:
-        """Blocks were computed, as they would have come too slowly."""
-        self._rate.doubt()
+        """Blocks were computed, as they would have come too slowly. Those under way will tell how fast it is."""
+        if not self.num_under_way:
+            self._rate.doubt()
 
     def ended(self, *, there: bool, bytes_per_s: float) -> None:
         """A pull has ended."""

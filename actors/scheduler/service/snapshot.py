@@ -160,7 +160,9 @@ class Snapshot:
             epoch=core.config.epoch,
             at_s=now_s,
             replicas=tuple(
-                replica_state(replica, len(cached[i]), len(cached_hosts[i]), len(pinned[i]))
+                replica_state(
+                    replica, core.planner.roles.role(replica), len(cached[i]), len(cached_hosts[i]), len(pinned[i])
+                )
                 for i, replica in enumerate(replicas)
             ),
             request_ids=tuple(request.id for request in requests),

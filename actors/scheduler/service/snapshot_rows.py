@@ -31,7 +31,7 @@ STATES = {
 }
 
 
-def replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num_pinned: int) -> ReplicaState:
+def replica_state(replica: Replica, role: str, num_cached: int, num_cached_hosts: int, num_pinned: int) -> ReplicaState:
     """The row of a replica. The three numbers are those of its entries in the snapshot's columns of blocks."""
     pool, tier = replica.pool, replica.host_tier
     return ReplicaState(
@@ -68,6 +68,7 @@ def replica_state(replica: Replica, num_cached: int, num_cached_hosts: int, num_
         num_disk_used=len(replica.disk_tier.pool.stored),
         pulled_blocks=replica.moves.num_pulled,
         lent_blocks=replica.moves.num_lent,
+        role=role,
     )
 
 

@@ -147,11 +147,17 @@ def told(answer: dict[str, Any]) -> list[Any]:
 @pytest.mark.parametrize("way", WAYS[:2], indirect=True)
 async def test_a_drain_in_mid_sequence(redis_url: str, redis_names: Names, way: str, alone: dict[str, Any]) -> None:
     """Greedy and sampled choices, beams and a grammar's text go on elsewhere with the same tokens."""
-    hidden = {SECOND}
+    hidden, nothing = {FIRST, SECOND}, set[str]()
     options: dict[str, Any] = {"name": redis_names.deployment, "kv_moves": way, "executors": 2, "job_actors": 0}
-    async with serving(SHIPPED, open_bus=lambda _: Curtain(redis_url, hidden, redis_names), **options) as client:
+
+    def open_bus(kind: str) -> Curtain:
+        return Curtain(redis_url, hidden if kind == "scheduler" else nothing, redis_names)
+
+    async with serving(SHIPPED, open_bus=open_bus, **options) as client:
         core = client.actors["scheduler"].core
         asking = asyncio.create_task(answers(client))
+        await until(lambda: len(core.requests) == len(ASKED))
+        hidden.remove(FIRST)
         await until(lambda: len(heads(core)) == NUM_HEADS)
         hidden.clear()
         await until(lambda: SECOND in core.replicas and all(num_output(each) >= EARLY for each in heads(core)))

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from pagebus.bus.contract import START
 from pagebus.bus.streams import Names
 from tests.chaos.deployment import Deployment
 from tests.chaos.load import Load
@@ -76,8 +77,12 @@ class Moving:
         if not far:
             self.processes.send(BORROWER, SIGSTOP)
         self._asked.append(system.submit(self._prompts[-1], max_tokens=COUNT)[1])
-        await until(lambda: core.planner.pulls.num_held(core.replicas[BORROWER]))
-        await eventually(lambda: system.bus.length(system.names.steps(BORROWER)))
+        await until(lambda: core.planner.pulls.lent(core.replicas[LENDER]))
+        await eventually(self._is_ordered)
+
+    async def _is_ordered(self) -> bool:
+        """Whether the borrower has ever had a plan: its first one is that with the pull."""
+        return await self.system.bus.last_id(self.system.names.steps(BORROWER)) != START
 
     async def kill(self, victim: str) -> None:
         """SIGKILL; as a supervisor does, start it again. The other one goes on."""

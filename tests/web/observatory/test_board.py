@@ -16,7 +16,7 @@ SIZE = 12
 
 
 def replica(**counts: int) -> ReplicaState:
-    names = [name for name in ReplicaState.__slots__ if name not in ("name", "suspended", "adapters", *counts)]
+    names = [name for name in ReplicaState.__slots__ if name not in ("name", "suspended", "adapters", "role", *counts)]
     return ReplicaState(name="gpu-0", **dict.fromkeys(names, 0), **counts)
 
 

@@ -51,6 +51,15 @@ def test_pulled_blocks(options, server, monkeypatch, capsys) -> None:
     assert row[end] == " "
 
 
+def test_roles(options, server, monkeypatch, capsys) -> None:
+    """Behind the name, where there are any."""
+    told = state({7: [0, 1]})
+    told = replace(told, replicas=(replace(told.replicas[0], role="prefill"),))
+    monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
+    assert main(["top", *options, "--once"]) == 0
+    assert "\ngpu-0 (prefill) " in capsys.readouterr().out
+
+
 def test_adapters(options, server, monkeypatch, capsys) -> None:
     """How many have a place on the device, of how many."""
     told = state({7: [0, 1]})

@@ -170,6 +170,29 @@ def test_a_slow_link_is_not_used() -> None:
     assert pair.counts == (9, 0)
 
 
+def test_link_and_device_share_what_many_want() -> None:
+    """Here a pull takes half the time of computing: two thirds of what a drain moves are pulled, and the rest is
+    computed meanwhile."""
+    count, lenders = 24, dict[str, np.ndarray]()
+    world = World()
+    for number in range(2):
+        pulled = FakePulls(kind="alike", lenders=lenders, bytes_per_s=500.0)  # four tokens have 1000 bytes
+        world.join(
+            name=f"gpu-{number}", epoch=number + 1, pulls=pulled, num_blocks=800, max_num_seqs=count, budget=2000
+        )
+        if number == 0:
+            world.send(*(request(f"r{each}", prompt(40, seed=each), max_tokens=20) for each in range(count)))
+            world.step("gpu-0")
+    pulls, replicas = world.core.planner.pulls, world.core.replicas
+    pulls.link(replicas["gpu-0"], replicas["gpu-1"]).ended(there=True, bytes_per_s=500.0)
+    world.send(ReplicaSuspended("gpu-0", drains=True))
+    while len(world.core.waiting) == count:
+        world.step("gpu-0")
+    assert 6 <= len(replicas["gpu-1"].slots) <= 10
+    world.run()
+    world.check_end()
+
+
 @pytest.mark.parametrize("name", ["gpu-0", "gpu-1"])
 @pytest.mark.parametrize("phase", ["ordered", "running"])
 def test_a_replica_dies_under_a_pull(name: str, phase: str) -> None:

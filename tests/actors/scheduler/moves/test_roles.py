@@ -193,3 +193,13 @@ def test_where_streams_keep_a_target_decode_replicas_compute_what_others_have_no
     split.world.send(*(request(f"r{each}", prompt(40, seed=each), max_tokens=LEFT) for each in range(2)))
     assert sorted(name for name, plan in split.world.plans for _ in plan.new_sequences) == entered
     split.end()
+
+
+def test_an_operator_sees_the_roles() -> None:
+    split = Split(num_prefill=2, num_replicas=3)
+    planner = split.world.core.planner
+    found = {name: planner.roles.role(replica) for name, replica in planner.replicas.items()}
+    assert found == {"gpu-0": "prefill", "gpu-1": "prefill", "gpu-2": "decode"}
+    split.world.kill("gpu-2")
+    found = {name: planner.roles.role(replica) for name, replica in planner.replicas.items()}
+    assert found == {"gpu-0": "", "gpu-1": ""}

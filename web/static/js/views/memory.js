@@ -22,7 +22,7 @@ export function memoryView({ world, view, tools, signal }) {
     const replica = world.shownReplicas().get(name);
     figures.element.classList.toggle("stale", Boolean(replica?.lostS));
     if (!replica) return;
-    figures.set("Running", count(replica.num_running), `of ${count(replica.num_slots)} slots`);
+    figures.set("Running", count(replica.num_running), `of ${count(replica.num_slots)} slots${replica.role ? `, ${replica.role}` : ""}`);
     figures.set("Waiting", count(world.numWaiting));
     const given = replica.given_back_blocks;
     figures.set("Cache in use", percent(1 - replica.num_free / replica.num_blocks), given ? `${short(given)} blocks fell behind the window` : "");

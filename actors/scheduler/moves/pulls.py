@@ -55,6 +55,14 @@ class Pull:
     is_ordered: bool = False
     is_void: bool = False
 
+    def add(self, loan: Loan, blocks: list[int]) -> None:
+        """Bring what is lent into these blocks, too."""
+        self.contents += loan.contents
+        self.sources += loan.blocks
+        self.blocks += blocks
+        self.anchors += loan.anchors
+        self.num_tokens += loan.num_tokens
+
 
 @dataclass(slots=True)
 class Pulls:
@@ -111,11 +119,7 @@ class Pulls:
         for each in (lender, target):
             self._held[each.name] += len(blocks)
         pull.step = max(pull.step, lender.index.newest_step(loan.blocks))
-        pull.contents += loan.contents
-        pull.sources += loan.blocks
-        pull.blocks += blocks
-        pull.anchors += loan.anchors
-        pull.num_tokens += loan.num_tokens
+        pull.add(loan, blocks)
         self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, pull.number))
         return *loan.awaited, pull.number
 

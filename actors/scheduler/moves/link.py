@@ -19,22 +19,34 @@ class Link:
         self._failures = 0
 
     @property
+    def bytes_per_s(self) -> float:
+        """What pulls have shown; 0: there was none."""
+        return self._rate.bytes_per_s
+
+    @property
     def is_broken(self) -> bool:
         """Whether too many pulls have failed."""
         return self._failures >= MOST_FAILURES
 
     def saves(self, num_blocks: int, num_tokens: int) -> int:
         """How many tokens less a device has to compute if ``num_blocks``, which hold ``num_tokens``, come over it now;
-        0 or less: computing them is quicker."""
-        return int(num_tokens - self.cost_tokens(num_blocks + self.num_under_way))
+        0 or less: computing them is quicker. 1 also where they are to come to show how fast the link is now."""
+        cost = self.cost_tokens(num_blocks + self.num_under_way)
+        saved = int(num_tokens - cost)
+        return max(1, saved) if self._rate.pays(cost, num_tokens) else saved
 
     def cost_tokens(self, num_blocks: int) -> float:
         """Tokens that a device could compute while so many blocks come over it; 0: not known."""
         return self._rate.tokens(num_blocks, BESIDE_S) or 0.0
 
-    def decline(self) -> None:
-        """Blocks were computed, as they would have come too slowly."""
-        self._rate.doubt()
+    def begin(self, num_blocks: int) -> None:
+        """So many blocks are to come."""
+        self.num_under_way += num_blocks
+        self._rate.began()
+
+    def decline(self, num_tokens: int) -> None:
+        """So many tokens are computed, as they would come too slowly."""
+        self._rate.declined(num_tokens)
 
     def ended(self, *, there: bool, bytes_per_s: float) -> None:
         """A pull has ended."""

@@ -28,6 +28,7 @@ import numpy as np
 import uvloop
 
 from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.replica import Replica
@@ -65,8 +66,9 @@ class Forced:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Have the schedulers of this process obey."""
-        saves, can_lend, ended, can_hold = Link.saves, Pulls.can_lend, Link.ended, Fleet.can_hold
+        """Have the schedulers of this process obey. What is forced teaches them nothing of links."""
+        saves, can_lend, can_hold = Link.saves, Pulls.can_lend, Fleet.can_hold
+        learn, began = ReadRate.learn, ReadRate.began
 
         def forced_saves(link: Link, num_blocks: int, num_tokens: int) -> int:
             return num_tokens if self.choice == PULL else saves(link, num_blocks, num_tokens)
@@ -74,16 +76,21 @@ class Forced:
         def forced_can_lend(pulls: Pulls, lender: Replica, target: Replica) -> bool:
             return self.choice != COMPUTE and can_lend(pulls, lender, target)
 
-        def forced_ended(link: Link, *, there: bool, bytes_per_s: float) -> None:
+        def forced_learn(rate: ReadRate, bytes_per_s: float) -> None:
             if self.choice == OWN:
-                ended(link, there=there, bytes_per_s=bytes_per_s)
+                learn(rate, bytes_per_s)
+
+        def forced_began(rate: ReadRate) -> None:
+            if self.choice == OWN:
+                began(rate)
 
         def forced_can_hold(fleet: Fleet, sequence: Sequence) -> Rows:
             return can_hold(fleet, sequence) & np.array([each.name == self.place for each in fleet.replicas])
 
         with (
             patch.object(Link, "saves", forced_saves), patch.object(Pulls, "can_lend", forced_can_lend),
-            patch.object(Link, "ended", forced_ended), patch.object(Fleet, "can_hold", forced_can_hold),
+            patch.object(ReadRate, "learn", forced_learn), patch.object(ReadRate, "began", forced_began),
+            patch.object(Fleet, "can_hold", forced_can_hold),
         ):  # fmt: skip
             yield
 

@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
-.PHONY: families compatibility vllm-names models screenshots docs clean
+.PHONY: slow-links families compatibility vllm-names models screenshots docs clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -52,6 +52,9 @@ chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of d
 
 containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
 	PAGEBUS_TEST_CONTAINERS=1 $(BIN)/python -m pytest -p no:randomly tests/containers $(ARGS)
+
+slow-links: $(VENV)/.installed-test redis ## two hosts with slow links: is the better of pulling and computing chosen? Needs root; some minutes
+	PAGEBUS_TEST_SLOW_LINKS=1 $(BIN)/python -m pytest -p no:randomly tests/system/cache/test_links.py $(ARGS)
 
 families: $(VENV)/.installed-test redis ## all tiny models of all families through the whole pipeline, over both buses, and with drafts; about an hour
 	PAGEBUS_TEST_FAMILIES=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py \

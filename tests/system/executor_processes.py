@@ -13,21 +13,25 @@ from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.runtime.supervisor import ChildPlan, plan_children
 from pagebus.actors.settings import Settings
 from tests.helpers.waiting import LIMIT_S, eventually
+from tests.system.network_hosts import Host
 
 TAIL_CHARACTERS = 3000
 
 
 class ExecutorProcesses:
     """``count`` executors of a deployment whose bus is at ``url``, named ``executor-0`` and so on. Their logs go to
-    ``folder``. ``gpus``: one for each; none on a CPU. ``module``: another program, for the same arguments."""
+    ``folder``. ``gpus``: one for each; none on a CPU. ``module``: another program, for the same arguments. ``hosts``:
+    where each of them runs, if not simply here."""
 
     def __init__(
-        self, settings: Settings, url: str, folder: Path, count: int, gpus: Sequence[str] = (), *, module: str = ""
-    ) -> None:
+        self, settings: Settings, url: str, folder: Path, count: int, gpus: Sequence[str] = (), *, module: str = "",
+        hosts: Sequence[Host] = (),
+    ) -> None:  # fmt: skip
         wanted = settings.replace(executors=count, log_format="json")
         plans = plan_children(wanted, url, environ=os.environ, gpus=gpus, cores=os.cpu_count() or 1)
         self._plans = {plan.name: plan for plan in plans if plan.kind == "executor"}
         self._folder, self._module = folder, module
+        self._hosts = dict(zip(self._plans, hosts, strict=False))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._leaving: set[str] = set()
 
@@ -72,10 +76,11 @@ class ExecutorProcesses:
                 process.wait(LIMIT_S)
 
     def _command(self, plan: ChildPlan) -> Sequence[str]:
-        if not self._module:
-            return plan.command
-        arguments = plan.command[plan.command.index("executor") + 1 :]
-        return (sys.executable, "-P", "-m", self._module, *arguments)
+        command: Sequence[str] = plan.command
+        if self._module:
+            arguments = command[command.index("executor") + 1 :]
+            command = sys.executable, "-P", "-m", self._module, *arguments
+        return self._hosts[plan.name].command(*command) if plan.name in self._hosts else command
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"

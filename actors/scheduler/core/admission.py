@@ -95,7 +95,7 @@ def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet,
                 fleet.touch(each)
             fleet.refresh()
             return PULL
-        pulls.link(lender, replica).decline()
+        pulls.link(lender, replica).decline(offer.loan.num_tokens)
     if offer.disk:
         replica.disk_tier.read(sequence, offer.disk, offer.host_blocks + offer.windowed.hosts, offer.disk_tokens)
         fleet.touch(replica)

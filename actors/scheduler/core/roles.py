@@ -163,4 +163,4 @@ class Roles:
 
 def _least_tokens(replica: Replica) -> float:
     """Tokens that a long prompt has at least, besides what is cached."""
-    return max(LEAST_PREFILL_S * replica.prefill_tokens_per_s, LEAST_BLOCKS * replica.block_size)
+    return max(LEAST_PREFILL_S * replica.prompt_rate.tokens_per_s, LEAST_BLOCKS * replica.block_size)

@@ -89,7 +89,7 @@ class Pulls:
         """The way from one to the other."""
         key = lender.kv_address, target.name
         if key not in self._links:
-            self._links[key] = Link(ReadRate(target.block_bytes, target.prefill_tokens_per_s))
+            self._links[key] = Link(ReadRate(target.block_bytes, target.prompt_rate))
         return self._links[key]
 
     def room(self, lender: Replica, target: Replica) -> int:
@@ -115,7 +115,7 @@ class Pulls:
         lender.pool.retain(loan.blocks)
         blocks = target.pool.allocate(len(loan.blocks))
         target.pool.release(reversed(kept))
-        pull.link.num_under_way += len(blocks)
+        pull.link.begin(len(blocks))
         for each in (lender, target):
             self._held[each.name] += len(blocks)
         pull.step = max(pull.step, lender.index.newest_step(loan.blocks))

@@ -165,6 +165,7 @@ class Replica(ReplicaBase):
         if drafts is not None:
             num_drafts = int(drafts.sum())
             self.depth.prices.planned(self.slots.computed[slots], num_decodes, num_drafts)
+        self.prompt_rate.planned(0 if num_decodes else int(counts.sum()))
         if self.pacer is not None:
             self.pacer.planned(self.slots.computed[slots], counts, num_decodes, num_drafts)
         ids = self.slots.ids[slots]
@@ -192,6 +193,7 @@ class Replica(ReplicaBase):
         found = candidates(self, matched, result) if self.searches else []
         self.host_tier.copied_step = max(self.host_tier.copied_step, min(result.copied_step, result.step))
         self.pipeline.done(result.launched_s, result.done_s)
+        self.prompt_rate.done(result.launched_s, result.done_s)
         if self.pacer is not None:
             self.pacer.done(result.launched_s, result.done_s)
         if self.slots.num_drafts:

@@ -16,6 +16,7 @@ from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
+from pagebus.actors.scheduler.kv.prompt_rate import PromptRate
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
 from pagebus.actors.scheduler.replica.drafts.depth import Depth
@@ -63,7 +64,8 @@ class ReplicaBase:
         self.epoch = joined.epoch
         self.max_model_len = joined.max_model_len
         self.kv_kind, self.kv_address = joined.kv_kind, joined.kv_address
-        self.block_bytes, self.prefill_tokens_per_s = joined.block_bytes, joined.prefill_tokens_per_s
+        self.block_bytes = joined.block_bytes
+        self.prompt_rate = PromptRate(joined.prefill_tokens_per_s)
         self.budget = min(joined.max_num_batched_tokens, most_tokens or joined.max_num_batched_tokens)
         self.block_size = joined.block_size
         self.stages = joined.stages
@@ -90,7 +92,7 @@ class ReplicaBase:
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}
         self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
-        self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder)
+        self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder, self.prompt_rate)
         self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
         self.num_given_back = 0
         self.moves = MoveCounts()

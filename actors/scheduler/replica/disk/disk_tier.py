@@ -17,6 +17,7 @@ from collections.abc import Sequence as Run
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.disk_pool import DiskPool, name_of
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prompt_rate import PromptRate
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
@@ -36,12 +37,14 @@ class DiskTier:
     """``num_in``, ``num_out``, ``num_not_read`` and ``num_not_written`` count blocks; ``num_queries`` and ``num_hits``
     tokens beyond both other tiers, looked up and found."""
 
-    def __init__(self, joined: ReplicaJoined, host: HostTier, index: PrefixIndex, builder: PlanBuilder) -> None:
+    def __init__(
+        self, joined: ReplicaJoined, host: HostTier, index: PrefixIndex, builder: PlanBuilder, prompts: PromptRate
+    ) -> None:
         self.pool = DiskPool(joined.num_disk_blocks)
         self.num_in = self.num_out = self.num_not_read = self.num_not_written = self.num_queries = self.num_hits = 0
         self._host, self._index, self._builder = host, index, builder
         self._page_tokens = joined.block_size / (1 + joined.windowed_pages)
-        self.rate = ReadRate(joined.block_bytes, joined.prefill_tokens_per_s)
+        self.rate = ReadRate(joined.block_bytes, prompts)
         self._compares = joined.prefill_tokens_per_s > 0
         """Whether reading can be compared with computing."""
         self._reads: dict[bytes, int] = {}
@@ -83,13 +86,13 @@ class DiskTier:
         return content in self.pool.stored
 
     def pays(self, num_blocks: int, num_tokens: int) -> bool:
-        """Whether reading so many blocks, behind those being read, is quicker than computing so many tokens."""
+        """Whether so many blocks are to be read, behind those being read, in place of computing so many tokens."""
         if self._late:
             return False
         cost = self.rate.tokens(num_blocks + len(self._reads))
-        if cost is None or cost < num_tokens - self._host.cost_tokens(num_blocks):
+        if cost is None or self.rate.pays(cost + self._host.cost_tokens(num_blocks), num_tokens):
             return True
-        self.rate.doubt()
+        self.rate.declined(num_tokens)
         return False
 
     def cost_tokens(self, num_blocks: int) -> int:
@@ -101,6 +104,7 @@ class DiskTier:
         """Have contents read for a waiting sequence, which gain it ``num_tokens``; as many as there is room for. Host
         blocks in ``kept`` are those that it will load, too."""
         sequence.disk_reads = tuple(contents)
+        self.rate.began()
         self.num_queries += num_tokens
         for block in kept:
             self._host.pool.touch(block)

@@ -19,6 +19,7 @@ from pagebus.actors.settings.sources import add_arguments, load_settings
 
 if TYPE_CHECKING:
     from pagebus.actors.simulator.deployment import Deployment
+    from pagebus.actors.simulator.links import LinkSpeed
 
 SIMULATED = (
     "max_model_len",
@@ -38,6 +39,8 @@ SIMULATED = (
     "lease_ttl_s",
     "spec_method",
     "spec_tokens",
+    "roles",
+    "drain_timeout_s",
 )
 """The settings that make a difference to the core or to a modelled executor."""
 
@@ -79,7 +82,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         help="concurrent clients, each sending its next request after the last answer",
     )
     run.add_argument("--seed", dest="workload_seed", type=int, default=0, help="of the workload (default: 0)")
-    run.add_argument("--executors", dest="num_executors", type=int, default=1, metavar="N", help="(default: 1)")
+    run.add_argument("--executors", type=int, default=1, metavar="N", help="(default: 1)")
     run.add_argument("--profile", default="h200-llama8b", metavar="NAME|FILE", help="(default: h200-llama8b)")
     run.add_argument(
         "--faults", default="", metavar="SPEC", help="'kill executor-3 at 12.5; drain executor-0 at 14; add 2 at 20'"
@@ -91,6 +94,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="with --spec-method: the chance of a draft to be right, if those before it are (default: 0.6)",
     )
+    _add_links(run)
     run.add_argument("--check", action="store_true", help="check every invariant of the scheduler after every step")
     out = parser.add_argument_group("report")
     out.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="good requests: time to first token at most this")
@@ -98,6 +102,26 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--json", metavar="FILE", help="write the report there too")
     out.add_argument("--plot", metavar="FOLDER", help="draw pictures (SVG) into this folder")
     out.add_argument("--record", metavar="FILE", help="write requests and steps as 'record' does (JSON Lines)")
+
+
+def _add_links(run: argparse._ArgumentGroup) -> None:
+    run.add_argument(
+        "--link-gbps",
+        type=float,
+        metavar="X",
+        help="gigabits per second of each executor's link to the others, in either direction; NVLink: 2000 (default: "
+        "executors pull no blocks from each other)",
+    )
+    run.add_argument(
+        "--link-latency-ms",
+        type=float,
+        default=0.05,
+        metavar="MS",
+        help="of each pull, before its bytes (default: 0.05)",
+    )
+    run.add_argument(
+        "--link-open-ms", type=float, default=0.0, metavar="MS", help="of the first pull between two (default: 0)"
+    )
 
 
 def run_simulator(arguments: argparse.Namespace) -> int:
@@ -127,8 +151,6 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.workload == "list":
         print("\n".join(f"{name:16} {workload.text}" for name, workload in WORKLOADS.items()))
         return 0
-    if arguments.num_executors < 1:
-        raise SettingsError("--executors must be at least 1")
     if not 0 <= arguments.draft_acceptance <= 1:
         raise SettingsError("--draft-acceptance must be from 0 to 1")
     slo = Slo(_limit_s(arguments.slo_ttft_ms), _limit_s(arguments.slo_itl_ms))
@@ -137,11 +159,12 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
             _trace(arguments),
             load_profile(arguments.profile),
             settings,
-            num_executors=arguments.num_executors,
+            num_executors=settings.executors,
             faults=parse_faults(arguments.faults),
             slo=slo,
             check=arguments.check,
             acceptance=arguments.draft_acceptance,
+            link=_link(arguments, settings),
         )
     except ValueError as error:
         raise SettingsError(str(error)) from error
@@ -229,6 +252,27 @@ def _trace(arguments: argparse.Namespace) -> Any:
         requests=arguments.requests,
         rate=arguments.rate,
         clients=arguments.clients,
+    )
+
+
+def _link(arguments: argparse.Namespace, settings: Settings) -> LinkSpeed | None:
+    """What executors pull over.
+
+    Raises:
+        SettingsError: it cannot be.
+    """
+    from pagebus.actors.simulator.links import LinkSpeed
+
+    if arguments.link_gbps is None:
+        if settings.roles is not None:
+            raise SettingsError("--roles: executors have to pull blocks, give their --link-gbps")
+        return None
+    if not arguments.link_gbps > 0 or arguments.link_latency_ms < 0 or arguments.link_open_ms < 0:
+        raise SettingsError("--link-gbps must be above 0, --link-latency-ms and --link-open-ms at least 0")
+    return LinkSpeed(
+        bytes_per_s=arguments.link_gbps * 1e9 / 8,
+        latency_s=arguments.link_latency_ms / 1e3,
+        open_s=arguments.link_open_ms / 1e3,
     )
 
 

@@ -9,16 +9,20 @@ from typing import Any
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.settings import Settings
+from pagebus.actors.settings.combinations.roles import num_prefill
 from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.actors.simulator.clients import Clients, Slo
 from pagebus.actors.simulator.drafting_executor import DraftingExecutor
 from pagebus.actors.simulator.executor import ModelExecutor
 from pagebus.actors.simulator.faults import Fault, FaultError
+from pagebus.actors.simulator.links import LinkSpeed
 from pagebus.actors.simulator.profile import Profile
 from pagebus.actors.simulator.recording.trace import Trace
 from pagebus.actors.simulator.simulation import Observer, Observers, Simulation, Timing
 
 DEFAULT_BUDGET = 8192
+LONGEST_STAY_S = 5.0
+"""Of an executor that drains, for those that pull from it, if ``--drain-timeout-s`` leaves so much."""
 
 
 def core_config(settings: Settings) -> CoreConfig:
@@ -31,6 +35,7 @@ def core_config(settings: Settings) -> CoreConfig:
             value = getattr(settings, spec.name[:-1] + "ms")
             values[spec.name] = None if value is None else value / 1e3
     values["priorities"] = settings.scheduling_policy == "priority"
+    values["num_prefill"] = num_prefill(settings.roles)
     return CoreConfig(**values)
 
 
@@ -41,7 +46,7 @@ class Deployment:
     Args:
         check: check every invariant of the core after every step.
         acceptance: the chance of a draft to be right, where the settings speculate.
-        sample: called with the time after every result that came, for pictures.
+        link: over which each executor pulls blocks from the others; None: they pull none.
     """
 
     def __init__(
@@ -56,8 +61,10 @@ class Deployment:
         check: bool = False,
         clients: Callable[..., Clients] = Clients,
         acceptance: float = 0.0,
+        link: LinkSpeed | None = None,
     ) -> None:
         self.profile, self.settings, self._acceptance = profile, settings, acceptance
+        self._pulls = link is not None and settings.enable_prefix_caching
         self.block_size = settings.block_size
         self.clients = clients(
             trace,
@@ -67,18 +74,14 @@ class Deployment:
             slo=slo or Slo(),
             tokenizer_token_s=profile.tokenizer_token_s,
         )
-        timing = Timing(
-            bus_s=profile.bus_s,
-            input_s=profile.scheduler_input_s,
-            plan_s=profile.scheduler_plan_s,
-            lease_ttl_s=settings.lease_ttl_s,
-        )
         config = dataclasses.replace(core_config(settings), window=profile.window)
-        self.simulation = Simulation(config, self.clients, timing, check=check)
+        self.simulation = Simulation(config, self.clients, _timing(profile, settings), check=check, link=link)
         self._num_executors = 0
         self.add(0.0, num_executors)
         known = num_executors + sum(fault.count for fault in faults)
-        names = {self._name(number) for number in range(known)}
+        self._plan_faults(faults, {self._name(number) for number in range(known)})
+
+    def _plan_faults(self, faults: Sequence[Fault], names: set[str]) -> None:
         for fault in faults:
             if fault.verb != "add" and fault.executor not in names:
                 raise FaultError(f"there is no executor {fault.executor!r}")
@@ -111,9 +114,10 @@ class Deployment:
         profile, settings = self.profile, self.settings
         block_bytes = profile.kv_bytes_per_token * self.block_size // (1 + profile.windowed_pages)
         num_blocks = settings.num_gpu_blocks_override or profile.num_blocks * profile.block_size // self.block_size
+        name, epoch = self._name(self._num_executors), self.simulation.next_epoch()
         return ReplicaJoined(
-            replica=self._name(self._num_executors),
-            epoch=self.simulation.next_epoch(),
+            replica=name,
+            epoch=epoch,
             num_blocks=num_blocks,
             block_size=self.block_size,
             max_num_seqs=settings.max_num_seqs,
@@ -126,9 +130,21 @@ class Deployment:
             windowed_pages=profile.windowed_pages,
             windowed_tokens=profile.windowed_tokens,
             num_drafts=0 if settings.spec_method is None else speculation(settings).tokens,
+            kv_kind="modelled" if self._pulls else "",
+            kv_address=f"{name}@{epoch}" if self._pulls else "",
         )
 
     def run(self) -> None:
         """From the first arrival until nothing happens any more."""
         self.clients.start(self.simulation)
         self.simulation.run()
+
+
+def _timing(profile: Profile, settings: Settings) -> Timing:
+    return Timing(
+        bus_s=profile.bus_s,
+        input_s=profile.scheduler_input_s,
+        plan_s=profile.scheduler_plan_s,
+        lease_ttl_s=settings.lease_ttl_s,
+        stay_s=min(LONGEST_STAY_S, settings.drain_timeout_s / 2),
+    )

@@ -7,7 +7,7 @@ from typing import Any
 from pagebus.actors.simulator.clients import Clients
 from pagebus.actors.simulator.deployment import Deployment
 from pagebus.actors.simulator.histogram import Histogram
-from pagebus.actors.simulator.simulation import ACCEPTED, DRAFTED, Simulation
+from pagebus.actors.simulator.simulation import ACCEPTED, DRAFTED, FAILED_PULLS, PULLED, PULLED_TOKENS, Simulation
 
 
 def make_report(deployment: Deployment) -> dict[str, Any]:
@@ -52,6 +52,13 @@ def _scheduling(simulation: Simulation, clients: Clients) -> dict[str, Any]:
         "preemptions": {"swap": totals["num_swaps"], "recompute": totals["num_recomputes"]},
         "drafts": {"drafted": totals[DRAFTED], "accepted": totals[ACCEPTED]},
         "swapped_blocks": {"out": simulation.swapped_out, "in": simulation.swapped_in},
+        "moves": {
+            "pulled_blocks": totals[PULLED],
+            "pulled_tokens": totals[PULLED_TOKENS],
+            "failed_blocks": totals[FAILED_PULLS],
+            "moved_sequences": simulation.num_moved,
+            "waited_s": _round(simulation.pull_wait_s),
+        },
         "steps": simulation.num_steps,
         "scheduler_busy_share": _round(simulation.busy_s / end_s) if end_s else 0.0,
         "executors": executors,
@@ -109,6 +116,13 @@ def table(report: dict[str, Any]) -> str:
     if drafts["drafted"]:
         wasted = drafts["drafted"] - drafts["accepted"]
         lines.append(f"drafts            {drafts['drafted']:12d}      {drafts['accepted']} accepted, {wasted} wasted")
+    moves = report["moves"]
+    if any(moves.values()):
+        lines += [
+            f"blocks pulled     {moves['pulled_blocks']:12d}      {moves['pulled_tokens']} tokens, "
+            f"{moves['failed_blocks']} blocks failed",
+            f"sequences moved   {moves['moved_sequences']:12d}      waited for pulls {moves['waited_s']:.2f} s in all",
+        ]
     if 1 < len(shares) <= 16:
         lines += [
             "",

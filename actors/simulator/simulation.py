@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Protocol
@@ -18,9 +19,11 @@ from typing import Protocol
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import (
+    MOVED,
     DetokenizersLive,
     Input,
     Note,
+    Preempted,
     ReplicaJoined,
     ReplicaLost,
     ReplicaResult,
@@ -30,11 +33,25 @@ from pagebus.actors.scheduler.events import (
     ToIngress,
     ToReplica,
 )
-from pagebus.bus.messages import RequestFailed, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from pagebus.actors.simulator.links import NEVER_S, Links, LinkSpeed, Transfer
+from pagebus.bus.messages import (
+    PullReport,
+    RequestFailed,
+    SequenceEnded,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+    TokenizedRequest,
+)
 
-NEVER_S = float("inf")
+LOOK_S = 0.25
+"""How often the scheduler plans while somebody waits for a pull, though nothing else happens."""
 DRAFTED, ACCEPTED = "step_results.acceptance.num_draft_tokens", "step_results.acceptance.num_accepted"
-COUNTS = ("prefix_queries", "prefix_hits", "num_swaps", "num_recomputes", DRAFTED, ACCEPTED)
+PULLED, PULLED_TOKENS, FAILED_PULLS = "moves.num_pulled", "moves.num_pulled_tokens", "moves.num_failed"
+COUNTS = (
+    "prefix_queries", "prefix_hits", "num_swaps", "num_recomputes", DRAFTED, ACCEPTED, PULLED, PULLED_TOKENS,
+    FAILED_PULLS,
+)  # fmt: skip
 """What replicas count."""
 
 
@@ -118,7 +135,8 @@ class Observers(Observer):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One executor's life; times in seconds. ``free_s``: when its last step so far is done."""
+    """One executor's life; times in seconds. ``free_s``: when its last step so far is done. ``has_left``: the scheduler
+    knows that it is gone."""
 
     executor: Executor
     joined_s: float
@@ -126,25 +144,36 @@ class Member:
     killed_s: float = NEVER_S
     busy_s: float = 0.0
     steps: int = 0
+    has_left: bool = False
+
+    @property
+    def address(self) -> str:
+        """Where others find its blocks; empty: nowhere."""
+        return self.executor.joined.kv_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """See :class:`pagebus.actors.simulator.profile.Profile`. ``lease_ttl_s``: until a dead executor is noticed."""
+    """See :class:`pagebus.actors.simulator.profile.Profile`. ``lease_ttl_s``: until a dead executor is noticed.
+    ``stay_s``: the longest time that an executor which drains stays for those that pull from it."""
 
     bus_s: float = 0.0
     input_s: float = 0.0
     plan_s: float = 0.0
     lease_ttl_s: float = 5.0
+    stay_s: float = 5.0
 
 
 Action = Callable[[float], None]
 
 
 class Simulation:
-    """``check``: every invariant of the core is checked after every step."""
+    """``check``: every invariant of the core is checked after every step. ``link``: of executors that pull blocks."""
 
-    def __init__(self, config: CoreConfig, observer: Observer, timing: Timing, *, check: bool = False) -> None:
+    def __init__(
+        self, config: CoreConfig, observer: Observer, timing: Timing, *, check: bool = False,
+        link: LinkSpeed | None = None,
+    ) -> None:  # fmt: skip
         self.core = Core(config)
         self.observer = observer
         self.members: dict[str, Member] = {}
@@ -152,13 +181,18 @@ class Simulation:
         self.now_s = 0.0
         self.busy_s = 0.0
         """How long the scheduler worked, by the profile."""
-        self.num_steps = self.num_events = self.swapped_out = self.swapped_in = 0
+        self.num_steps = self.num_events = self.swapped_out = self.swapped_in = self.num_moved = 0
+        self.pull_wait_s = 0.0
+        """How long sequences waited for pulls, all together."""
         self._counts: Counter[str] = Counter()
         self._timing = timing
         self._check = check
         self._heap: list[tuple[float, int, Member | None, object]] = []
         self._pushed = 0
         self._epochs = 0
+        self._links = None if link is None else Links(link, self.at, self._pulled)
+        self._by_address: dict[str, Member] = {}
+        self._num_waiting, self._noted_s, self._looks_s = 0, 0.0, NEVER_S
         self.core.handle(DetokenizersLive(("text",)))
 
     # -- what happens when --------------------------------------------------------------------------------------------
@@ -181,7 +215,10 @@ class Simulation:
         if name in self.members:
             self.kill(at_s, name)
             self._count(name, self._counts)
-        self.members[name] = Member(executor, at_s, free_s=at_s)
+        member = self.members[name] = Member(executor, at_s, free_s=at_s)
+        if self._links is not None and member.address:
+            self._by_address[member.address] = member
+            self._links.join(member.address)
         self.core.handle(executor.joined)
 
     def kill(self, at_s: float, name: str) -> None:
@@ -190,19 +227,27 @@ class Simulation:
         if member is None or member.killed_s <= at_s:
             return
         member.killed_s = at_s
+        self._unlink(at_s, member)
         noticed_s = at_s + self._timing.lease_ttl_s
-        self.at(noticed_s, lambda _: self._leave(member, "its lease expired"))
+        self.at(noticed_s, lambda late_s: self._leave(late_s, member, "its lease expired"))
 
     def drain(self, at_s: float, name: str) -> None:
-        """An executor is asked to end: it finishes the steps it has."""
+        """An executor is asked to end: it finishes the steps it has. If others may pull from it, it stays for them
+        until its last plan."""
         member = self.members.get(name)
         if member is None or member.killed_s <= at_s:
             return
-        self.core.handle(ReplicaSuspended(name))
-        self.at(max(at_s, member.free_s) + 2 * self._timing.bus_s, lambda _: self._leave(member, "drained"))
+        self.core.handle(ReplicaSuspended(name, drains=True))
+        done_s = max(at_s, member.free_s) + 2 * self._timing.bus_s
+        leaves_s = max(done_s, at_s + self._timing.stay_s) if member.address else done_s
+        self.at(leaves_s, lambda late_s: self._leave(late_s, member, "drained"))
 
-    def _leave(self, member: Member, reason: str) -> None:
+    def _leave(self, at_s: float, member: Member, reason: str) -> None:
+        if member.has_left:
+            return
+        member.has_left = True
         name = member.executor.joined.replica
+        self._unlink(at_s, member)
         if self.members.get(name) is member:
             del self.members[name]
             self._count(name, self._counts)
@@ -242,6 +287,8 @@ class Simulation:
             self.busy_s += worked_s
             for output in outputs:
                 self._send(free_s, output)
+            if self._links is not None:
+                self._look_at_pulls(now_s)
             self.num_events += inputs
             if self._check:
                 core.check_integrity()
@@ -270,6 +317,8 @@ class Simulation:
                 self.observer.ended(at_s, ended)
             case ToIngress(_, failed):
                 self.observer.failed(at_s, failed)
+            case Preempted(why=why):
+                self.num_moved += why == MOVED
             case RequestOver(request_id):
                 self.observer.over(at_s, request_id)
             case Note():
@@ -284,6 +333,11 @@ class Simulation:
         received_s = at_s + self._timing.bus_s
         if received_s >= member.killed_s:
             return
+        if plan.is_last:
+            self.at(received_s + self._timing.bus_s, lambda late_s: self._leave(late_s, member, "drained"))
+            return
+        if plan.pulls:
+            self._pull(max(received_s, member.free_s), member, plan)
         result = member.executor.execute(plan, received_s, member.free_s)
         done_s = result.done_s
         if done_s > member.killed_s:
@@ -292,3 +346,43 @@ class Simulation:
         member.free_s = done_s
         member.steps += 1
         self._push(done_s + self._timing.bus_s, member, result)
+
+    # -- pulls --------------------------------------------------------------------------------------------------------
+    def _pull(self, at_s: float, member: Member, plan: StepPlan) -> None:
+        """Have an executor pull what a plan orders, behind the steps before it."""
+        links, block_bytes = self._links, member.executor.joined.block_bytes
+        assert links is not None
+        for each in plan.pulls:
+            transfer = Transfer(each.pull, each.address, member.address, each.num_blocks * block_bytes)
+            self.at(at_s, partial(links.pull, transfer))
+
+    def _pulled(self, at_s: float, transfer: Transfer, there: bool) -> None:
+        """A transfer has ended: its executor reports."""
+        joined = self._by_address[transfer.target].executor.joined
+        seconds = max(at_s - transfer.began_s, 1e-9)
+        report = PullReport(
+            replica=joined.replica,
+            executor_epoch=joined.epoch,
+            scheduler_epoch=self.core.config.epoch,
+            pull=transfer.number,
+            there=there,
+            bytes_per_s=transfer.num_bytes / seconds if there else 0.0,
+        )
+        self.at(at_s + self._timing.bus_s, report)
+
+    def _unlink(self, at_s: float, member: Member) -> None:
+        """An executor is gone, and its cache with it."""
+        if self._links is not None and self._by_address.pop(member.address, None) is not None:
+            self._links.lose(at_s, member.address)
+
+    def _look_at_pulls(self, now_s: float) -> None:
+        """Add up how long sequences wait for pulls, and wake the scheduler for those that do not come."""
+        pulls = self.core.planner.pulls
+        self.pull_wait_s += self._num_waiting * (now_s - self._noted_s)
+        self._noted_s, self._num_waiting = now_s, 0
+        if not pulls.is_awaited:
+            return
+        self._num_waiting = sum(map(pulls.is_pulling, self.core.waiting))
+        if self._looks_s <= now_s or self._looks_s == NEVER_S:
+            self._looks_s = now_s + LOOK_S
+            self.at(self._looks_s, lambda _: None)

@@ -106,12 +106,23 @@ class Puller:
             if self._source is None:
                 self._prepare()
                 self._source = self._open()
+                self._copy(pull, 1)  # it opens what is behind the source, which is not to count as the link's rate
             began_s = time.perf_counter()
-            if self._outdated(pull.scheduler_epoch):
-                raise Abandoned("abandoned")
-            self._source.copy(pull.sources, pull.targets, lambda: self._outdated(pull.scheduler_epoch))
+            self._copy(pull, len(pull.sources))
         except MoveError as problem:
             error = str(problem)
         except Exception as problem:  # whatever the system may say: the blocks are computed
             error = f"{type(problem).__name__}: {problem}"
         self._done(pull, time.perf_counter() - began_s, error)
+
+    def _copy(self, pull: Pull, num_blocks: int) -> None:
+        """Copy the first blocks of a pull.
+
+        Raises:
+            MoveError: they are not there.
+        """
+        assert self._source is not None
+        if self._outdated(pull.scheduler_epoch):
+            raise Abandoned("abandoned")
+        sources, targets = pull.sources[:num_blocks], pull.targets[:num_blocks]
+        self._source.copy(sources, targets, lambda: self._outdated(pull.scheduler_epoch))

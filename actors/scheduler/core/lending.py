@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from pagebus.actors.scheduler.core.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
@@ -22,7 +23,7 @@ class Lending:
         self._sequence, self._fleet, self._pulls = sequence, fleet, pulls
         self._lender: Replica | None = None
         self._match, self._windowed = Match(0, [], []), Match(0, [], [])
-        self._is_known = not fleet.lends or sequence.pulls is not None
+        self._is_known = not fleet.lends or not pulls.may_wait(sequence)
 
     @property
     def most_tokens(self) -> int:
@@ -54,10 +55,14 @@ class Lending:
         link = self._pulls.link(lender, target)
         if len(blocks) > self._pulls.room(lender, target):
             return offer
-        anchors = [each for each in self._anchors(lender) if each in blocks]
-        numbers = tuple(dict.fromkeys(awaited.values()))
         saved = link.saves(len(blocks), gained, target.backlog())
-        loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, gained, saved, numbers)
+        count, numbers = link.room(len(blocks), saved), tuple(dict.fromkeys(awaited.values()))
+        if probes := count < len(blocks) and (count > 0 or link.is_unknown):
+            blocks, numbers = dict(islice(blocks.items(), count)), numbers + self._pulls.over(link)
+        saved = max(1, saved) if count or probes else saved
+        anchors = [each for each in self._anchors(lender) if each in blocks]
+        tokens = 0 if probes else gained
+        loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, tokens, saved, numbers, probes)
         return replace(offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, saved))
 
     def _lacking(self, target: Replica) -> dict[bytes, int]:

@@ -44,3 +44,7 @@ class ReadRate:
         """Blocks have been read so fast; 0: none has."""
         if bytes_per_s:
             self.bytes_per_s += (bytes_per_s - self.bytes_per_s) * (NEWEST_SHARE if self.bytes_per_s else 1.0)
+
+    def forget(self) -> None:
+        """Nothing has been seen."""
+        self.bytes_per_s = 0.0

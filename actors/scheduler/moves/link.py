@@ -8,20 +8,31 @@ MOST_FAILURES = 3
 """Pulls in a row that may fail before nothing is pulled over a link any more."""
 BESIDE_S = 0.001
 """What a pull takes beside the bytes: a plan, a report, and a plan."""
+PROBE_BYTES = 1 << 22
+"""So much is pulled to learn the rate: a long prefix would take minutes over a slow link."""
 
 
 class Link:
-    """Its ``rate``. ``num_under_way`` blocks are ordered, and neither there nor given up."""
+    """Its ``rate``. ``num_under_way`` blocks, of ``block_bytes`` each, are ordered, and neither there nor given up."""
 
-    def __init__(self, rate: ReadRate) -> None:
+    def __init__(self, rate: ReadRate, block_bytes: int) -> None:
         self.num_under_way = 0
         self._rate = rate
+        self._block_bytes = block_bytes
+        self._probe = max(1, PROBE_BYTES // max(1, block_bytes))
         self._failures = 0
+        self._is_fast = False
+        """Whether a probe was over too soon to tell the rate."""
 
     @property
     def bytes_per_s(self) -> float:
-        """What pulls have shown; 0: there was none."""
+        """What pulls have shown; 0: there was none, or it was over too soon."""
         return self._rate.bytes_per_s
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody has pulled over it."""
+        return not self._rate.bytes_per_s and not self._is_fast
 
     @property
     def is_broken(self) -> bool:
@@ -31,10 +42,19 @@ class Link:
     def saves(self, num_blocks: int, num_tokens: int, ahead: int) -> int:
         """By how many tokens of a device a sequence is sooner if ``num_blocks``, which hold ``num_tokens``, come over
         it now; 0 or less: computing them is quicker. While the device computes the ``ahead`` tokens of others, the
-        sequence waits in any case. 1 also where blocks are to come to show how fast the link is now."""
-        waits = max(0.0, self.cost_tokens(num_blocks + self.num_under_way) - ahead)
-        saved = int(num_tokens - waits)
-        return max(1, saved) if self._rate.pays(waits, num_tokens) else saved
+        sequence waits in any case."""
+        waits = self.cost_tokens(num_blocks + self.num_under_way) - ahead
+        return int(num_tokens - max(0.0, waits))
+
+    def room(self, num_blocks: int, saved: int) -> int:
+        """How many of ``num_blocks``, which save so many tokens, are to be pulled now: all, if that pays; a few, if the
+        rate is not known, or it is time to see whether it still is so bad; or none."""
+        if self.is_unknown:
+            return min(num_blocks, max(0, self._probe - self.num_under_way))
+        if saved > 0:
+            return num_blocks
+        tries = not self.num_under_way and self._rate.pays(self.cost_tokens(self._probe), 0)
+        return min(num_blocks, self._probe) if tries else 0
 
     def cost_tokens(self, num_blocks: int) -> float:
         """Tokens that a device could compute while so many blocks come over it; 0: not known."""
@@ -50,7 +70,12 @@ class Link:
         if not self.num_under_way:
             self._rate.declined(num_tokens)
 
-    def ended(self, *, there: bool, bytes_per_s: float) -> None:
-        """A pull has ended."""
+    def ended(self, num_blocks: int, *, there: bool, bytes_per_s: float, probes: bool = False) -> None:
+        """A pull of so many blocks has ended. ``probes``: it was to tell the rate."""
         self._failures = 0 if there else self._failures + 1
-        self._rate.learn(bytes_per_s)
+        num_bytes = num_blocks * self._block_bytes
+        self._is_fast = probes and PROBE_BYTES / 2 <= num_bytes <= bytes_per_s * BESIDE_S
+        if self._is_fast:
+            self._rate.forget()
+        else:
+            self._rate.learn(bytes_per_s)

@@ -6,12 +6,12 @@ that they are there, they are cached blocks like any others. Whatever goes wrong
 is computed, and nothing that a failed pull has written can be found.
 
 A sequence that wants the blocks waits in the queue, without a slot, as it would for a disk. It waits once until it has
-a slot.
+a slot, not counting pulls that only told how fast a link is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -29,6 +29,8 @@ PATIENCE_S = 10.0
 it."""
 
 
+MOST_PROBES = 64
+"""Of which is known that they were no more than that."""
 MOST_BYTES = 1 << 29
 """A pull takes up no further loan that would make it larger. Many small pulls cost a report each; from a large one all
 get their blocks at its end."""
@@ -38,8 +40,8 @@ get their blocks at its end."""
 class Pull:
     """``contents`` that a target pulls from a lender's ``sources`` into its ``blocks``: one loan, or several that were
     made at about the same time. ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is
-    lost. ``step``: the lender's last one that may write the blocks. ``is_void``: the contents are not wanted any more,
-    or not to be trusted."""
+    lost. ``step``: the lender's last one that may write the blocks. ``probes``: it is to tell the link's rate.
+    ``is_void``: the contents are not wanted any more, or not to be trusted."""
 
     number: int
     lender: Replica | None
@@ -52,6 +54,7 @@ class Pull:
     num_tokens: int = 0
     step: int = 0
     since_s: float | None = None
+    probes: bool = False
     is_ordered: bool = False
     is_void: bool = False
 
@@ -72,6 +75,8 @@ class Pulls:
     _links: dict[tuple[str, str], Link] = field(default_factory=dict)
     _bringing: dict[str, dict[bytes, int]] = field(default_factory=dict)
     """By target: contents and the numbers of the pulls that bring them."""
+    _probes: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PROBES))
+    """Those that told a link's rate, of late."""
     _held: Counter[str] = field(default_factory=Counter)
     """By replica: blocks that pulls hold, once for each pull."""
     _last: int = 0
@@ -89,7 +94,7 @@ class Pulls:
         """The way from one to the other."""
         key = lender.kv_address, target.name
         if key not in self._links:
-            self._links[key] = Link(ReadRate(target.block_bytes, target.prompt_rate))
+            self._links[key] = Link(ReadRate(target.block_bytes, target.prompt_rate), target.block_bytes)
         return self._links[key]
 
     def room(self, lender: Replica, target: Replica) -> int:
@@ -104,6 +109,14 @@ class Pulls:
         known = self._bringing.get(target.name, {})
         return {content: known[content] for content in contents if content in known} if known else {}
 
+    def over(self, link: Link) -> tuple[int, ...]:
+        """Those that come over a link."""
+        return tuple(pull.number for pull in self._live.values() if pull.link is link and not pull.is_void)
+
+    def may_wait(self, sequence: Sequence) -> bool:
+        """Whether the sequence has not waited for a pull yet that was more than a probe."""
+        return sequence.pulls is None or all(number in self._probes for number in sequence.pulls)
+
     # -- the life of a pull -------------------------------------------------------------------------------------------
     def begin(self, lender: Replica, target: Replica, loan: Loan, kept: list[int]) -> tuple[int, ...]:
         """Pull what is lent, in which the target has ``kept`` blocks. Returns the numbers of all pulls that bring a
@@ -111,6 +124,7 @@ class Pulls:
         if not loan.blocks:
             return loan.awaited
         pull = self._gathering(lender, target, len(loan.blocks))
+        pull.probes |= loan.probes
         target.pool.retain(kept)
         lender.pool.retain(loan.blocks)
         blocks = target.pool.allocate(len(loan.blocks))
@@ -149,7 +163,7 @@ class Pulls:
             pull.since_s = now_s if pull.since_s is None else pull.since_s
             if now_s - pull.since_s > PATIENCE_S and not pull.is_void:
                 self._void(pull)
-                pull.link.ended(there=False, bytes_per_s=0.0)
+                pull.link.ended(len(pull.blocks), there=False, bytes_per_s=0.0)
 
     def order(self) -> list[Replica]:
         """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these
@@ -175,12 +189,14 @@ class Pulls:
             return []
         count = len(pull.blocks)
         if not pull.is_void:
-            pull.link.ended(there=report.there, bytes_per_s=report.bytes_per_s)
+            rate = report.bytes_per_s
+            pull.link.ended(count, there=report.there, bytes_per_s=rate, probes=pull.probes)
         lands = report.there and not pull.is_void
         target.moves.num_pulled += count * lands
         target.moves.num_pulled_tokens += pull.num_tokens * lands
         target.moves.num_failed += count * (not report.there)
         if lands:
+            self._probes += [pull.number] if pull.probes else []
             for content, block in zip(pull.contents, pull.blocks, strict=True):
                 target.index.insert(content, block)
             target.index.new_anchors += pull.anchors

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec import structs
 
 from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
+from pagebus.actors.scheduler.moves import link
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
@@ -258,3 +259,4 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long elsewhere happens often."""
     rest_often(monkeypatch)
     split_often(monkeypatch)
+    monkeypatch.setattr(link, "PROBE_BYTES", 2000)

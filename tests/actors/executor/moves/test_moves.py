@@ -5,8 +5,9 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.moves.puller import Pull, Puller
-from pagebus.bus.messages import BlockPull, PullReport, StepPlan
+from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
 from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, content
 from tests.helpers.engine_driver import ints
 from tests.helpers.waiting import LIMIT_S
@@ -204,6 +205,34 @@ def test_a_pull_begins_behind_what_the_plan_is_behind(source: LocalCache) -> Non
     assert told.get(timeout=LIMIT_S) == ""
     assert np.array_equal(own.bytes[2], content(4))
     thread.close()
+
+
+def test_what_opens_a_source_does_not_count_as_time_of_the_copy() -> None:
+    """A block is copied before, so that a small first pull does not look like one over a slow link."""
+    copied: list[int] = []
+
+    class Slow:
+        is_gone = False
+
+        def copy(self, sources: Int32Array, *_: object) -> None:
+            time.sleep(0.0 if copied else 0.2)
+            copied.append(len(sources))
+
+        def close(self) -> None:
+            pass
+
+    told = queue.Queue[float]()
+    thread = Puller(
+        lambda: None,
+        lambda: cast("Source", Slow()),
+        lambda pull, seconds, error: told.put(seconds),
+        lambda epoch: False,
+    )
+    for _ in range(2):
+        assert thread.add([Pull(1, 1, ints([4, 5]), ints([2, 3]))])
+        assert told.get(timeout=LIMIT_S) < 0.15
+    thread.close()
+    assert copied == [1, 2, 2]
 
 
 @pytest.mark.parametrize("cause", ["the source is gone", "nobody pulls"])

@@ -184,7 +184,7 @@ def test_link_and_device_share_what_many_want() -> None:
             world.send(*(request(f"r{each}", prompt(40, seed=each), max_tokens=20) for each in range(count)))
             world.step("gpu-0")
     pulls, replicas = world.core.planner.pulls, world.core.replicas
-    pulls.link(replicas["gpu-0"], replicas["gpu-1"]).ended(there=True, bytes_per_s=500.0)
+    pulls.link(replicas["gpu-0"], replicas["gpu-1"]).ended(9, there=True, bytes_per_s=500.0)
     world.send(ReplicaSuspended("gpu-0", drains=True))
     while len(world.core.waiting) == count:
         world.step("gpu-0")

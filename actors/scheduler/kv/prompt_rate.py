@@ -6,7 +6,7 @@ from collections import deque
 
 LEAST_TOKENS = 256
 """Of prompts in a step that counts. Smaller steps take nearly as long, and say little of long prompts."""
-FORGET = 0.9
+FORGET = 0.8
 """Weight of a step relative to the one after it."""
 
 

@@ -25,6 +25,7 @@ from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequant
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.executor.moves.leaving import Leaving
+from pagebus.actors.executor.moves.reports import PullReports
 from pagebus.actors.executor.preload import import_engine, open_gpu, preload
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
@@ -88,7 +89,7 @@ class ExecutorActor(Actor):
         self._sleeping, self._leaving = Sleeping(bus, self.metrics, name), Leaving(settings.drain_timeout_s)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
-        self._kernels = KernelMetrics(self.metrics, name)
+        self._kernels, self._pull_reports = KernelMetrics(self.metrics, name), PullReports()
         self._experts: ExpertMetrics | None = None
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
@@ -122,7 +123,6 @@ class ExecutorActor(Actor):
         return {**super().lease_info(), **told}
 
     # -- life ---------------------------------------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Load the model. Plans already in the stream were meant for an earlier executor and are skipped."""
         self._loop = asyncio.get_running_loop()
@@ -249,9 +249,11 @@ class ExecutorActor(Actor):
         await self._outbox.flush()
 
     def bus_restarted(self) -> None:
-        """End as if the executor had died before any lost result: readers of such a result would wait forever."""
+        """Repeat reports of pulls; end if a result was lost, for which readers would wait forever."""
         if self._outbox is not None:
             self._outbox.bus_restarted()
+            for report in self._pull_reports.take():
+                self._publish(report)
 
     async def stop(self) -> None:
         """End the engine's threads."""
@@ -293,7 +295,6 @@ class ExecutorActor(Actor):
             self.set_state(self.state)
 
     # -- plans in, results out ----------------------------------------------------------------------------------------
-
     def _take(self, entry: Entry) -> None:
         assert self._engine is not None
         plan = entry.message
@@ -309,7 +310,7 @@ class ExecutorActor(Actor):
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
-        if isinstance(result, PullReport) and result.error:
+        if isinstance(result, PullReport) and self._pull_reports.note(result):
             self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
         try:
             if isinstance(result, StepResult):
@@ -349,7 +350,6 @@ class ExecutorActor(Actor):
                 return None
 
     # -- what the engine's threads say --------------------------------------------------------------------------------
-
     def _call(self, function: Callable[..., None], *args: object) -> None:
         """Run ``function`` on the event loop, from another thread; does nothing once the loop is closed."""
         assert self._loop is not None

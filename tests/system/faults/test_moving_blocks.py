@@ -22,7 +22,7 @@ from tests.chaos.deployment import Deployment
 from tests.chaos.load import Load
 from tests.chaos.test_chaos import Tell, busy, full, loaded, tell
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
-from tests.helpers.waiting import eventually, until
+from tests.helpers.waiting import LIMIT_S, eventually, until
 from tests.system.curtain import Curtain
 from tests.system.executor_processes import ExecutorProcesses
 from tests.system.harness import System, running
@@ -191,6 +191,6 @@ async def until_another(deployment: Deployment, before: psutil.Process, name: st
 
 def pulled(deployment: Deployment) -> float:
     """Blocks, by all executors so far."""
-    with urllib.request.urlopen(f"{deployment.url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{deployment.url}/metrics", timeout=LIMIT_S) as response:
         lines = response.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("pagebus:pulled_blocks_total"))

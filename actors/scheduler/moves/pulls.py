@@ -27,8 +27,6 @@ SHARE = 0.5
 PATIENCE_S = 10.0
 """Nobody waits for a pull longer than that. What it holds stays its own until its executor has said what became of
 it."""
-
-
 MOST_PROBES = 64
 """Of which is known that they were no more than that."""
 MOST_BYTES = 1 << 29

@@ -14,6 +14,7 @@ from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.core.placement import choose
 from pagebus.actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica
+from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.bus.messages import StepPlan, StepResult
 from tests.actors.scheduler.world import request
 
@@ -168,7 +169,7 @@ def look_up(num_replicas: int, where: str) -> None:
             fleet.outdate(replica)
         start = time.thread_time()
         fleet.refresh()
-        chosen = choose(sequence, fleet, fleet.open[0] & fleet.can_hold(sequence))
+        chosen = choose(sequence, fleet, fleet.open[0] & fleet.can_hold(sequence), Pulls())
         times.append((time.thread_time() - start) * 1e6)
         assert chosen is not None
         assert chosen[1].num_tokens == (0 if where == "nowhere" else LONG_TOKENS - BLOCK_SIZE)

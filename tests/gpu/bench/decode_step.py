@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pagebus.actors.bench.driver.shapes import write_model_folder
+from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.layout import TEMPERATURE, BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
@@ -30,7 +30,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class DecodeStep:
-    """One model of random weights with a cache of random numbers, for up to ``max_rows`` rows of ``max_context``."""
+    """A model (:func:`model_folder`) and a cache of random numbers, for up to ``max_rows`` rows of ``max_context``."""
 
     def __init__(
         self, name: str, max_rows: int, max_context: int, num_tokens: int, cache_dtype: torch.dtype = torch.bfloat16
@@ -38,7 +38,7 @@ class DecodeStep:
         """``num_tokens`` is what the cache holds; rows share blocks where that is not enough."""
         torch.cuda.set_device(CUDA)
         with tempfile.TemporaryDirectory() as parent:
-            folder = write_model_folder(name, Path(parent))
+            folder = model_folder(name, Path(parent))
             config = ModelConfig.load(folder)
             self.limits = BatchLimits(
                 max_num_seqs=max_rows, max_model_len=max_context + 1, max_num_batched_tokens=max_rows,
@@ -86,6 +86,11 @@ class DecodeStep:
         with torch.cuda.graph(graph):
             padded_pass(self.runner, bucket)
         return graph
+
+
+def model_folder(name: str, parent: Path) -> Path:
+    """Of one of SHAPES, written into ``parent``; of a folder that has a ``config.json``, itself."""
+    return write_model_folder(name, parent) if name in SHAPES else Path(name)
 
 
 def fill(cache: torch.Tensor, config: ModelConfig) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from pagebus.actors.bench.driver.shapes import SHAPES
 from pagebus.actors.executor.device.device import KV_DTYPES
 from tests.gpu.bench.decode_step import DecodeStep, replay_ms
 
@@ -70,7 +69,7 @@ def table_of(kernels: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=sorted(SHAPES))
+    parser.add_argument("model", help="one of SHAPES, or a folder with a config.json")
     parser.add_argument("--shapes", nargs="+", default=["8x576", "32x576", "64x576"])
     parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *KV_DTYPES])
     parser.add_argument("--json", type=Path)

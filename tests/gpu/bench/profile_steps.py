@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.simulator.recording.trace import Trace
 from pagebus.actors.simulator.workloads import WORKLOADS, make_workload
 from pagebus.bus.messages import StepPlan, StepResult
+from tests.gpu.bench.decode_step import model_folder
 from tests.helpers.engine_driver import Driver, Grown
 
 DEPTH = 2
@@ -194,7 +194,7 @@ def profile_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as parent:
         began = time.perf_counter()
         driver = Driver(
-            write_model_folder(name, Path(parent)), device=arguments.device, load_format="dummy", max_model_len=4096,
+            model_folder(name, Path(parent)), device=arguments.device, load_format="dummy", max_model_len=4096,
             max_num_seqs=arguments.max_num_seqs, enforce_eager=arguments.enforce_eager, pipeline_depth=DEPTH,
             swap_space=0.0, max_cudagraph_capture_size=arguments.max_cudagraph_capture_size,
         )  # fmt: skip
@@ -257,7 +257,7 @@ def profile_stretch(driver: Driver, trace: Trace, limit: int | None, out: Path |
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", choices=sorted(SHAPES))
+    parser.add_argument("models", nargs="+", help="of SHAPES, or folders with a config.json")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="chat1000")
     parser.add_argument("--requests", type=int, help="only the first so many")
     parser.add_argument("--runs", type=int, default=1)

@@ -19,7 +19,7 @@ from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import empty_step, padded_pass
 from pagebus.actors.executor.loading.weights import load_weights
-from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
+from pagebus.actors.executor.memory.kv_cache import Cache, allocate_kv_cache
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig
@@ -50,7 +50,7 @@ class DecodeStep:
         self.config = config
         cache = allocate_kv_cache(config, self.limits.num_blocks, BLOCK_SIZE, cache_dtype, CUDA)
         fill(cache, config)
-        self.runner = Runner(self.model, ops, self.limits, CUDA, cache, 2, max_rows)
+        self.runner = Runner(self.model, ops, self.limits, CUDA, Cache(cache, cache), 2, max_rows)
         state = self.runner.state
         state.columns.view(torch.float32)[TEMPERATURE].fill_(0.6)
         state.tokens.random_(0, config.vocab_size)

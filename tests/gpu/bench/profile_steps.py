@@ -77,7 +77,7 @@ class HostTimes:
         self._wrap(runner.model, "logits", "logits")
         self._wrap(runner, "sample_plainly", "sample")
         if runner.graphs is not None:
-            self._wrap(runner.graphs, "replay", "replay")
+            self._wrap(runner.graphs, "run", "replay")
         apply = driver.engine._apply
         driver.engine._apply = self._timed(apply, "apply")  # type: ignore[method-assign]
 

@@ -21,7 +21,15 @@ from pagebus.kernels.moe.grouped import combine, combine_reference
 from pagebus.kernels.moe.launch.rule import choose_invariant
 from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, PairConfig, Shape, Unsorted, leaves_unsorted
 from pagebus.kernels.moe.routing import WIDE_GRID
-from pagebus.kernels.moe.sorting import FEW_PAIRS, MOST_PAIRS, SortedPairs, most_items, sort_pairs, sort_pairs_reference
+from pagebus.kernels.moe.sorting import (
+    CHUNKS,
+    FEW_PAIRS,
+    MOST_PAIRS,
+    SortedPairs,
+    most_items,
+    sort_pairs,
+    sort_pairs_reference,
+)
 from pagebus.kernels.moe.weights import ExpertWeights
 
 H200 = Target(90, 132)
@@ -152,7 +160,8 @@ def launched(tokens: int, shape: Shape) -> tuple[object, ...]:
     """All that decides about kernels."""
     chosen, pairs = choose(tokens, shape, torch.bfloat16, H200), tokens * shape.top_k
     invariant = choose_invariant(tokens, shape, torch.bfloat16, H200)
-    return chosen, invariant, tokens > WIDE_GRID, min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs)))
+    sorted_by = min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs))), pairs > MOST_PAIRS
+    return chosen, invariant, tokens > WIDE_GRID, sorted_by
 
 
 def test_rows_at_odd_addresses() -> None:
@@ -220,7 +229,10 @@ def test_invariant(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("tokens", [16, 64])
-@pytest.mark.parametrize(("count", "num_experts", "top_k"), [(1, 8, 2), (40, 8, 4), (300, 12, 4), (3, 70, 10)])
+@pytest.mark.parametrize(
+    ("count", "num_experts", "top_k"),
+    [(1, 8, 2), (40, 8, 4), (300, 12, 4), (3, 70, 10), (MOST_PAIRS + 5, 6, 2), (CHUNKS * MOST_PAIRS + 5, 3, 1)],
+)
 def test_sort_pairs(count: int, num_experts: int, top_k: int, tokens: int, device: torch.device) -> None:
     """Order, items and counts are the reference's, with and without tokens that have no experts."""
     *_, experts = make_tokens(count, torch.float32, device, experts=num_experts, top_k=top_k)

@@ -9,7 +9,7 @@ import json
 import tests.kernels.compile_kernels as compiler
 from tests.kernels.quantized.launches import quantized, quantized_experts
 
-ELSEWHERE = ("_sort_kernel", "_combine_kernel")
+ELSEWHERE = ("_sort_kernel", "_count_kernel", "_sort_chunks_kernel", "_combine_kernel")
 """Kernels of experts that are compiled with those in 16 bits."""
 
 

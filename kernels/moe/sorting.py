@@ -17,7 +17,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 ITEM_FIELDS = 4
-FEW_PAIRS, MOST_PAIRS = 512, 4096
+FEW_PAIRS, MOST_PAIRS = 512, 2048
 """A program looks at so many at once, at least and at most. More are cut into chunks of the latter."""
 CHUNKS = 16
 """Whose counts a program reads at once."""
@@ -183,7 +183,7 @@ def sort_pairs(experts: torch.Tensor, num_experts: int, tokens: int) -> SortedPa
     empty = [(num_pairs,), (most_items(num_pairs, num_experts, tokens), ITEM_FIELDS), (1,), (num_experts,)]
     buffers = [torch.empty(shape, dtype=torch.int32, device=device) for shape in empty]
     block = min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(num_pairs)))
-    how: dict[str, Any] = {"BINS": bins, "BLOCK": block, "num_warps": 4 if block <= 2048 else 8, **pdl(device)}
+    how: dict[str, Any] = {"BINS": bins, "BLOCK": block, "num_warps": 4, **pdl(device)}
     if num_pairs <= block:
         _sort_kernel[(num_experts,)](experts, *buffers, num_pairs, num_experts, TOKENS=tokens, **how)
         return SortedPairs(tokens, *buffers)

@@ -16,7 +16,6 @@ from pagebus.kernels.common.user_tables import until_tables_change, user_folder
 from pagebus.kernels.linear.dispatch import Source
 from pagebus.kernels.linear.tables import table_path
 from pagebus.kernels.moe.coded import CodedConfig
-from pagebus.kernels.moe.hopper_experts import FLOWING_BYTES
 from pagebus.kernels.moe.launch.costs import Candidate, ExpertCosts
 from pagebus.kernels.moe.launch.rule import by_rule, choose_invariant
 from pagebus.kernels.moe.launch.shapes import (
@@ -140,5 +139,4 @@ def token_counts(shape: Shape, most: int, dtype: torch.dtype, target: Target | N
     ends = {end for end, one, other in zip(known, chosen, chosen[1:], strict=False) if one != other}
     ends |= {WIDE_GRID, *rule_ends(shape)}
     ends |= {(1 << bit) // shape.top_k for bit in range(FEW_PAIRS.bit_length() - 1, MOST_PAIRS.bit_length())}
-    ends.add(FLOWING_BYTES // (dtype.itemsize * shape.hidden * shape.top_k))
     return sorted({most, *(end for end in ends if 0 < end < most)})

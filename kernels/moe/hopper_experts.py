@@ -29,9 +29,6 @@ from pagebus.kernels.specialized.hopper_gemm import (
 
 GATHERED = 8
 """Pairs of a program that copies tokens."""
-FLOWING_BYTES = 100 * 2**20
-"""Copies of more than that leave nothing else in the L2 cache, not even the tokens, which each expert's pairs read
-again; unless the cache is told to keep these."""
 GATE_NUMBERS = {GateKind.SILU: 1, GateKind.GELU_TANH: 2, GateKind.SWIGLU_CLAMPED: 3}
 
 
@@ -46,7 +43,6 @@ def _gather_kernel(
     TOP_K: tl.constexpr,
     PAIRS: tl.constexpr,
     BLOCK: tl.constexpr,
-    FLOWS: tl.constexpr,  # past the L2 cache
     PDL: tl.constexpr,
 ):
     place = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
@@ -60,12 +56,9 @@ def _gather_kernel(
     mask = (place < num_pairs)[:, None] & (column < SIZE)[None, :]
     source = x_ptr + token.to(tl.int64)[:, None] * stride_x + column[None, :]
     target = out_ptr + place.to(tl.int64)[:, None] * SIZE + column[None, :]
-    if FLOWS:
-        tl.store(
-            target, tl.load(source, mask=mask, eviction_policy="evict_last"), mask=mask, eviction_policy="evict_first"
-        )
-    else:
-        tl.store(target, tl.load(source, mask=mask), mask=mask)
+    # Each expert's pairs read the tokens again, so these shall stay in the L2 cache, which many copies overflow.
+    x = tl.load(source, mask=mask, eviction_policy="evict_last")
+    tl.store(target, x, mask=mask, eviction_policy="evict_first")
 
 
 def gather_pairs(x: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -74,8 +67,8 @@ def gather_pairs(x: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tens
     out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
     block = min(1024, next_power_of_2(size))
     _gather_kernel[(-(-size // block), -(-num_pairs // GATHERED))](
-        x, order, out, x.stride(0), num_pairs, SIZE=size, TOP_K=top_k, PAIRS=GATHERED, BLOCK=block,
-        FLOWS=num_pairs * size * x.element_size() > FLOWING_BYTES, num_warps=4, **pdl(x.device),
+        x, order, out, x.stride(0), num_pairs, SIZE=size, TOP_K=top_k, PAIRS=GATHERED, BLOCK=block, num_warps=4,
+        **pdl(x.device),
     )  # fmt: skip
     return out
 

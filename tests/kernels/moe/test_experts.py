@@ -18,7 +18,6 @@ from pagebus.kernels.moe.experts import (
     shape_of,
 )
 from pagebus.kernels.moe.grouped import combine, combine_reference
-from pagebus.kernels.moe.hopper_experts import FLOWING_BYTES
 from pagebus.kernels.moe.launch.rule import choose_invariant
 from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, PairConfig, Shape, Unsorted, leaves_unsorted
 from pagebus.kernels.moe.routing import WIDE_GRID
@@ -162,8 +161,7 @@ def launched(tokens: int, shape: Shape) -> tuple[object, ...]:
     chosen, pairs = choose(tokens, shape, torch.bfloat16, H200), tokens * shape.top_k
     invariant = choose_invariant(tokens, shape, torch.bfloat16, H200)
     sorted_by = min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs))), pairs > MOST_PAIRS
-    flows = pairs * shape.hidden * 2 > FLOWING_BYTES
-    return chosen, invariant, tokens > WIDE_GRID, sorted_by, flows
+    return chosen, invariant, tokens > WIDE_GRID, sorted_by
 
 
 def test_rows_at_odd_addresses() -> None:

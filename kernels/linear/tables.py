@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,23 @@ def load_table(path: Path) -> Table:
 def merge_table(path: Path, product: Product, choices: dict[int, Config | None]) -> None:
     """Put the choices for one product into the table at ``path``, one line for each product; its others stay."""
     table = load_table(path)
-    table = {**table, product: {**table.get(product, {}), **choices}}
+    _write(path, {**table, product: {**table.get(product, {}), **choices}})
+
+
+def replace_bucket(
+    path: Path, bucket: int, products: Iterable[Product], choices: Mapping[Product, Config | None]
+) -> None:
+    """Of these products, the table at ``path`` has for ``bucket`` what ``choices`` have, and nothing of those that they
+    lack; all else stays."""
+    table = {product: dict(chosen) for product, chosen in load_table(path).items()}
+    for product in products:
+        table.get(product, {}).pop(bucket, None)
+    for product, config in choices.items():
+        table.setdefault(product, {})[bucket] = config
+    _write(path, {product: chosen for product, chosen in table.items() if chosen})
+
+
+def _write(path: Path, table: Table) -> None:
     write_rows(
         path,
         (

@@ -150,7 +150,8 @@ def _tune_one(product: Product, bucket: int, target: Target, folder: Path, timer
     best = min(times, key=lambda config: times[config])
     changed = times[best] <= GAIN * times[current]
     chosen = best if changed else current
-    merge_table(user_path(target, folder), product, {bucket: chosen})
+    if changed:  # a row counts as measured in every use, also where a norm is completed, which was not timed
+        merge_table(user_path(target, folder), product, {bucket: chosen})
     return Timed(product, bucket, times[current], times[chosen], chosen, changed)
 
 

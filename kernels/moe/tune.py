@@ -59,13 +59,13 @@ class Timer:
 
 def tune_experts(
     shape: Shape, target: Target, folder: Path, minutes: float, tell: Tell, compilers: Compilers,
-    clock: Callable[[], float] = time.monotonic, timer: Timer | None = None,
+    clock: Callable[[], float] = time.monotonic, timer: Timer | None = None, above: int = 0,
 ) -> list[TimedExperts]:  # fmt: skip
-    """Time the best few of each bucket, and write the user's table in ``folder`` bucket by bucket."""
+    """Time the best few of each bucket ``above`` so many tokens, and write the user's table in ``folder`` by and by."""
     end_s, found = clock() + 60 * minutes, []
     timer = timer or Timer(tell)
     read_user_tables(folder)
-    for bucket in order(shape):
+    for bucket in (bucket for bucket in order(shape) if bucket > above):
         if clock() >= end_s:
             tell(f"time of experts is over: {bucket} tokens and what comes behind keep their choices")
             break

@@ -114,10 +114,16 @@ ROOMS: dict[str, str] = {
         "kernels.lora bus.messages"
     ),
     "actors.executor": (
-        "actors.executor.loading actors.executor.ranks actors.executor.step actors.executor.graphs "
-        "actors.executor.sampling actors.executor.moves actors.executor.memory actors.executor.batch "
-        "actors.executor.device actors.runtime actors.model.grammars actors.model actors.telemetry actors.settings "
-        "kernels.linear kernels.moe kernels.moe.launch kernels.quantized.tuning kernels.common bus bus.messages"
+        "actors.executor.tuning actors.executor.loading actors.executor.ranks actors.executor.step "
+        "actors.executor.graphs actors.executor.sampling actors.executor.moves actors.executor.memory "
+        "actors.executor.batch actors.executor.device actors.runtime actors.model.grammars actors.model "
+        "actors.telemetry actors.settings kernels.linear kernels.moe kernels.moe.launch kernels.quantized.tuning "
+        "kernels.common bus bus.messages"
+    ),
+    "actors.executor.tuning": (
+        "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.models "
+        "actors.executor.memory actors.executor.batch actors.executor.device actors.model kernels.quantized.tuning "
+        "kernels.linear kernels.moe kernels.moe.launch kernels.common"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "

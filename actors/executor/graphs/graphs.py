@@ -311,7 +311,7 @@ class Graphs:
         if pool is None:
             pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with _no_collection():
+        with no_collection():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 yield graph
@@ -388,7 +388,7 @@ def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """No garbage collection while capturing: a finalizer that calls CUDA would break the capture."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -56,6 +56,17 @@ def merge_table(path: Path, shape: Shape, choices: dict[int, Config], **about: s
     write_rows(path, (rows[each] for each in sorted(rows)))
 
 
+def replace_bucket(path: Path, bucket: int, shape: Shape, config: Config | None) -> None:
+    """Such experts have this choice for ``bucket`` in the table at ``path``, or (None) none of it; all else stays."""
+    rows = {_shape(row): row for row in _rows(path)}
+    known = _choices(rows[shape]) if shape in rows else {}
+    known.pop(bucket, None)
+    known |= {} if config is None else {bucket: config}
+    packed = {str(each): pack(known[each]) for each in sorted(known)}
+    rows[shape] = {**rows.get(shape, shape._asdict()), "buckets": packed}
+    write_rows(path, (rows[each] for each in sorted(rows) if rows[each]["buckets"]))
+
+
 def load_user_table(target: Target, folder: Path) -> Table:
     """A user's choices; empty if there are none, or if the file was damaged: it only makes steps faster."""
     try:

@@ -11,18 +11,22 @@ import pytest
 import torch
 
 import pagebus.actors.executor.tune_command
+import pagebus.actors.executor.tuning.tune
 import pagebus.kernels.linear.tune
 import pagebus.kernels.moe.tune
 from pagebus.actors.bench.driver.shapes import SHAPES
 from pagebus.actors.commands.cli import main
 from pagebus.actors.executor.loading import kernel_cache
 from pagebus.actors.executor.tune_command import measurable
+from pagebus.actors.executor.tuning.changes import Measurable
+from pagebus.actors.executor.tuning.compiler import Wanted
+from pagebus.actors.executor.tuning.tune import TunedStep
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
-from pagebus.kernels.linear.shapes import Product
+from pagebus.kernels.linear.shapes import BUCKETS, Product
 from pagebus.kernels.linear.tables import merge_table
 from pagebus.kernels.linear.tune import Timed
 from pagebus.kernels.moe.choice import choose
@@ -77,29 +81,56 @@ def test_it_measures_every_product_of_the_model(folder: Path) -> None:
     assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == ([], None)
 
 
+@pytest.fixture
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if an H200 were here, on which nothing is measured."""
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "first_target", lambda: H200)
+    monkeypatch.setattr(pagebus.actors.executor.tune_command, "find_spec", lambda _: True)
+
+
+@pytest.mark.usefixtures("_gpu")
 def test_it_tunes_and_says_where_the_table_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the folder that is named, for the GPU here."""
+    """In the folder that is named, for the GPU here, in steps of the tokens that are named."""
     asked: list[Any] = []
 
     def tune(
-        products: list[Product], target: Target, where: Path, minutes: float, tell: Any, *_: object, **__: object
-    ) -> list[Timed]:
-        asked.append((len(products), target, where, pytest.approx(minutes, rel=0.01)))
+        wanted: Wanted, todo: Measurable, target: Target, where: Path, minutes: float, tell: Any, tokens: list[int]
+    ) -> list[TunedStep]:
+        asked.append((wanted.dtype, wanted.cache_dtype, len(todo.products), target, where, minutes, tokens))
         tell("one line")
-        return [Timed(products[0], 8, 20.0, 15.0, None, changed=True)]
+        return [TunedStep(8, 2.0, 1.5), TunedStep(1, 2.0, 2.0)]
 
-    monkeypatch.setattr(pagebus.actors.executor.tune_command, "first_target", lambda: H200)
-    monkeypatch.setattr(pagebus.actors.executor.tune_command, "find_spec", lambda _: True)
-    monkeypatch.setattr(pagebus.kernels.linear.tune, "tune", tune)
+    monkeypatch.setattr(pagebus.actors.executor.tuning.tune, "tune_steps", tune)
     shapes = folder / "shapes"
-    assert main(["tune", str(folder), "--minutes", "2.5", "--launch-shapes-dir", str(shapes)]) == 0
-    assert asked == [(7, H200, shapes, 2.5)]
+    options = ["--minutes", "2.5", "--launch-shapes-dir", str(shapes), "--kv-cache-dtype", "int8"]
+    assert main(["tune", str(folder), "--tokens", "1", "8", *options]) == 0
+    assert asked == [(torch.bfloat16, torch.int8, 7, H200, shapes, 2.5, [1, 8])]
     text = capsys.readouterr().out
     assert "one line" in text
-    assert "1 of 1 choices are changed, the best by 25%" in text
+    assert "1 of 2 choices are changed, the best by 25%" in text
     assert str(user_path(H200, shapes)) in text
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_model_that_only_pools_is_timed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no decode steps."""
+    asked: list[int] = []
+
+    def tune(products: list[Product], *_: object, **__: object) -> list[Timed]:
+        asked.append(len(products))
+        return [Timed(products[0], 8, 20.0, 15.0, None, changed=True)]
+
+    monkeypatch.setattr(pagebus.kernels.linear.tune, "tune", tune)
+    (folder / "config.json").write_text(json.dumps(SHAPES["llama8b"] | {"architectures": ["LlamaModel"]}))
+    assert main(["tune", str(folder), "--launch-shapes-dir", str(folder)]) == 0
+    assert len(asked) == 1
+
+
+def test_buckets_are_those_of_products() -> None:
+    """Written down once more, as those import torch."""
+    assert pagebus.actors.executor.tune_command.BUCKETS == BUCKETS
 
 
 @pytest.fixture
@@ -122,33 +153,32 @@ def test_experts_are_measured_in_16_bits(mixture: Path) -> None:
         assert measurable(asked, with_quantization(asked, config), H200).experts is None
 
 
-def test_experts_have_half_of_the_time(
+@pytest.mark.usefixtures("_gpu")
+def test_steps_come_before_experts_of_more_tokens(
     mixture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They come first; products get what is left, and both tables are named."""
-    asked: list[tuple[str, float]] = []
+    """They have half of the time, the others what is left; both tables are named."""
+    asked: list[tuple[float, int]] = []
 
     def tune_experts(
-        shape: Shape, target: Target, where: Path, minutes: float, tell: Any, _: object
+        shape: Shape, target: Target, where: Path, minutes: float, tell: Any, _: object, above: int
     ) -> list[TimedExperts]:
-        asked.append((shape.name, minutes))
-        config = choose(8, shape, torch.bfloat16, target)
-        return [TimedExperts(shape, 8, 20.0, 15.0, config, changed=True)]
+        asked.append((minutes, above))
+        config = choose(512, shape, torch.bfloat16, target)
+        return [TimedExperts(shape, 512, 20.0, 10.0, config, changed=True)]
 
     def tune(
-        products: list[Product], target: Target, where: Path, minutes: float, tell: Any, *_: object, **__: object
-    ) -> list[Timed]:
-        asked.append((products[0].name, minutes))
-        return [Timed(products[0], 8, 20.0, 10.0, None, changed=True)]
+        wanted: Wanted, todo: Measurable, target: Target, where: Path, minutes: float, *_: object
+    ) -> list[TunedStep]:
+        asked.append((minutes, len(todo.products)))
+        return [TunedStep(8, 20.0, 15.0)]
 
-    clock = iter([100.0, 160.0])  # the command's begin, and the end of experts
-    monkeypatch.setattr(pagebus.actors.executor.tune_command, "first_target", lambda: H200)
-    monkeypatch.setattr(pagebus.actors.executor.tune_command, "find_spec", lambda _: True)
+    clock = iter([100.0, 160.0])  # the begin, and the end of steps
     monkeypatch.setattr(pagebus.actors.executor.tune_command, "monotonic", lambda: next(clock))
     monkeypatch.setattr(pagebus.kernels.moe.tune, "tune_experts", tune_experts)
-    monkeypatch.setattr(pagebus.kernels.linear.tune, "tune", tune)
+    monkeypatch.setattr(pagebus.actors.executor.tuning.tune, "tune_steps", tune)
     assert main(["tune", str(mixture), "--minutes", "4", "--launch-shapes-dir", str(mixture)]) == 0
-    assert asked == [("128x8:2048x768", 2.0), ("plain:5120x2048", 3.0)]
+    assert asked == [(2.0, 4), (3.0, BUCKETS[-1])]
     text = capsys.readouterr().out
     assert "2 of 2 choices are changed, the best by 50%" in text
     assert str(user_path(H200, mixture)) in text

@@ -66,7 +66,8 @@ def bench_decodes(*, variants: bool) -> dict[str, dict[str, float]]:
 
 def bench_steps() -> dict[str, dict[str, float]]:
     """Milliseconds; one model, whose cache is another each time."""
-    from tests.gpu.bench.decode_step import BLOCK_SIZE, CUDA, DecodeStep, fill, replay_ms
+    from pagebus.actors.executor.tuning.decode_step import BLOCK_SIZE, fill
+    from tests.gpu.bench.decode_step import CUDA, DecodeStep, replay_ms
 
     step, found = DecodeStep("llama8b", 256, 8192, 256 * 600, torch.float8_e4m3fn), {}
     for name in ("fp8", "int8", "fp8 again", "int8 again"):

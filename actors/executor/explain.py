@@ -12,8 +12,8 @@ from pagebus.actors.executor.batch.step_work import StepWork, prefill_rows
 from pagebus.actors.executor.device.device import check_attention, resolve_dtype, resolve_kv_dtype, resolve_token_budget
 from pagebus.actors.executor.graphs.graphs import empty_step
 from pagebus.actors.executor.loading.dry_run import META, make_runner
-from pagebus.actors.executor.loading.loading import graph_tokens
-from pagebus.actors.executor.step.runner import Launch
+from pagebus.actors.executor.loading.loading import decodes_apart, graph_tokens
+from pagebus.actors.executor.step.launch import Launch
 from pagebus.actors.executor.step.step_kernels import Choice, StepKernels
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
@@ -99,8 +99,8 @@ class AbsentEngine:
         self.dtype = resolve_dtype(settings, config.dtype, CPU if target is None else META)
         self.kv_dtype = resolve_kv_dtype(settings, self.dtype)
         self.runner = make_runner(settings, config, self.dtype)[1]
-        self._has_graphs = graph_tokens(settings, config, META) > 0
-        self._decodes_apart = not settings.deterministic
+        self._has_graphs = graph_tokens(settings, config, META, self.dtype) > 0
+        self._decodes_apart = decodes_apart(settings, config)
 
     def steps(self) -> list[ExplainedStep]:
         """Every kind of step that fits the settings' limits."""

@@ -127,9 +127,9 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
-        "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.batch "
-        "actors.executor.device actors.executor.moves actors.executor.ranks actors.runtime actors.model "
-        "actors.executor.loading.formats "
+        "actors.executor.pooling actors.executor.models actors.executor.layers actors.executor.memory "
+        "actors.executor.batch actors.executor.device actors.executor.moves actors.executor.ranks actors.runtime "
+        "actors.model actors.executor.loading.formats "
         "actors.executor.loading.weight_copy actors.settings "
         "kernels.attention kernels.latent kernels.linear kernels.common bus.messages"
     ),
@@ -147,16 +147,16 @@ ROOMS: dict[str, str] = {
         "actors.settings kernels.exchange kernels.coded bus bus.messages"
     ),
     "actors.executor.step": (
-        "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.layers "
-        "actors.executor.memory actors.executor.batch actors.executor.device actors.model actors.telemetry "
-        "actors.settings kernels.attention kernels.latent kernels.linear kernels.moe kernels.moe.launch "
-        "kernels.quantized bus.messages"
+        "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.pooling "
+        "actors.executor.layers actors.executor.memory actors.executor.batch actors.executor.device actors.model "
+        "actors.telemetry actors.settings kernels.attention kernels.latent kernels.linear kernels.moe "
+        "kernels.moe.launch kernels.quantized bus.messages"
     ),
     "actors.executor.graphs": (
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
     ),
     "actors.executor.sampling": (
-        "actors.executor.models actors.executor.pooling actors.executor.batch actors.executor.device "
+        "actors.executor.models actors.executor.batch actors.executor.device "
         "actors.model.grammars actors.model kernels.sampling bus.messages"
     ),
     "actors.executor.models": (

@@ -51,11 +51,12 @@ class PersistentBatch:
     applies plans.
 
     Without ``decodes_apart`` a decode counts as a prompt of one token, and the work of this batch has no decodes.
+    With ``pools_all`` steps give the states of all their tokens.
     """
 
-    def __init__(self, limits: BatchLimits, *, decodes_apart: bool = True) -> None:
+    def __init__(self, limits: BatchLimits, *, decodes_apart: bool = True, pools_all: bool = False) -> None:
         self.limits = limits
-        self._decodes_apart = decodes_apart
+        self._decodes_apart, self._pools_all = decodes_apart, pools_all
         self._size = limits.max_num_seqs + 1
         self._table_width = limits.table_width
         self._layout = limits.layout
@@ -75,7 +76,7 @@ class PersistentBatch:
     def _fill(self) -> None:
         self._table.fill(0)
         self._end_ids = np.full((self._size, 2), -1, np.int32)
-        self._scored = LogprobSlots(self._size)
+        self._scored = LogprobSlots(self._size, pools_all=self._pools_all)
         self._lengths = KnownLengths(self._size)
 
     def reset(self) -> None:

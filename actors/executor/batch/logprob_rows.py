@@ -31,8 +31,8 @@ class LogprobRows:
     are the largest counts. ``packed`` and ``packed_prompts`` are the packed rows, once they have come to the host.
 
     ``pooled`` [p] sequence ids, ``pooled_starts``, ``pooled_lengths`` [p]: parts of prompts whose states are summed;
-    ``pooled_rows`` [p] says where they begin in the pass. If ``pooled_sampled``, each is one token behind which one is
-    sampled. ``packed_pooled`` [p, H] are the bits of the sums.
+    ``pooled_firsts`` [p] says where they begin among the hidden states. If ``pooled_sampled``, each is one token behind
+    which one is sampled, and the states are those of such tokens. ``packed_pooled`` [p, H] are the bits of the sums.
 
     ``picking`` [i] are those of the ``rows`` (their places among them) whose alternatives are picked tokens:
     ``picked_counts`` [i] of ``picked_ids`` [K] each. ``packed_picked`` [K] are the bits of their log probabilities."""
@@ -46,7 +46,7 @@ class LogprobRows:
     pooled: Int32Array
     pooled_starts: Int32Array
     pooled_lengths: Int32Array
-    pooled_rows: Int32Array
+    pooled_firsts: Int32Array
     packed: Int32Array | None = None
     packed_prompts: Int32Array | None = None
     packed_pooled: Int32Array | None = None
@@ -61,6 +61,11 @@ class LogprobRows:
         """Whether it needs hidden states behind which nothing is sampled."""
         return bool(len(self.prompts) or (len(self.pooled) and not self.pooled_sampled))
 
+    def reads_more(self, *, pools_all: bool) -> bool:
+        """Whether it needs other states than a step that is padded gives: ``pools_all`` of all tokens, to be pooled;
+        otherwise of those behind which one is sampled."""
+        return len(self.prompts) > 0 if pools_all else self.reads_prompts
+
     @property
     def num_top(self) -> int:
         return int(self.counts.max(initial=0))
@@ -74,7 +79,9 @@ class LogprobSlots:
     """Which slots report log probabilities, of how many alternatives, and the prompt's states, from which token on;
     ``NOT_ASKED`` for none."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, pools_all: bool = False) -> None:
+        """``pools_all``: steps give the states of all their tokens, whatever is pooled."""
+        self._pools_all = pools_all
         self._output = np.full(size, NOT_ASKED, np.int32)
         self._prompt = np.full(size, NOT_ASKED, np.int32)
         self._pooled_from = np.full(size, NOT_ASKED, np.int32)
@@ -126,8 +133,7 @@ class LogprobSlots:
         ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` and
         ``hidden_index`` [N]. Puts ``score_rows`` [m] (rows of the logits), ``prompt_hidden`` [Q] (rows of the hidden
         states) and ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into
-        ``deltas``, and ``pooled_index`` [p] where each pooled part is one token: rows of the hidden states, which are
-        those of tokens behind which one is sampled if the step reads no others.
+        ``deltas``.
         """
         if not self._any:
             return None
@@ -153,13 +159,10 @@ class LogprobSlots:
             pooled=sequence_ids[pooled],
             pooled_starts=(starts + skipped)[pooled],
             pooled_lengths=pooled_lengths[pooled],
-            pooled_rows=(query_start[:-1] + skipped)[pooled],
+            pooled_firsts=(query_start[:-1] + skipped)[pooled],
         )
-        if len(pooled) and (requested.pooled_lengths == 1).all():
-            places = np.searchsorted(hidden_index, requested.pooled_rows).astype(np.int32)
-            there = hidden_index[places[places < len(hidden_index)]]
-            requested.pooled_sampled = not len(parts) and np.array_equal(there, requested.pooled_rows)
-            deltas["pooled_index"] = places if requested.pooled_sampled else requested.pooled_rows
+        if len(pooled) and not len(parts) and not self._pools_all:
+            _find_sampled(requested, hidden_index)
         if len(rows):
             deltas["score_rows"] = rows
             if self._picked:
@@ -180,6 +183,15 @@ class LogprobSlots:
             requested.picked_ids = np.concatenate([ids for _, ids in found])
             deltas["picked_rows"] = np.repeat(requested.picking, requested.picked_counts)
             deltas["picked_ids"] = requested.picked_ids
+
+
+def _find_sampled(requested: LogprobRows, hidden_index: Int32Array) -> None:
+    """Look for the pooled parts among the tokens behind which one is sampled: each may be one of these."""
+    if (requested.pooled_lengths == 1).all():
+        places = np.searchsorted(hidden_index, requested.pooled_firsts).astype(np.int32)
+        there = hidden_index[places[places < len(hidden_index)]]
+        if np.array_equal(there, requested.pooled_firsts):
+            requested.pooled_sampled, requested.pooled_firsts = True, places
 
 
 def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:

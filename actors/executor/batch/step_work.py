@@ -90,6 +90,12 @@ class StepWork:
         return self.num_decodes == len(self.slots)
 
     @property
+    def wants_all(self) -> bool:
+        """Whether the hidden states of all tokens are needed."""
+        scored = self.logprob_rows is not None and self.logprob_rows.reads_prompts
+        return scored or len(self.hidden_index) == self.num_tokens
+
+    @property
     def extras(self) -> Extras:
         return Extras(
             self.extra_ruled, self.extra_masked, len(self.constrained) > 0, self.extra_worded, self.extra_penalized,

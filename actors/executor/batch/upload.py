@@ -15,6 +15,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.layout import aligned
+from pagebus.actors.executor.batch.logprob_rows import LogprobRows
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.agreement import WORDS
 from pagebus.actors.executor.device.device import new_event
@@ -23,8 +24,9 @@ from pagebus.kernels.attention.prefill_plan import MERGE_FIELDS, SPAN_FIELDS, Qu
 
 (
     SLOTS, STARTS, QUERY_START, DECODE_LENS, SAMPLE_SLOTS, HIDDEN_INDEX, SAMPLE_LENS, POSITIONS, INDEXES, MASK_PLACES,
-) = range(10)  # fmt: skip
-NUM_ROWS = 10
+    PART_FIRSTS, PART_COUNTS,
+) = range(12)  # fmt: skip
+NUM_ROWS = 12
 COPY_INTS = 1024
 """Copies to the device are multiples of it."""
 
@@ -34,8 +36,9 @@ class Header:
     """Views of the header on the device. ``agreed`` [2] is what ranks compare. ``merges`` [M, 4] and ``spans`` [N,
     5] are for steps with prompts, and so are ``hidden_index`` and ``sample_lens`` (context lengths);
     ``decode_lens`` is for those of them that are padded to a bucket. ``mask_places`` is for steps with rows that
-    follow a grammar: which of the step's masks each row has, -1 for none. All but the first three have room for
-    every slot: four are by row of the pass (use the first R), six by sampled token (the first N)."""
+    follow a grammar: which of the step's masks each row has, -1 for none. ``part_firsts`` and ``part_counts`` are
+    the parts of prompts that are pooled. All but the first three have room for every slot: four are by row of the
+    pass (use the first R), six by sampled token (the first N), two by part (the first p)."""
 
     agreed: torch.Tensor
     merges: torch.Tensor
@@ -50,6 +53,13 @@ class Header:
     positions: torch.Tensor
     indexes: torch.Tensor
     mask_places: torch.Tensor
+    part_firsts: torch.Tensor
+    part_counts: torch.Tensor
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the pooled parts begin, and how many tokens they have."""
+        return self.part_firsts, self.part_counts
 
 
 @dataclass(slots=True)
@@ -134,6 +144,7 @@ class Uploader:
         _pack_rows(rows, work)
         if bucket is not None and bucket.rows > min(len(work.slots), len(work.positions)):
             _pad_rows(rows, work, bucket.rows, self._dummy_slot)
+        _pack_parts(rows, work.logprob_rows, 0 if bucket is None else bucket.rows)
         num_spans = bucket.spans if bucket is not None else 0 if cut is None else len(cut.spans)
         if work.agreed is not None:
             buffer.array[self._row_ints :][:WORDS] = work.agreed
@@ -215,6 +226,15 @@ def _pad_rows(rows: Int32Array, work: StepWork, padded_rows: int, dummy_slot: in
     rows[POSITIONS, unsampled] = -1
     rows[INDEXES, unsampled] = 0
     rows[MASK_PLACES, unsampled] = -1
+
+
+def _pack_parts(rows: Int32Array, requested: LogprobRows | None, padded_parts: int) -> None:
+    """Parts that are pooled, behind them empty ones."""
+    num_parts = 0 if requested is None else len(requested.pooled)
+    if requested is not None:
+        rows[PART_FIRSTS, :num_parts] = requested.pooled_firsts
+        rows[PART_COUNTS, :num_parts] = requested.pooled_lengths
+    rows[PART_COUNTS, num_parts:padded_parts] = 0
 
 
 def _pack_tail(target: Int32Array, start: int, deltas: dict[str, Int32Array]) -> dict[str, tuple[int, int]]:

@@ -60,6 +60,12 @@ class AddSum(Protocol):
     def __call__(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> None: ...
 
 
+class SumParts(Protocol):
+    """:func:`pagebus.kernels.layers.parts.sum_parts`"""
+
+    def __call__(self, states: Tensor, firsts: Tensor, counts: Tensor) -> Tensor: ...
+
+
 class CapLogits(Protocol):
     """:func:`pagebus.kernels.layers.logits.cap_logits`"""
 

@@ -20,12 +20,14 @@ from pagebus.actors.executor.loading.loading import (
     cache_dtype,
     cache_format,
     choose_ops,
+    decodes_apart,
     graph_tokens,
     pieces_tokens,
 )
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import is_float8
 from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.pooling.parts import pools_all_tokens
 from pagebus.actors.executor.ranks.absent import AbsentRanks
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
@@ -53,8 +55,8 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     )  # fmt: skip
     head = head_files(settings, config)
     cache = cache_format(settings, config, dtype, head).allocate(limits.num_blocks, META)
-    most_tokens = graph_tokens(settings, config, META)
-    apart, wanted = not settings.deterministic, speculation(settings)
+    most_tokens = graph_tokens(settings, config, META, dtype)
+    apart, wanted = decodes_apart(settings, config), speculation(settings)
     runner = Runner(
         model, ops, limits, META, cache, settings.pipeline_depth, most_tokens,
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
@@ -63,7 +65,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     )  # fmt: skip
     agreement.use(runner.uploader.header.agreed)
     runner.select_long_rows = PrefillBackend(runner).parts
-    return PersistentBatch(limits, decodes_apart=apart), runner
+    return PersistentBatch(limits, decodes_apart=apart, pools_all=pools_all_tokens(config)), runner
 
 
 @torch.inference_mode()
@@ -74,5 +76,5 @@ def dry_run(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None
         calculate_scales(runner.model)
     with runner.model.few_layers():
         run_all_steps(batch, runner)
-    if graph_tokens(settings, config, META):
+    if graph_tokens(settings, config, META, dtype):
         Graphs(runner.buckets, adapters=runner.adapters is not None).capture(runner, lambda share: None)

@@ -44,6 +44,8 @@ from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, 
 from pagebus.actors.executor.memory.swap import make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.moves.opening import may_move, open_moves
+from pagebus.actors.executor.pooling.full_attention import takes_any_lengths
+from pagebus.actors.executor.pooling.parts import pools_all_tokens
 from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.executor.step.drafting import Lookup
@@ -64,6 +66,9 @@ LAUNCH_FLOPS = 15_000_000_000_000
 (A step of llama8b with 512 tokens computes for 13 ms, and was launched in 15 beside the other actors; one of 1024 takes
 21 to 24 ms either way.) A larger step gains nothing from a graph, and would be padded."""
 MAX_GRAPH_TOKENS = 4096
+MAX_ENCODER_GRAPH_TOKENS = 1024
+"""In a graph, attention of an encoder has programs for rows as long as the graph, whatever the rows are: many more than
+it needs, of large ones."""
 
 Progress = Callable[[str, float], None]
 """Called with the phase ("weights", "kernels", "kv cache", "graphs") and the done share of it, 0..1."""
@@ -159,12 +164,13 @@ def _load(
         set_kv_scales(model, path, settings)
     progress("kv cache", 0.0)
     first_cache = cached.allocate(1, device)
-    batch = PersistentBatch(limits, decodes_apart=not settings.deterministic)
-    most_tokens = int(comm.least(graph_tokens(settings, config, device))) if comm.captures else 0
+    apart = decodes_apart(settings, config)
+    batch = PersistentBatch(limits, decodes_apart=apart, pools_all=pools_all_tokens(config))
+    most_tokens = int(comm.least(graph_tokens(settings, config, device, dtype))) if comm.captures else 0
     wanted = speculation(settings)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
-        pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=not settings.deterministic,
+        pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=apart,
         lookup=Lookup(wanted.longest, wanted.shortest), head=drafter,
         adapters=None if residents is None else residents.slots,
     )  # fmt: skip
@@ -281,12 +287,22 @@ def demand_of(limits: BatchLimits, block_bytes: int) -> KvDemand:
     )  # fmt: skip
 
 
-def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device) -> int:
+def decodes_apart(settings: Settings, config: ModelConfig) -> bool:
+    """Whether rows of one token have kernels of their own: not where results depend on no other row, nor of an encoder,
+    for which they are prompts as all others."""
+    return not settings.deterministic and not config.in_one_step
+
+
+def graph_tokens(settings: Settings, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
     """The most tokens of a step that runs from a CUDA graph, 0 for none."""
-    if device.type == "cpu" or settings.enforce_eager or config.in_one_step:
+    if device.type == "cpu" or settings.enforce_eager:
+        return 0
+    if config.in_one_step and not takes_any_lengths(dtype, config.head_dim):
         return 0
     if settings.max_cudagraph_capture_size is not None:
         return settings.max_cudagraph_capture_size
+    if config.in_one_step:
+        return min(MAX_ENCODER_GRAPH_TOKENS, _hidden_by_computing(config))
     return max(settings.max_num_seqs, min(MAX_GRAPH_TOKENS, _hidden_by_computing(config)))
 
 

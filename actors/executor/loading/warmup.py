@@ -21,8 +21,9 @@ from pagebus.bus.messages import NewSequence, SamplingParams, StepPlan
 from pagebus.kernels.attention.cudnn_prefill import PIECES
 from pagebus.kernels.linear import shapes
 
-RANDOM, GREEDY, EXTRAS = "random", "greedy", "extras"
-"""How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling."""
+RANDOM, GREEDY, EXTRAS, POOLED = "random", "greedy", "extras", "pooled"
+"""How made-up sequences are sampled. Extras: everything at once that is done apart from plain sampling, and pooling.
+Pooled: as random, and pooled."""
 
 
 def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str, computed: int = 0) -> NewSequence:
@@ -37,6 +38,7 @@ def _new(slot: int, num_tokens: int, limits: BatchLimits, sampling: str, compute
         seed=slot,
         sampling=_sampling(sampling, limits.vocab_size),
         end_token_ids=(0,) if sampling == EXTRAS else (),
+        pooled_from=0 if sampling in (EXTRAS, POOLED) else None,
     )
 
 
@@ -86,7 +88,7 @@ def _lengths(limits: BatchLimits, num_rows: int, total: int) -> list[int]:
 
 def full_prompt_steps(limits: BatchLimits, *, samples: bool = True) -> list[StepPlan]:
     """The largest prompt steps there can be, each for an empty batch: few long prompts, many with every kind of
-    sampling, many plain ones. Of a model that only pools none ``samples``."""
+    sampling, many plain ones. Of a model that only pools none ``samples``, but they are pooled."""
     budget = limits.max_num_batched_tokens
     many = min(limits.max_num_seqs, budget)
     few = min(many, max(1, budget // max(1, limits.max_model_len - 2)))
@@ -94,7 +96,7 @@ def full_prompt_steps(limits: BatchLimits, *, samples: bool = True) -> list[Step
         return []
     return [
         _entering(_lengths(limits, num_rows, budget), limits, sampling)
-        for num_rows, sampling in ((few, RANDOM), (many, EXTRAS if samples else RANDOM), (many, RANDOM))
+        for num_rows, sampling in ((few, RANDOM), (many, EXTRAS if samples else POOLED), (many, RANDOM))
     ]
 
 
@@ -135,7 +137,7 @@ def small_steps(
     also longer ones, with every sampling, and one for each number of tokens for which products have own kernels, and
     for each of ``counts``."""
     groups = []
-    for sampling in (RANDOM, GREEDY, EXTRAS)[: 3 if samples else 2] if thorough else (RANDOM,):
+    for sampling in (RANDOM, GREEDY, EXTRAS if samples else POOLED) if thorough else (RANDOM,):
         for wanted in ([1], [17, 3, 1]) if thorough else ([1],):
             lengths = [length for length in wanted if length <= limits.max_model_len - 3][: limits.max_num_seqs]
             if lengths and sum(lengths) <= limits.max_num_batched_tokens:

@@ -13,6 +13,11 @@ _varlen = torch.ops.aten._flash_attention_forward
 """What `torch.nn.attention.varlen` calls, without its imports (the compiler's, of seconds) and its checks."""
 
 
+def takes_any_lengths(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether CUDA attends to rows of any lengths at once, from lengths on the device: a graph holds that."""
+    return dtype in HALVES and head_dim % 8 == 0 and head_dim <= LARGEST_HEAD
+
+
 def full_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, longest: int, scale: float
 ) -> torch.Tensor:
@@ -22,7 +27,7 @@ def full_attention(
         return torch.empty_like(q)
     if q.device.type == "cpu":
         return _row_by_row(q, k, v, query_start, scale)
-    if q.dtype in HALVES and q.shape[2] % 8 == 0 and q.shape[2] <= LARGEST_HEAD:
+    if takes_any_lengths(q.dtype, q.shape[2]):
         rows = query_start, query_start, longest, longest
         found: torch.Tensor = _varlen(q, k, v, *rows, 0.0, False, False, scale=scale)[0]
         return found

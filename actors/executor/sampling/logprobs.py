@@ -1,4 +1,4 @@
-"""Log probabilities and sums of prompts' hidden states, device side."""
+"""Log probabilities of a step, device side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.logprob_rows import MAX_TOP, LogprobRows
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.models import Model
-from pagebus.actors.executor.pooling.head import PooledHead
 
 MIN_PROMPT_ROWS = 64
 MAX_PROMPT_ROWS = 256
@@ -111,19 +110,3 @@ class LogprobComputer:
             logits = model.logits(hidden.index_select(0, hidden_index[piece]))
             pieces.append(self._logprobs(logits, tokens[piece], requested.prompt_num_top))
         return torch.cat(pieces)
-
-
-def pool(
-    requested: LogprobRows, hidden: torch.Tensor, index: torch.Tensor | None, head: PooledHead | None
-) -> torch.Tensor:
-    """Sums [p, numbers] float32 over the pooled parts of ``hidden`` [T, H], always in the same order. ``index`` [p]:
-    where each has one token only, which. A ``head`` is applied to the mean, and told as often as there are tokens."""
-    if index is not None:
-        pooled = hidden.index_select(0, index).float()
-        return pooled if head is None else head(pooled)
-    parts = list(zip(requested.pooled_rows.tolist(), requested.pooled_lengths.tolist(), strict=True))
-    pooled = torch.stack([hidden[row : row + length].sum(0, dtype=torch.float32) for row, length in parts])
-    if head is None:
-        return pooled
-    means = torch.stack([row / length for row, (_, length) in zip(pooled, parts, strict=True)])
-    return torch.stack([row * length for row, (_, length) in zip(head(means), parts, strict=True)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,27 +26,18 @@ from pagebus.actors.executor.memory.kv_cache import Cache
 from pagebus.actors.executor.models import AttentionBatch, Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder, gives_all
 from pagebus.actors.executor.models.draft_head import DraftHead
-from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores, pool
+from pagebus.actors.executor.pooling.parts import numbers_of_parts, pools_all_tokens
+from pagebus.actors.executor.sampling.logprobs import LogprobComputer, Scores
 from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.drafting import Drafting, Lookup
 from pagebus.actors.executor.step.head_drafts import HeadDrafts
+from pagebus.actors.executor.step.launch import Launch
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.decode import num_multiprocessors
 from pagebus.kernels.attention.paged_attention import Spans, prompts_config
 from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges, num_shares
-
-
-class Launch(NamedTuple):
-    """How a step runs: from the graph of the ``whole`` bucket, from piecewise graphs of the bucket ``pieces``, or
-    without graphs; the ``long_rows`` left to another backend; its ``rows``; and its kernels, None without rows."""
-
-    whole: Bucket | None
-    pieces: Bucket | None
-    long_rows: tuple[LongRow, ...]
-    rows: StepRows
-    kernels: StepKernels | None
 
 
 class Runner:
@@ -85,6 +75,9 @@ class Runner:
         self.state = DeviceBatch(ops, limits, device)
         self._ops = ops
         self._decodes_apart = decodes_apart
+        self._in_one_step = model.config.in_one_step
+        self._pools = model.config.pooler is not None and not model.passes_on
+        self._pools_all = pools_all_tokens(model.config)
         self._sampler = Sampler(ops, self.state)
         self._logprobs = LogprobComputer(ops, self.state, limits.max_num_seqs)
         self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
@@ -156,7 +149,7 @@ class Runner:
         launch = self.choose(work, self._bucket(work))
         bucket, self.kernels = launch.whole, launch.kernels
         self.from_graph = bucket is not None or launch.pieces is not None
-        cut = None if work.decode_only else self._cut(work, bucket, launch.long_rows)
+        cut = None if work.decode_only or self._in_one_step else self._cut(work, bucket, launch.long_rows)
         deltas = self.uploader.send(work, bucket, cut)
         self.state.apply(deltas)
         if "copy_sources" in deltas:
@@ -169,7 +162,7 @@ class Runner:
             self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
             hidden, logits, sampled = self.graphs.run(bucket, self)
-            self._score_prompts(work, hidden, deltas)
+            self._score_prompts(work, hidden, deltas, pooled=self._pools)
         else:
             hidden = self.forward(work, cut, launch)
             if self.model.passes_on:
@@ -200,14 +193,15 @@ class Runner:
             return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
         long_rows = () if work.decode_only else self.select_long_rows(prefill_rows(work), work.num_decodes > 0)
         tokens = work.num_tokens if pieces is None else pieces.tokens
-        wholly = work.num_decodes == tokens and _all_wanted(work)
+        wholly = work.num_decodes == tokens and work.wants_all
         rows = StepRows(work.num_decodes, not work.decode_only, len(long_rows) > 0, wholly)
         kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
         return Launch(None, pieces, long_rows, rows, kernels)
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """The bucket to which the step is padded; None if it has no graph, as steps with scored prompts."""
-        if self.graphs is None or (work.logprob_rows is not None and work.logprob_rows.reads_prompts):
+        requested = work.logprob_rows
+        if self.graphs is None or (requested is not None and requested.reads_more(pools_all=self._pools_all)):
             return None
         return self.graphs.bucket(work, adapted=self._adapted)
 
@@ -234,19 +228,21 @@ class Runner:
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
             num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
-            sampled=None if _all_wanted(work) else len(work.hidden_index), longest=work.max_query_len,
+            sampled=None if work.wants_all else len(work.hidden_index), longest=work.max_query_len,
             adapted=self._adapted,
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
-        """:meth:`forward` for any step padded to ``bucket``: hidden states [rows, H]."""
+        """:meth:`forward` for any step padded to ``bucket``: hidden states [rows, H], or what is pooled of them."""
         spans, header = None, self.uploader.header
         if bucket.spans:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
-        return self._forward(
+        hidden = self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
-            sampled=bucket.rows if bucket.spans else None, adapted=bucket.adapted,
+            sampled=bucket.rows if bucket.spans and not self._pools_all else None, adapted=bucket.adapted,
+            longest=min(bucket.tokens, self.limits.max_model_len),
         )  # fmt: skip
+        return self._numbers(hidden, bucket.rows) if self._pools else hidden
 
     def _forward(
         self, num_rows: int, num_tokens: int, *, num_decodes: int, spans: Spans | None, padded: bool = False,
@@ -320,14 +316,22 @@ class Runner:
         self._ops.store_sampled(self.state.tokens, slots, header.positions[:count], sampled)
         return sampled
 
-    def _score_prompts(self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]) -> None:
+    def _numbers(self, hidden: torch.Tensor, num_parts: int) -> torch.Tensor:
+        """What is pooled of ``hidden`` [., H], for the upload's first parts: [p, numbers] float32."""
+        firsts, counts = (each[:num_parts] for each in self.uploader.header.parts)
+        return numbers_of_parts(hidden, firsts, counts, self.model.pooled_head, self._ops)
+
+    def _score_prompts(
+        self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor], *, pooled: bool = False
+    ) -> None:
+        """Of states ``hidden`` [., H], or of numbers [rows, .] that are ``pooled`` already."""
         if (requested := work.logprob_rows) is None or self.scores is None:
             return
         if "prompt_hidden" in deltas:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
             self.scores.prompts = self._logprobs.prompts(requested, index, tokens, hidden, self.model)
-        if len(requested.pooled):
-            self.scores.pooled = pool(requested, hidden, deltas.get("pooled_index"), self.model.pooled_head)
+        if num_parts := len(requested.pooled):
+            self.scores.pooled = hidden[:num_parts] if pooled else self._numbers(hidden, num_parts)
 
     def _eager_tokens(
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]
@@ -388,12 +392,6 @@ class Runner:
         self._ops.store_sampled(self.state.tokens, slots, positions, tokens)
         sampled[rows.long()] = tokens
         return sampled
-
-
-def _all_wanted(work: StepWork) -> bool:
-    """Whether the hidden states of all tokens are needed."""
-    scored = work.logprob_rows is not None and work.logprob_rows.reads_prompts
-    return scored or len(work.hidden_index) == work.num_tokens
 
 
 def _no_masks(work: StepWork) -> torch.Tensor:

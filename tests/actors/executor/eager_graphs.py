@@ -17,6 +17,7 @@ from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.models import Model
+from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.draft_model import DraftModel
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.kernels.attention.choice import AttentionChooser
@@ -95,7 +96,7 @@ def pad_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch, buckets: Buckets,
     monkeypatch.setattr(runner, "buckets", buckets)
     monkeypatch.setattr(runner, "uploader", uploader)
     monkeypatch.setattr(runner, "graphs", graphs)
-    for model in _models(runner):
+    for model in filter(lambda each: isinstance(each, Decoder), _models(runner)):
         setup = replace(model.chooser.setup, target=Target(80, 108))
         shape = attention_shape(model.config, setup.dtype, setup.cache_dtype)
         monkeypatch.setattr(model, "_begin", AttentionPasses(runner._ops, shape, AttentionChooser(setup)).begin)

@@ -1,17 +1,21 @@
-"""Launches of the kernels of drafts, for those who compile them without a GPU."""
+"""Launches of the kernels of drafts and of pooled parts, for those who compile them without a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import torch
+
 from pagebus.kernels.batch.draft_lookup import look_up_drafts
 from pagebus.kernels.batch.drafts import accept_drafts, resolve_starts
+from pagebus.kernels.layers.parts import sum_parts
 from tests.kernels.attention.launches import meta
 
 
-def drafts() -> Iterator[tuple[str, Callable[[], None]]]:
+def drafts_and_parts() -> Iterator[tuple[str, Callable[[], None]]]:
     """Each with its name."""
     yield "drafts", launch_drafts
+    yield "parts", launch_parts
 
 
 def launch_drafts() -> None:
@@ -20,3 +24,8 @@ def launch_drafts() -> None:
     resolve_starts(slots, rows, rows, rows, samples, samples, samples, samples, samples)
     accept_drafts(samples, samples, samples, samples, slots, rows, slots, slots, 4, 1280)
     look_up_drafts(meta(257, 8192), slots, slots, rows, 4, 1, 5, 128256, rows, slots, 8208)
+
+
+def launch_parts() -> None:
+    """Those of 16 prompts that are pooled."""
+    sum_parts(meta(512, 1024, dtype=torch.bfloat16), meta(16), meta(16))

@@ -20,10 +20,16 @@ from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.graphs.graphs import Graphs, _Captured, empty_step, with_adapted
 from pagebus.actors.executor.graphs.head_passes import Guess
 from pagebus.actors.executor.graphs.resampling import Resampling, resampling_of
-from pagebus.actors.executor.loading.loading import graph_tokens, pieces_tokens
+from pagebus.actors.executor.loading.loading import (
+    MAX_ENCODER_GRAPH_TOKENS,
+    decodes_apart,
+    graph_tokens,
+    pieces_tokens,
+)
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
+from tests.actors.model.pooling.tiny_models import make_encoder
 
 
 def test_decode_buckets_grow_by_eight_and_end_at_the_largest() -> None:
@@ -88,7 +94,7 @@ def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
     def tokens(name: str, **settings: Any) -> tuple[int, int]:
         config = ModelConfig.load(write_model_folder(name, tmp_path))
         arguments = Settings(model=name, **settings), config, torch.device("cuda")
-        return graph_tokens(*arguments), pieces_tokens(*arguments)
+        return graph_tokens(*arguments, torch.bfloat16), pieces_tokens(*arguments)
 
     whole, pieces = tokens("qwen06b")
     assert (whole, pieces > 8192) == (4096, True)
@@ -98,6 +104,29 @@ def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:
     assert tokens("llama8b", max_cudagraph_capture_size=1000) == (1000, 0)
     assert tokens("llama8b", enforce_eager=True) == (0, 0)
     assert tokens("qwen06b", deterministic=True) == (4096, 0)
+
+
+def test_graphs_of_encoders_are_small(tmp_path: Path) -> None:
+    """And there are none in float32, nor in pieces. One serves rows of any lengths, of one token too."""
+    config = ModelConfig.load(make_encoder(tmp_path, "xlm-roberta"))
+
+    def tokens(dtype: torch.dtype, **settings: Any) -> int:
+        return graph_tokens(Settings(model="x", **settings), config, torch.device("cuda"), dtype)
+
+    assert not decodes_apart(Settings(model="x"), config)
+    assert pieces_tokens(Settings(model="x"), config, torch.device("cuda")) == 0
+    assert tokens(torch.bfloat16) == tokens(torch.float16) == MAX_ENCODER_GRAPH_TOKENS
+    assert tokens(torch.float32) == tokens(torch.bfloat16, enforce_eager=True) == 0
+    assert tokens(torch.bfloat16, max_cudagraph_capture_size=64) == 64
+    buckets = Buckets(256, MAX_ENCODER_GRAPH_TOKENS, 64, decodes_apart=False)
+    for lengths in ([1], [1] * 256, [4] * 256, [1024], [1, 1023], [300, 1, 1]):
+        bucket = buckets.fitting(rows_of(*lengths))
+        assert bucket is not None
+        assert bucket.rows >= len(lengths)
+        assert sum(lengths) <= bucket.tokens
+        assert any(
+            bucket in (first, *buckets.above(bucket)) or first in buckets.above(bucket) for first in buckets.first()
+        )
 
 
 def rows_of(*lengths: int, num_decodes: int = 0) -> StepWork:

@@ -6,9 +6,9 @@
 Starts ``pagebus serve`` for each shape, and sends token ids to ``/v1/embeddings``. First one input after another
 (``alone``: milliseconds of a request with one), then ``--requests`` requests of ``--inputs`` inputs each, ``--clients``
 of them at a time. Prints tokens and inputs a second, the milliseconds of a request, and the share of the time in which
-the GPU worked on steps. With ``--phases`` it also says where the time of one input alone went, by what scheduler and
-executor note of its step (:mod:`pagebus.actors.telemetry.spans`). With ``--base-url`` any server that speaks OpenAI's
-protocol is measured, in place of ours.
+the GPU worked on steps. With ``--phases`` it also says where the time went of one input alone, and what the GPU waited
+for under many, by what scheduler and executor note of their steps (:mod:`pagebus.actors.telemetry.spans`). With
+``--base-url`` any server that speaks OpenAI's protocol is measured, in place of ours.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.sources import add_arguments, load_settings
 from pagebus.actors.telemetry.progress import Progress
-from pagebus.actors.telemetry.spans import EAGER, LAUNCH, read_spans
+from tests.gpu.pooling.phases import Crowd, Sent, alone_phases, crowd_phases
 
 XLM_R_LARGE = {
     "architectures": ["XLMRobertaModel"],
@@ -63,7 +62,10 @@ EMBEDDERS: dict[str, tuple[dict[str, Any], str]] = {
 """Configuration, and which token's state the vector is."""
 MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 ROUTE = "/v1/embeddings"
-SPANS = {each: f"pagebus:executor_{each}_seconds_total" for each in ("busy", "wall")}
+COUNTERS = {each: f"pagebus:executor_{each}_seconds_total" for each in ("busy", "wall")} | {
+    "blocks to the host": "pagebus:swapped_out_blocks_total"
+}
+CPU = re.compile(r'^\S*process_cpu_seconds_total\{.*\bactor="([^"]+)".*\} (\S+)$', re.MULTILINE)
 
 
 def write_embedder(name: str, parent: Path) -> Path:
@@ -79,44 +81,6 @@ def write_embedder(name: str, parent: Path) -> Path:
     ]
     (folder / "modules.json").write_text(json.dumps(listed))
     return folder
-
-
-PARTS = ("to the plan", "to the launch", "launch", "to the end on the device", "to the answer", "(on the device)")
-"""Of a request of one input: what lies between two moments, and at last how long the device took for its step."""
-Sent = tuple[int, float, float]
-"""Tokens of a request of one input, and when it was sent and answered, in seconds of the wall clock."""
-
-
-def longest_step(spans: Sequence[tuple[str, int, float, float]]) -> dict[str, tuple[float, float]]:
-    """When each of an executor's spans of that step began and ended; others of a request only free slots."""
-    launched = {span[0] for span in spans} & {LAUNCH, EAGER} or {"device"}  # CPUs note no launches
-    took = {step: ended - began for name, step, began, ended in spans if name in launched}
-    chosen = max(took, key=lambda step: took[step], default=None)
-    return {name: (began, ended) for name, step, began, ended in spans if step == chosen}
-
-
-def phases(sent: Sequence[Sent], folder: Path) -> Iterator[str]:
-    """Medians of the parts of requests that were sent one after another, a line for each number of tokens, from the
-    spans of all actors in ``folder``."""
-    files = {path.stem: read_spans(path) for path in folder.glob("*.jsonl")}
-    executor = next(spans for spans in files.values() if any(name == "device" for name, *_ in spans))
-    planned = sorted(began for spans in files.values() for name, _, began, _ in spans if name == "plan")
-    for tokens in dict.fromkeys(tokens for tokens, _, _ in sent):
-        rows, eager = [], 0
-        for _, began_s, ended_s in (each for each in sent if each[0] == tokens):
-            own = longest_step([span for span in executor if began_s < span[2] < ended_s])
-            launch = own.get(LAUNCH) or own.get(EAGER) or own.get("device")
-            plans = [first for first in planned if launch is not None and began_s < first < launch[0]]
-            if launch is None or "device" not in own or not plans:
-                continue
-            eager += EAGER in own
-            edges = (began_s, plans[-1], launch[0], launch[1], own["device"][1], ended_s)
-            rows.append([*(last - first for first, last in pairwise(edges)), own["device"][1] - own["device"][0]])
-        if not rows:
-            continue
-        parts = np.median(np.array(rows), 0) * 1e3
-        told = ", ".join(f"{name} {part:.2f} ms" for name, part in zip(PARTS, parts, strict=True))
-        yield f"inputs of {tokens}, {len(rows)} alone, {eager} of them without a graph: {told}"
 
 
 class Load:
@@ -162,12 +126,15 @@ class Load:
                 group.create_task(client())
         return time.perf_counter() - began_s, took
 
-    async def spans(self) -> dict[str, float]:
-        """How long the executor has worked, and lived; nothing of other servers."""
+    async def counters(self) -> dict[str, float]:
+        """How long the executor has worked, and lived, and the CPU seconds of each actor, and ours; of other servers
+        only ours."""
         async with self._session.get(f"{self._url}/metrics") as response:
             text = await response.text()
-        found = {each: re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE) for each, name in SPANS.items()}
-        return {each: sum(map(float, values)) for each, values in found.items()}
+        found = {each: re.findall(rf"^{name}\{{.*\}} (\S+)$", text, re.MULTILINE) for each, name in COUNTERS.items()}
+        cpu = {f"CPU s of {actor}": float(seconds) for actor, seconds in CPU.findall(text)}
+        told = {each: sum(map(float, values)) for each, values in found.items()}
+        return told | cpu | {"CPU s of the clients": time.process_time()}
 
 
 @asynccontextmanager
@@ -186,7 +153,7 @@ async def server(name: str, arguments: argparse.Namespace, settings: Settings) -
 
 
 async def measure(name: str, arguments: argparse.Namespace, settings: Settings) -> None:
-    vocab, sent = int(EMBEDDERS[name][0]["vocab_size"]), []
+    vocab, sent, crowds = int(EMBEDDERS[name][0]["vocab_size"]), list[Sent](), list[Crowd]()
     timeout = aiohttp.ClientTimeout(total=600)
     async with server(name, arguments, settings) as url, aiohttp.ClientSession(
         timeout=timeout, headers={"Content-Type": "application/json"}, connector=aiohttp.TCPConnector(limit=0)
@@ -199,20 +166,23 @@ async def measure(name: str, arguments: argparse.Namespace, settings: Settings) 
             sent += (single := await load.send_alone(arguments.alone, tokens))
             alone = [(ended_s - began_s) * 1e3 for _, began_s, ended_s in single]
             bodies = [load.body(arguments.inputs, tokens) for _ in range(arguments.requests)]
-            before = await load.spans()
+            before, began_s = await load.counters(), time.time()
             took_s, each = await load.send_all(bodies, arguments.clients)
-            after = await load.spans()
+            after = await load.counters()
+            grown = {what: value - before.get(what, 0.0) for what, value in after.items()}
+            crowds.append(Crowd(tokens, began_s, began_s + took_s, grown))
             inputs = arguments.inputs * arguments.requests
-            wall_s = after["wall"] - before["wall"]
-            busy = f", GPU busy {(after['busy'] - before['busy']) / wall_s:.0%}" if wall_s else ""
+            busy = f", GPU busy {grown['busy'] / grown['wall']:.0%}" if grown["wall"] else ""
             print(
                 f"{name}, inputs of {tokens}: alone {milliseconds(alone)}; {arguments.clients} requests of "
                 f"{arguments.inputs} at a time: {inputs * tokens / took_s:.0f} tokens/s, "
                 f"{inputs / took_s:.0f} inputs/s, a request {milliseconds(each)}{busy}",
                 flush=True,
             )
-    for line in phases(sent, Path(arguments.phases, name)) if arguments.phases else ():
-        print(f"{name}, {line}", flush=True)
+    if arguments.phases:
+        folder = Path(arguments.phases, name)
+        for line in (*alone_phases(sent, folder), *crowd_phases(crowds, folder)):
+            print(f"{name}, {line}", flush=True)
 
 
 def milliseconds(took: Sequence[float]) -> str:
@@ -228,7 +198,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--alone", type=int, default=100, help="requests of one input")
     parser.add_argument("--base-url", help="measure this server")
-    parser.add_argument("--phases", metavar="FOLDER", help="where one input's time went; spans are written there")
+    parser.add_argument("--phases", metavar="FOLDER", help="also say where the time went; spans are written there")
     add_arguments(parser, model=False)
     arguments = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -36,6 +36,7 @@ PARAMS: list[dict[str, Any]] = [
     {"logit_bias": {11: 4.0, 12: -3.0}, "min_tokens": 5, "end_token_ids": (1, 2, 3)},
     {"temperature": 1.0, "allowed_token_ids": tuple(range(5, 300, 2)), "logprobs": 3},
     {"bad_words_token_ids": ((7,), (9, 4), (12, 200, 31)), "prompt_logprobs": 2},
+    {"pooled_from": 0},
 ]
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen_bits
 from pagebus.kernels.coded.weights import INT8
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 _FLOATS = """
     mov.b32 {{first, second}}, {0};
     cvt.f32.f16 ${1}, first;
     cvt.f32.f16 ${2}, second;"""
-_E4M3_89 = tl.constexpr(
+_E4M3_89 = constant(
     "{\n.reg .b16 first, second, lower, upper;\n.reg .b32 one, two;\nmov.b32 {lower, upper}, $4;"
     "cvt.rn.f16x2.e4m3x2 one, lower;\ncvt.rn.f16x2.e4m3x2 two, upper;"
     + _FLOATS.format("one", 0, 1) + _FLOATS.format("two", 2, 3) + "\n}"
 )  # fmt: skip
-_E4M3 = tl.constexpr(
+_E4M3 = constant(
     "{\n.reg .b16 first, second;\n.reg .b32 lower, upper, number, factor;\nmov.b32 factor, 0x5c005c00;\n"
     "prmt.b32 lower, $4, 0, 0x1404;\nprmt.b32 upper, $4, 0, 0x3424;\n"
     + "".join(
@@ -32,7 +32,7 @@ _E4M3 = tl.constexpr(
     + "\n}"
 )
 """By way of float16: as `pagebus.kernels.coded.unpack` has it, or by the instruction of newer GPUs."""
-_INT8 = tl.constexpr(
+_INT8 = constant(
     "{\n.reg .b32 unsigned, number;\nxor.b32 unsigned, $4, 0x80808080;\n"
     + "".join(
         f"prmt.b32 number, unsigned, 0x4b000000, 0x744{place};\nadd.f32 ${place}, number, 0fcb000080;\n"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pagebus.kernels.coded.weights import INT8
 from pagebus.kernels.common.int8 import unpack
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
-_INT8_BFLOAT16 = tl.constexpr("""{
+_INT8_BFLOAT16 = constant("""{
     .reg .b32 lower, upper, number, bias, minus;
     mov.b32 minus, 0xbf80bf80;
     prmt.b32 lower, $2, 0, 0x4140;
@@ -39,20 +39,18 @@ _CODE = """{{
     lop3.b32 number, upper, 0x80008000, number, 0xea;
     {multiply} $1, number, factor{plus};
 }}"""
-_E4M3_BFLOAT16 = tl.constexpr(
+_E4M3_BFLOAT16 = constant(
     _CODE.format(shift=4, bits="0x07f007f0", multiply="fma.rn.bf16x2", factor="0x7b807b80", plus=", zero")
 )
-_E4M3_FLOAT16 = tl.constexpr(
-    _CODE.format(shift=1, bits="0x3f803f80", multiply="mul.f16x2", factor="0x5c005c00", plus="")
-)
+_E4M3_FLOAT16 = constant(_CODE.format(shift=1, bits="0x3f803f80", multiply="mul.f16x2", factor="0x5c005c00", plus=""))
 """Of four bytes, moved to where exponent and mantissa are. The exponents' difference is a factor: 2^120, or 2^8."""
-_E4M3_FLOAT16_89 = tl.constexpr("""{
+_E4M3_FLOAT16_89 = constant("""{
     .reg .b16 lower, upper;
     mov.b32 {lower, upper}, $2;
     cvt.rn.f16x2.e4m3x2 $0, lower;
     cvt.rn.f16x2.e4m3x2 $1, upper;
 }""")
-_INT8_FLOAT32 = tl.constexpr("""{
+_INT8_FLOAT32 = constant("""{
     .reg .b32 unsigned, number;
     xor.b32 unsigned, $4, 0x80808080;
     prmt.b32 number, unsigned, 0x4b000000, 0x7440;
@@ -82,16 +80,16 @@ def _words_code(first: str, add: str) -> str:
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-WORDS_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
-WORDS_FLOAT16 = tl.constexpr(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
+WORDS_BFLOAT16 = constant(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
+WORDS_FLOAT16 = constant(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
 
-_LARGE_BFLOAT16 = tl.constexpr(_words_code("0x43004300", "mov.b32 ${}, part;"))
-_LARGE_FLOAT16 = tl.constexpr(_words_code("0x64006400", "mov.b32 ${}, part;"))
+_LARGE_BFLOAT16 = constant(_words_code("0x43004300", "mov.b32 ${}, part;"))
+_LARGE_FLOAT16 = constant(_words_code("0x64006400", "mov.b32 ${}, part;"))
 
-_ONES_BFLOAT16 = tl.constexpr(" ".join(f"mov.b32 ${place}, 0x3f803f80;" for place in range(8)))
-_ONES_FLOAT16 = tl.constexpr(" ".join(f"mov.b32 ${place}, 0x3c003c00;" for place in range(8)))
-_EIGHT = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
-EIGHT_WITH_OFFSET = tl.constexpr("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
+_ONES_BFLOAT16 = constant(" ".join(f"mov.b32 ${place}, 0x3f803f80;" for place in range(8)))
+_ONES_FLOAT16 = constant(" ".join(f"mov.b32 ${place}, 0x3c003c00;" for place in range(8)))
+_EIGHT = constant("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
+EIGHT_WITH_OFFSET = constant("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 
 from pagebus.kernels.coded.rounding import GROUP
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.common.triton import tl
+from pagebus.kernels.common.triton import constant
 
 WORD_TILE = 128
 """Columns of a tile of words, see `pagebus.kernels.quantized.words`."""
@@ -31,7 +31,7 @@ class Code(IntEnum):
         return self >= Code.WORDS
 
 
-INT8, E4M3, WORDS, E2M1, TABLE = (tl.constexpr(int(code)) for code in list(Code)[1:])
+INT8, E4M3, WORDS, E2M1, TABLE = (constant(int(code)) for code in list(Code)[1:])
 """The same within kernels: from WORDS on they are words."""
 PORTABLE, SINCE_80, SINCE_89 = 0, 1, 2
 """By which instructions numbers are converted: Triton's own (the interpreter's only way), or those of GPUs since these

@@ -15,9 +15,9 @@ from pagebus.kernels.coded.scales import widen_scale
 from pagebus.kernels.coded.unpack import large_words, ones_like_words, widen_words, word_excess, word_offset
 from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.coded.word_values import widen_values
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
-FEW_TOKENS = tl.constexpr(32)
+FEW_TOKENS = constant(32)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pagebus.kernels.coded.unpack import eight_of
 from pagebus.kernels.coded.weights import E2M1
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 
 def _floats_code(magnitude: int, bits: str, multiply: str) -> str:
@@ -30,10 +30,10 @@ def _shift(register: str, left: int) -> str:
     return f"shl.b32 {register}, half, {left};" if left >= 0 else f"shr.b32 {register}, half, {-left};"
 
 
-_BFLOAT16 = tl.constexpr(
+_BFLOAT16 = constant(
     _floats_code(6, "0x01c001c0", "mov.b32 factor, 0x7e807e80; fma.rn.bf16x2 ${}, number, factor, zero;")
 )
-_FLOAT16 = tl.constexpr(_floats_code(9, "0x0e000e00", "mov.b32 factor, 0x74007400; mul.f16x2 ${}, number, factor;"))
+_FLOAT16 = constant(_floats_code(9, "0x0e000e00", "mov.b32 factor, 0x74007400; mul.f16x2 ${}, number, factor;"))
 """The exponents' difference is a factor: 2^126, or 2^14."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -26,14 +26,14 @@ def float8_query(q):
     return q
 
 
-_EVEN_ODD_E4M3 = tl.constexpr("""{
+_EVEN_ODD_E4M3 = constant("""{
     .reg .b32 sorted; .reg .b16 even, odd;
     prmt.b32 sorted, $2, 0, 0x3120;
     mov.b32 {even, odd}, sorted;
     cvt.rn.f16x2.e4m3x2 $0, even;
     cvt.rn.f16x2.e4m3x2 $1, odd;
 }""")
-_EVEN_ODD_E5M2 = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")
+_EVEN_ODD_E5M2 = constant("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x3414;")
 """Instructions that split four numbers in 32 bits into the two even and the two odd ones. Those of e5m2 are upper
 halves of float16."""
 

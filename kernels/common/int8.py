@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 MOST, PER_MOST, LEAST = 127.0, 1 / 127, 2.0**-48
 """The largest number, one over it, and the smallest scale: logarithms of scales stay far from infinity."""
-LARGEST, STEP, SMALLEST_SCALE = tl.constexpr(MOST), tl.constexpr(PER_MOST), tl.constexpr(LEAST)
-ONES = tl.constexpr(0x3F803F80)
+LARGEST, STEP, SMALLEST_SCALE = constant(MOST), constant(PER_MOST), constant(LEAST)
+ONES = constant(0x3F803F80)
 """Two scales of 1."""
 FLIPS = (0, -128)
 """The masks that stored bits are combined with (exclusive or): for keys, for values."""
-ROUNDING, ROUNDING_BITS = tl.constexpr(12582912.0), tl.constexpr(0x4B400000)
+ROUNDING, ROUNDING_BITS = constant(12582912.0), constant(0x4B400000)
 """1.5 * 2^23: a float32 that it is added to is rounded to a whole number, which its last bits are."""
 SCALE_BYTES = 4
 """Bytes of the scales of a token's key and value, per head and layer."""
@@ -130,8 +130,8 @@ _CODE = """{{
     sub.f16x2 $0, lower, bias;
     sub.f16x2 $1, upper, bias;
 }}"""
-_KEYS = tl.constexpr(_CODE.format("xor.b32", ", 0x80808080", "0x4140", "0x4342"))
-_VALUES = tl.constexpr(_CODE.format("mov.b32", "", "0x4140", "0x4342"))
+_KEYS = constant(_CODE.format("xor.b32", ", 0x80808080", "0x4140", "0x4342"))
+_VALUES = constant(_CODE.format("mov.b32", "", "0x4140", "0x4342"))
 """Of four bytes. Behind a byte, 0x64 makes a float16: 1024 more than it, and so 1152 more than what was
 stored. float16 has all these numbers."""
 
@@ -145,9 +145,9 @@ def unpack(x, FLIP: tl.constexpr, TYPE: tl.constexpr, NATIVE: tl.constexpr):
     return (x ^ FLIP).to(TYPE)
 
 
-_EVEN_ODD = tl.constexpr("prmt.b32 $0, $2, 0, 0x4240; prmt.b32 $1, $2, 0, 0x4341;")
+_EVEN_ODD = constant("prmt.b32 $0, $2, 0, 0x4240; prmt.b32 $1, $2, 0, 0x4341;")
 UNIT = 2.0**-24
-VALUE_BIAS, PER_UNIT = tl.constexpr(128 * UNIT), tl.constexpr(1 / UNIT)
+VALUE_BIAS, PER_UNIT = constant(128 * UNIT), constant(1 / UNIT)
 """The smallest float16 is 2^-24, and its multiples up to 1023 have themselves as bits."""
 
 

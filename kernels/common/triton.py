@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 try:
@@ -40,7 +41,35 @@ except ImportError:  # no Triton, or one before 3.6
     gluon = gl = SimpleNamespace(jit=lambda function=None, **_: function or (lambda wrapped: wrapped))
     hopper = LayoutDescriptor = None
 
-__all__ = ["LayoutDescriptor", "TensorDescriptor", "gl", "gluon", "hopper", "next_power_of_2", "tl", "triton"]
+__all__ = [
+    "LayoutDescriptor", "TensorDescriptor", "constant", "gl", "gluon", "hopper", "next_power_of_2", "tl", "triton",
+]  # fmt: skip
+
+
+def constant(value: Any) -> Any:
+    """``tl.constexpr(value)``, for what kernels read from their modules. At every launch Triton compares each such
+    value, of the functions that a kernel calls too, with a copy of what it was. As its own copy it is found equal in a
+    fifth of the time; a product has 26 of them."""
+    return _constant_type()(value)
+
+
+@cache
+def _constant_type() -> Any:
+    if not isinstance(tl.constexpr, type):
+        return tl.constexpr
+    alike = tl.constexpr(False)
+
+    class Constant(tl.constexpr):  # type: ignore[misc]
+        def __copy__(self) -> Constant:
+            return self
+
+        def __deepcopy__(self, memo: object) -> Constant:
+            return self
+
+        def __ne__(self, other: object) -> Any:
+            return alike if other is self else super().__ne__(other)
+
+    return Constant
 
 
 def next_power_of_2(value: int) -> int:

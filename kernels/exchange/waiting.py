@@ -6,16 +6,16 @@ look at the clock once in 1,024 tries. One that is given up leaves a note for th
 
 from __future__ import annotations
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 try:
     from triton.language.extra.cuda import globaltimer
 except ImportError:  # no Triton here
     globaltimer = None
 
-TRIES: tl.constexpr = tl.constexpr(1024)
+TRIES: tl.constexpr = constant(1024)
 """Between two looks at the clock."""
-CELL_0, CELLS_PER_FORM, WORDS_PER_BLOCK = tl.constexpr(64), tl.constexpr(256), tl.constexpr(8)
+CELL_0, CELLS_PER_FORM, WORDS_PER_BLOCK = constant(64), constant(256), constant(8)
 """As in ``peers.py``."""
 
 

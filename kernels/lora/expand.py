@@ -12,14 +12,14 @@ import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import AdapterPlan
 
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
 
-LARGE_TILE = tl.constexpr(2048)
+LARGE_TILE = constant(2048)
 """Of larger tiles only half of 8 ranks are loaded at a time: registers hold no more."""
 
 

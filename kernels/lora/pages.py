@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
-COLUMNS, RANKS = tl.constexpr(256), tl.constexpr(8)
+COLUMNS, RANKS = constant(256), constant(8)
 """Inputs of a piece of A; every rank is a multiple of the second."""
 UNIT = 2048
 """Each matrix begins at a multiple of so many elements, 4 KiB in 16 bits, and so does every page."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 from pagebus.kernels.linear.epilogue import gated_tile
 
 
@@ -29,7 +29,7 @@ class Gate(NamedTuple):
     limit: float = 7.0
 
 
-SILU, GELU_TANH, SWIGLU_CLAMPED = (tl.constexpr(str(kind)) for kind in GateKind)
+SILU, GELU_TANH, SWIGLU_CLAMPED = (constant(str(kind)) for kind in GateKind)
 
 
 def gate_reference(gate: torch.Tensor, up: torch.Tensor, how: Gate) -> torch.Tensor:

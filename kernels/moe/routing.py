@@ -13,7 +13,7 @@ import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 
 
 class Score(StrEnum):
@@ -60,8 +60,8 @@ SMALLEST, LEFT_OUT = -3.0e38, -3.2e38
 """Of logits and scores; of experts whose group is not kept, which are finite too: what has been taken is infinite."""
 TINY = 1e-20
 """Added to sums that are divided by."""
-_SMALLEST, _LEFT_OUT, _TINY = tl.constexpr(SMALLEST), tl.constexpr(LEFT_OUT), tl.constexpr(TINY)
-_SOFTMAX, _SIGMOID, _SOFTMAX_OF_TOP = (tl.constexpr(str(score)) for score in Score)
+_SMALLEST, _LEFT_OUT, _TINY = constant(SMALLEST), constant(LEFT_OUT), constant(TINY)
+_SOFTMAX, _SIGMOID, _SOFTMAX_OF_TOP = (constant(str(score)) for score in Score)
 
 
 def route_reference(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 BLOCK = 4096  # values read at a time from a row
 LIST_BLOCK = 1024  # and from a short list
 SHORT_LIST = 16384  # values a row's short list can hold
-BINS = tl.constexpr(128)
-BINS_PER_UNIT = tl.constexpr(4.0)  # of logit / temperature
+BINS = constant(128)
+BINS_PER_UNIT = constant(4.0)  # of logit / temperature
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import constant, tl, triton
 
 
 def apply_penalties_reference(
@@ -45,7 +45,7 @@ def apply_penalties_reference(
     logits[active] = part
 
 
-IN_PROMPT_OR_OUTPUT = tl.constexpr(1 << 30)  # beside the count of output tokens in the low bits
+IN_PROMPT_OR_OUTPUT = constant(1 << 30)  # beside the count of output tokens in the low bits
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "prompt_lens_ptr", "lens_ptr", "repetition_ptr", "presence_ptr",

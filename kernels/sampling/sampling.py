@@ -13,14 +13,14 @@ import math
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
-from pagebus.kernels.common.triton import next_power_of_2, tl, triton
+from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.sampling.draw import CHUNK, best_within, chunked, draw_chunk
 from pagebus.kernels.sampling.limits import sampling_cuts
 from pagebus.kernels.sampling.noise import exponential, row_keys, row_keys_reference, token_hash
 
 GREEDY_BELOW = 1e-5  # temperatures below it mean greedy
 CHUNKS_PER_PROGRAM = 2  # by one warp, which need not wait for others
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = constant(1.4426950408889634)
 
 
 def thresholds_reference(

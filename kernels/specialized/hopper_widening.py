@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from pagebus.kernels.coded.unpack import EIGHT_WITH_OFFSET, WORDS_BFLOAT16, WORDS_FLOAT16
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
-from pagebus.kernels.common.triton import gl, gluon, hopper, tl
+from pagebus.kernels.common.triton import constant, gl, gluon, hopper, tl
 from pagebus.kernels.specialized.hopper_gemm import copy_box, multiply_all, place_of
 
-_SCALED_BFLOAT16 = tl.constexpr("{ .reg .b32 low; mul.rn.bf16x2 low, $1, $3; fma.rn.bf16x2 $0, $1, $2, low; }")
-_SCALED_FLOAT16 = tl.constexpr("{ .reg .b32 low; mul.rn.f16x2 low, $1, $3; fma.rn.f16x2 $0, $1, $2, low; }")
+_SCALED_BFLOAT16 = constant("{ .reg .b32 low; mul.rn.bf16x2 low, $1, $3; fma.rn.bf16x2 $0, $1, $2, low; }")
+_SCALED_FLOAT16 = constant("{ .reg .b32 low; mul.rn.f16x2 low, $1, $3; fma.rn.f16x2 $0, $1, $2, low; }")
 
 
 @gluon.jit

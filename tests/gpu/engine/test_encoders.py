@@ -10,10 +10,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.graphs.graphs import Passes
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.models import build_model
@@ -21,7 +24,9 @@ from pagebus.actors.executor.pooling.full_attention import full_attention
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.pooling.encoders import ENCODERS
+from tests.actors.executor.graphs.pooled_numbers import pooled, write_model
 from tests.actors.model.pooling.tiny_models import make_encoder
+from tests.helpers.engine_driver import Driver
 
 pytestmark = [
     pytest.mark.gpu,
@@ -70,6 +75,50 @@ def test_equal_transformers(family: Family, name: str, kernels: bool, tmp_path: 
         with torch.inference_mode():
             told: Any = reference(row[None], output_hidden_states=True)
         torch.testing.assert_close(states, told.hidden_states[-1][0], atol=2e-4, rtol=2e-4)
+
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "max_position_embeddings": 402,
+}  # fmt: skip
+DECODER = {"num_key_value_heads": 2, "head_dim": 64}
+KINDS = [
+    ("bert", "cls"), ("bert", "mean"), ("bert", "classes"), ("xlm-roberta", "cls"), ("xlm-roberta", "mean"),
+    ("xlm-roberta", "classes"), ("qwen3", "mean"), ("qwen3", "dense"), ("qwen3", "last"),
+]  # fmt: skip
+LENGTHS = [[1], [7], [128], [400], [1] * 20, [3, 200, 1, 64], [30] * 17, [4] * 60, [300, 300, 300], [5, 390]]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_graphs(family: str, kind: str, dtype: str, tolerance: float, tmp_path: Path) -> None:
+    """What comes out of graphs is what kernels launched one by one compute; the same bits each time."""
+    fields = SHAPE | (DECODER if family == "qwen3" else {})
+    pooling = write_model(tmp_path, family, kind, **fields)
+    rng = random.Random(f"{family} {kind}")
+    steps = [[[rng.randrange(5, 300) for _ in range(length)] for length in lengths] for lengths in LENGTHS]
+    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 1024, "max_model_len": 400, "swap_space": 0}
+    driver = Driver(tmp_path, device="cuda", dtype=dtype, num_gpu_blocks_override=200, **settings)
+    driver.synchronize()
+    runner = driver.engine._loaded.runner
+    graphs, replayed = runner.graphs, set[int]()
+    assert graphs is not None
+    replay = graphs.run
+
+    def noting(bucket: Bucket, passes: Passes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        replayed.add(bucket.tokens)
+        assert graphs._captured.get(bucket) is not None
+        return replay(bucket, passes)
+
+    graphs.run = noting  # type: ignore[method-assign]
+    found, again = pooled(driver, pooling, steps), pooled(driver, pooling, steps[::-1])[::-1]
+    runner.graphs = None
+    expected = pooled(driver, pooling, steps)
+    driver.close()
+    assert len(replayed) >= 6
+    for ours, same, theirs in zip(found, again, expected, strict=True):
+        np.testing.assert_array_equal(np.array(ours), np.array(same))
+        np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 5e-2)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -15,9 +14,8 @@ from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.pooling import encoder_layer
 from pagebus.actors.executor.pooling.full_attention import full_attention, takes_any_lengths
 from tests.actors.executor.eager_graphs import EagerGraphs, use_eager_graphs
-from tests.actors.executor.graphs.pooled_numbers import Prompt, pooled
+from tests.actors.executor.graphs.pooled_numbers import Prompt, pooled, write_model
 from tests.actors.executor.small_engine import SETTINGS
-from tests.actors.model.pooling.tiny_models import make_decoder, make_encoder, write_modules
 from tests.helpers.engine_driver import Driver
 
 MOST_ROWS, MOST_TOKENS, LONGEST = 6, 48, 40
@@ -25,18 +23,6 @@ KINDS = [
     ("bert", "cls"), ("bert", "mean"), ("bert", "classes"), ("xlm-roberta", "mean"), ("xlm-roberta", "classes"),
     ("qwen3", "mean"), ("qwen3", "dense"),
 ]  # fmt: skip
-
-
-def write_model(folder: Path, family: str, kind: str) -> str:
-    """Returns what is pooled."""
-    if kind == "classes":
-        make_encoder(folder, family, classifies=True, num_labels=3)
-        return "cls"
-    make = make_decoder if family == "qwen3" else lambda path: make_encoder(path, family)
-    make(folder)
-    pooling = "mean" if kind == "dense" else kind
-    write_modules(folder, pooling, dense=24 if kind == "dense" else 0)
-    return pooling
 
 
 def with_garbage(

@@ -65,6 +65,8 @@ ROUTE = "/v1/embeddings"
 COUNTERS = {each: f"pagebus:executor_{each}_seconds_total" for each in ("busy", "wall")} | {
     "blocks to the host": "pagebus:swapped_out_blocks_total"
 }
+RATES = ("prefill_tokens_per_s", "copy_bytes_per_s", "block_bytes", "num_host_blocks")
+"""What decides whether blocks that make room are copied to the host."""
 CPU = re.compile(r'^\S*process_cpu_seconds_total\{.*\bactor="([^"]+)".*\} (\S+)$', re.MULTILINE)
 
 
@@ -149,6 +151,9 @@ async def server(name: str, arguments: argparse.Namespace, settings: Settings) -
         served = as_served(told, folder, span_dir=arguments.phases and f"{arguments.phases}/{name}")
         async with deployed(served, Path(parent, "serve.log")) as deployment:
             await until_captured(told_by_lease(deployment), Progress(sys.stderr, terminal=False))
+            for lease in await deployment.bus.leases("executor"):
+                rates = {each: float(lease.info.get(each, 0)) for each in RATES}
+                print(f"{name}, measured at start: {rates}", flush=True)
             yield deployment.base_url
 
 

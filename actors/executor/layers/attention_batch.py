@@ -62,7 +62,7 @@ class AttentionBatch:
     decode_lens: torch.Tensor | None = None
     spans: Spans | None = None
     longest: int = 0
-    """Tokens of the longest row, for networks without a cache."""
+    """No row has more tokens; for networks without a cache."""
     last: LastTokens | None = None
     """What the last layer goes on with behind its keys and values; None: all tokens."""
     windowed_tables: tuple[torch.Tensor, ...] = ()

@@ -21,8 +21,8 @@ def takes_any_lengths(dtype: torch.dtype, head_dim: int) -> bool:
 def full_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, query_start: torch.Tensor, longest: int, scale: float
 ) -> torch.Tensor:
-    """q, k, v [T, heads, D] of rows that begin at ``query_start`` [R + 1] int32, the longest of ``longest`` tokens
-    -> [T, heads, D]. On CUDA nothing waits for the device."""
+    """q, k, v [T, heads, D] of rows that begin at ``query_start`` [R + 1] int32, none of more than ``longest`` tokens
+    -> [T, heads, D]. Tokens behind the last row get anything. On CUDA nothing waits for the device."""
     if q.device.type == "meta":
         return torch.empty_like(q)
     if q.device.type == "cpu":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from msgspec import structs
 
@@ -117,3 +118,37 @@ def test_a_step_without_a_bucket_has_its_own_spans() -> None:
 
     assert uploader.header.spans[:2].tolist() == cut.spans.tolist()
     assert deltas["values"].tolist() == work.deltas["values"].tolist()
+
+
+@pytest.mark.parametrize("pools_all", [False, True])
+def test_parts_that_are_pooled_begin_among_the_states_that_there_are(pools_all: bool) -> None:
+    """Those of all tokens, or of tokens behind which one is sampled. Behind a step's parts there are empty ones
+    alone, none of the step before."""
+    batch = PersistentBatch(LIMITS, pools_all=pools_all)
+    uploader = Uploader(torch.device("cpu"), LIMITS.max_num_seqs, 4096, 1)
+    rows = (new(1, 0, 4), new(2, 1, 3, pooled_from=2), new(3, 2, 5, pooled_from=4))
+    work = batch.apply(entering(*(structs.replace(each, num_blocks=1) for each in rows)))
+
+    uploader.send(work, Bucket(4, 32))
+
+    assert work.logprob_rows is not None
+    assert work.logprob_rows.reads_prompts is pools_all
+    assert not work.logprob_rows.reads_more(pools_all=pools_all)
+    firsts, counts = uploader.header.parts
+    assert firsts[:2].tolist() == ([6, 11] if pools_all else [1, 2])
+    assert counts[:4].tolist() == [1, 1, 0, 0]
+
+    uploader.send(batch.apply(plan(1, slots=[0], num_scheduled=[1])), Bucket(4, 4))
+
+    assert counts[:4].tolist() == [0, 0, 0, 0]
+
+
+def test_means_are_not_among_the_states_of_last_tokens() -> None:
+    """Steps that pool them have no graph if graphs give these alone."""
+    batch = PersistentBatch(LIMITS)
+    work = batch.apply(entering(new(1, 0, 4, pooled_from=0, num_blocks=1)))
+
+    assert work.logprob_rows is not None
+    assert work.logprob_rows.reads_more(pools_all=False)
+    assert not work.logprob_rows.reads_more(pools_all=True)
+    assert (work.logprob_rows.pooled_firsts.tolist(), work.logprob_rows.pooled_lengths.tolist()) == ([0], [4])

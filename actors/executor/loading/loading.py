@@ -66,7 +66,7 @@ LAUNCH_FLOPS = 15_000_000_000_000
 (A step of llama8b with 512 tokens computes for 13 ms, and was launched in 15 beside the other actors; one of 1024 takes
 21 to 24 ms either way.) A larger step gains nothing from a graph, and would be padded."""
 MAX_GRAPH_TOKENS = 4096
-MAX_ENCODER_GRAPH_TOKENS = 1024
+MAX_ENCODER_GRAPH_TOKENS = 512
 """In a graph, attention of an encoder has programs for rows as long as the graph, whatever the rows are: many more than
 it needs, of large ones."""
 

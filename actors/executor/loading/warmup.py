@@ -179,8 +179,8 @@ def run_full_steps(batch: PersistentBatch, runner: Runner) -> tuple[int, int]:
 
 
 MEASURED_TOKENS, MEASURED_TOKENS_ON_CPU = 2048, 32
-MEASURED_RUNS = 3
-"""The quickest counts: the first may compile something, a busy host delays others, and nothing makes one quicker."""
+MEASURED_RUNS = 2
+"""The quicker one counts: the first may compile something, a busy host may delay the other."""
 
 
 def measure_prefill_rate(batch: PersistentBatch, runner: Runner) -> float:

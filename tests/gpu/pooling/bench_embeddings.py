@@ -65,6 +65,7 @@ ROUTE = "/v1/embeddings"
 COUNTERS = {each: f"pagebus:executor_{each}_seconds_total" for each in ("busy", "wall")} | {
     "blocks to the host": "pagebus:swapped_out_blocks_total"
 }
+POLL_S = 0.02
 RATES = ("prefill_tokens_per_s", "copy_bytes_per_s", "block_bytes", "num_host_blocks")
 """What decides whether blocks that make room are copied to the host."""
 CPU = re.compile(r'^\S*process_cpu_seconds_total\{.*\bactor="([^"]+)".*\} (\S+)$', re.MULTILINE)
@@ -138,6 +139,14 @@ class Load:
         told = {each: sum(map(float, values)) for each, values in found.items()}
         return told | cpu | {"CPU s of the clients": time.process_time()}
 
+    async def fresh_counters(self) -> dict[str, float]:
+        """As soon as the executor has told them anew, which it does once in a while."""
+        old = now = await self.counters()
+        while now["wall"] and now["wall"] == old["wall"]:
+            await asyncio.sleep(POLL_S)
+            now = await self.counters()
+        return now
+
 
 @asynccontextmanager
 async def server(name: str, arguments: argparse.Namespace, settings: Settings) -> AsyncIterator[str]:
@@ -171,13 +180,13 @@ async def measure(name: str, arguments: argparse.Namespace, settings: Settings) 
             sent += (single := await load.send_alone(arguments.alone, tokens))
             alone = [(ended_s - began_s) * 1e3 for _, began_s, ended_s in single]
             bodies = [load.body(arguments.inputs, tokens) for _ in range(arguments.requests)]
-            before, began_s = await load.counters(), time.time()
+            before, began_s = await load.fresh_counters(), time.time()
             took_s, each = await load.send_all(bodies, arguments.clients)
-            after = await load.counters()
+            after = await load.fresh_counters()
             grown = {what: value - before.get(what, 0.0) for what, value in after.items()}
             crowds.append(Crowd(tokens, began_s, began_s + took_s, grown))
             inputs = arguments.inputs * arguments.requests
-            busy = f", GPU busy {grown['busy'] / grown['wall']:.0%}" if grown["wall"] else ""
+            busy = f", GPU busy {grown['busy'] / took_s:.0%}" if grown["busy"] else ""
             print(
                 f"{name}, inputs of {tokens}: alone {milliseconds(alone)}; {arguments.clients} requests of "
                 f"{arguments.inputs} at a time: {inputs * tokens / took_s:.0f} tokens/s, "

@@ -49,7 +49,7 @@ __all__ = [
 def constant(value: Any) -> Any:
     """``tl.constexpr(value)``, for what kernels read from their modules. At every launch Triton compares each such
     value, of the functions that a kernel calls too, with a copy of what it was. As its own copy it is found equal in a
-    fifth of the time; a product has 26 of them."""
+    quarter of the time; a product has 26 of them."""
     return _constant_type()(value)
 
 

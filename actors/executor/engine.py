@@ -33,8 +33,9 @@ from pagebus.actors.executor.loading.loaded import EngineInfo, Loaded
 from pagebus.actors.executor.loading.loading import Progress, load
 from pagebus.actors.executor.loading.weights import unmatched_entries
 from pagebus.actors.executor.memory.budget import memory_in_use
+from pagebus.actors.executor.ranks.device_stage_steps import steps_of
 from pagebus.actors.executor.ranks.drift import DriftCheck
-from pagebus.actors.executor.ranks.stage_steps import WholeSteps, steps_of
+from pagebus.actors.executor.ranks.stage_steps import WholeSteps
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.step.completion import Completion, Launched, Queued, give_scores
 from pagebus.actors.executor.step.expert_counts import ExpertCounts
@@ -197,23 +198,23 @@ class Engine:
         self._once_loaded = load(
             settings, config, path, device, dtype, self._progress, self._kernels_ready, self._agreement, self._tell,
         )  # fmt: skip
-        self._stage = steps_of(self._comm, self._loaded.runner.model, self._loaded.runner.state)
+        runner = self._loaded.runner
+        self._graphs = graphs = runner.graphs
+        self._stage = steps_of(self._comm, runner.model, runner.state, None if graphs is None else graphs.resumed)
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
-        self._loaded.runner.fill_masks = self._grammars.masks
+        runner.fill_masks = self._grammars.masks
         if device.type == "cuda":
             stream = torch.cuda.current_stream()
-            most = self._loaded.runner.most_results
-            self._pool = ReadbackPool(most, self._loaded.runner.uploader.num_buffers, stream)
-            self._loaded.runner.uploader.trust_limit()
+            self._pool = ReadbackPool(runner.most_results, runner.uploader.num_buffers, stream)
+            runner.uploader.trust_limit()
             completion = threading.Thread(target=self._completion_thread, name="engine-completion", daemon=True)
             self._threads.append(completion)
             completion.start()
-        counts = self._loaded.runner.model.parameters.counts
+        counts = runner.model.parameters.counts
         self._experts = ExpertCounts(counts) if counts else None
-        self._graphs = self._loaded.runner.graphs
-        if self._graphs is not None:
-            arguments = (self._graphs, device, dtype)
+        if graphs is not None:
+            arguments = (graphs, device, dtype)
             capturing = threading.Thread(target=self._graph_thread, args=arguments, name="engine-graphs", daemon=True)
             self._threads.append(capturing)
             capturing.start()
@@ -256,11 +257,8 @@ class Engine:
                 self._step_on_cpu(queued)
             else:
                 readback = self._pool.take()
-                if self._graphs is None or self._graphs.resting:
+                with self._captures_paused():
                     self._launch(queued, readback)
-                else:
-                    with self._graphs.paused():
-                        self._launch(queued, readback)
 
     def _next_plan(self) -> Queued | None:
         """Wait for the next plan. Meanwhile, if no step is in flight, prepare for shapes of long prompts."""
@@ -274,7 +272,7 @@ class Engine:
         return self._plans.get()
 
     def _captures_paused(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._graphs is None else self._graphs.paused()
+        return nullcontext() if self._graphs is None or self._graphs.resting else self._graphs.paused()
 
     def _check_order(self, queued: Queued) -> None:
         """Check that plans of one scheduler have no gaps, and empty the batch for a new scheduler."""
@@ -317,14 +315,16 @@ class Engine:
         self._drift.begin(queued.plan.step, work)
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
+        began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)
         readback.begin()
         sampled = self._run(work)
+        departure = self._stage.end(queued.plan.step, work, sampled)
         readback.fetch(sampled, work.num_results, self._loaded.runner.scores, self._agreement.told)
         if self._experts is not None:
             self._experts.fetch()
-        if len(work.constrained):
+        if len(work.constrained) and sampled is not None:
             self._follow.launched(work)
-        self._completion.put(Launched(queued, work, launched_s, readback, copied))
+        self._completion.put(Launched(queued, work, launched_s, readback, copied, departure))
         if self._spans is not None:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
             self._spans.add(name, queued.plan.step, launched_s, time.time())

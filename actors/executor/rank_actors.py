@@ -57,11 +57,13 @@ def meet(settings: Settings, where: str, hostname: str, carrier: str, generation
 
     timeout_s = min(HANG_S, settings.step_timeout_s)
     store = partial(open_store, where, settings.rank, settings.num_ranks)
-    host = comm_of(settings, store, hostname, generation, timeout_s)
-    return host if carrier == GLOO else _between_gpus(settings, host, carrier, timeout_s)
+    if carrier == GLOO:
+        return comm_of(settings, store, hostname, generation, timeout_s)
+    over = partial(_between_gpus, settings, carrier, timeout_s)
+    return comm_of(settings, store, hostname, generation, timeout_s, over)
 
 
-def _between_gpus(settings: Settings, host: Any, carrier: str, timeout_s: float) -> Any:
+def _between_gpus(settings: Settings, carrier: str, timeout_s: float, host: Any) -> Any:
     """The exchange of GPUs, beside that of their hosts. Imports Triton."""
     import torch
 

@@ -76,8 +76,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
         SettingsError: there is no GPU, no Triton, ranks are asked for, or this GPU cannot do what the settings ask.
     """
     settings = load_settings(arguments)
-    if settings.tensor_parallel_size > 1:
-        raise SettingsError("tune: not with --tensor-parallel-size yet: a rank's shapes have the cost model's choices")
+    if settings.num_ranks > 1:
+        raise SettingsError(f"tune: not with {settings.rank_flags} yet: a rank's shapes have the cost model's choices")
     if not 0 < arguments.minutes <= 24 * 60:
         raise SettingsError("--minutes: more than 0 and at most 1440 are needed")
     if find_spec("triton") is None:

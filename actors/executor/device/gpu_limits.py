@@ -35,11 +35,6 @@ def check_ranks(settings: Settings) -> None:
     """
     if settings.tensor_parallel_size > MOST_RANKS:
         raise SettingsError(f"--tensor-parallel-size: at most {MOST_RANKS} ranks on GPUs")
-    if settings.pipeline_parallel_size > 1:
-        raise SettingsError(
-            f"--pipeline-parallel-size {settings.pipeline_parallel_size}: stages compute on CPUs only so far "
-            "(--device cpu, --target cpu); --tensor-parallel-size divides a model among GPUs"
-        )
     if settings.tensor_parallel_size > 1 and settings.deterministic:
         raise SettingsError("--deterministic: not with --tensor-parallel-size yet: sums over ranks depend on the batch")
 

@@ -13,14 +13,13 @@ device.
 
 from __future__ import annotations
 
-import gc
 import logging
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.batch.upload import Uploader
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.graphs.capturing import capturing
 from pagebus.actors.executor.graphs.head_passes import (
     Follow,
     Guess,
@@ -128,7 +128,7 @@ class Graphs:
 
     def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Launch a pass padded to what :meth:`bucket` said, from its graph if there is one; returns states [rows, H],
-        logits [rows, V] float32 and tokens [rows], valid until the next replay."""
+        logits [rows, V] float32 and tokens [rows], valid until the next replay; see :func:`padded_pass`."""
         captured = self._captured.get(bucket)
         self._replayed = captured is not None
         if captured is None:
@@ -247,6 +247,17 @@ class Graphs:
         finally:
             self._undisturbed.set()
 
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """In this block, within one that is :meth:`paused` or not, a capture goes on: the steps wait for others."""
+        was_paused = not self._undisturbed.is_set()
+        self._undisturbed.set()
+        try:
+            yield
+        finally:
+            if was_paused:
+                self._undisturbed.clear()
+
     @property
     def progress(self) -> tuple[int, int]:
         """How many are captured, of how many: those that a step has missed count once it has. Any thread."""
@@ -276,6 +287,7 @@ class Graphs:
             raise EngineError(
                 f"capturing the CUDA graph of {bucket} failed ({error}); --enforce-eager does without"
             ) from error
+        sampled = borrow(sampled) if runner.model.passes_on else sampled
         self._captured[bucket] = _Captured(graph, borrow(hidden), borrow(logits), sampled)
 
     def _capture_resampling(self, runner: Passes, wanted: Resampling) -> None:
@@ -304,21 +316,12 @@ class Graphs:
         else:
             self._captured[wanted] = graph
 
-    @contextmanager
-    def _capturing(self, pool: Any = None) -> Iterator[torch.cuda.CUDAGraph]:
+    def _capturing(self, pool: Any = None) -> AbstractContextManager[torch.cuda.CUDAGraph]:
         """What is launched in this block goes into a new graph, what is allocated comes from the pool, that of passes
         unless another one is named."""
         if pool is None:
             pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with no_collection():
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                yield graph
-            except BaseException:
-                _end_broken_capture(graph)
-                raise
-            graph.capture_end()
+        return capturing(pool)
 
 
 def with_adapted(buckets: list[Bucket], *, adapters: bool) -> list[Bucket]:
@@ -341,8 +344,12 @@ def empty_step() -> StepWork:
 def padded_pass(
     runner: Passes, bucket: Bucket, pause: Callable[[], object] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a graph holds: inputs, forward, sampling and store of a padded step; its hidden states, logits, tokens."""
-    logits = runner.model.logits(hidden := runner.padded_forward(bucket, pause))
+    """What a graph holds: inputs, forward, sampling and store of a padded step; its hidden states, logits, tokens. A
+    stage that passes its states on has no more than these."""
+    hidden = runner.padded_forward(bucket, pause)
+    if runner.model.passes_on:
+        return hidden, hidden, hidden
+    logits = runner.model.logits(hidden)
     return hidden, logits, runner.sample_plainly(logits, any_random=True)
 
 
@@ -377,23 +384,3 @@ def pool_bytes(runner: Passes, *, adapters: bool) -> int:
         torch.cuda.synchronize()
         taken += torch.cuda.max_memory_allocated() - before
     return taken
-
-
-def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:
-    """The first error is the one to report, whatever ending the capture says."""
-    try:
-        graph.capture_end()
-    except Exception:
-        return
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection while capturing: a finalizer that calls CUDA would break the capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

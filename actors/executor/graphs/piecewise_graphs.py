@@ -85,7 +85,7 @@ def run_piece(
     """From where the attention of the layer before ends to where that of layer ``index`` begins: ``residual`` [T, H],
     None before the first layer -> itself, and queries, keys and values [T, Hq + 2 Hkv, D]."""
     layer = model.layers[index]
-    stream = ResidualStream(model.embedding(tokens.ids) if residual is None else residual, model.ops)
+    stream = ResidualStream(model.entering(tokens.ids) if residual is None else residual, model.ops)
     if index:
         model.layers[index - 1].feed_forward(stream, layer.attention_norm, tokens.padding)
     qkv = layer.project(stream, tokens)

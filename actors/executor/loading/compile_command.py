@@ -12,7 +12,7 @@ from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
-from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
@@ -122,7 +122,6 @@ def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int)
     began_s = time.monotonic()
     from pagebus.actors.executor.loading.compilation import compile_kernels
 
-    part = local_config(config, settings.rank, settings.tensor_parallel_size)
-    count = compile_kernels(settings, part, target, jobs)
+    count = compile_kernels(settings, rank_config(config, settings), target, jobs)
     mark.touch()
     print(f"sm_{target.capability}: {count} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")

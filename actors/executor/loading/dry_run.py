@@ -76,5 +76,8 @@ def dry_run(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None
         calculate_scales(runner.model)
     with runner.model.few_layers():
         run_all_steps(batch, runner)
+        if runner.model.passes_on:  # tokens of the last stage are stored by the first
+            one = torch.zeros(1, dtype=torch.int32, device=META)
+            runner.state.store_sampled(one, one, one)
     if graph_tokens(settings, config, META, dtype):
         Graphs(runner.buckets, adapters=runner.adapters is not None).capture(runner, lambda share: None)

@@ -60,7 +60,8 @@ def mark_path(settings: Settings, config: ModelConfig, target: Target) -> Path:
     for tuned in Tuned:
         with contextlib.suppress(OSError):  # most have measured nothing
             digest.update(user_path(target, launch_shapes_folder(settings), tuned).read_bytes())
-    decisive |= {name: getattr(settings, name) for name in ("tensor_parallel_size", "rank")}
+    ranks = "tensor_parallel_size", "pipeline_parallel_size", "rank"
+    decisive |= {name: getattr(settings, name) for name in ranks}
     digest.update(repr((decisive, config, target, _version("triton"), _version("torch"), sys.version)).encode())
     return cache_dir() / f"pagebus-{digest.hexdigest()[:32]}"
 

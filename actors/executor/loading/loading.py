@@ -174,6 +174,9 @@ def _load(
         lookup=Lookup(wanted.longest, wanted.shortest), head=drafter,
         adapters=None if residents is None else residents.slots,
     )  # fmt: skip
+    if model.passage is not None and device.type == "cuda":
+        most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+        model.passage.reserve(most, config.hidden_size, dtype, device)
     agreement.use(runner.uploader.header.agreed)
     check_alike(runner, comm)
     prefill_backend = PrefillBackend(runner)
@@ -217,13 +220,13 @@ def _load(
 
 
 def check_alike(runner: Runner, comm: Comm) -> None:
-    """Whether all ranks cut prompts alike, as what steps are padded to depends on that.
+    """Whether all ranks of a stage cut prompts alike, as what steps are padded to depends on that.
 
     Raises:
         SettingsError: their heads differ too much.
     """
     size = runner.buckets.block_queries
-    if runner.buckets.largest().tokens > 1 and comm.least(size) != -comm.least(-size):
+    if comm.size > 1 and runner.buckets.largest().tokens > 1 and comm.least(size) != -comm.least(-size):
         raise SettingsError(
             f"--tensor-parallel-size {comm.size}: CUDA graphs of ranks with different heads of attention are not "
             "built; use --enforce-eager, or as many ranks as divide the heads evenly"

@@ -123,7 +123,7 @@ class Decoder(Network):
 
     def _before_last(self, step: ForwardPass, pause: Callable[[], object]) -> ResidualStream:
         """All layers but the last."""
-        stream = ResidualStream(self._entering(step.tokens.ids), self.ops)
+        stream = ResidualStream(self.entering(step.tokens.ids), self.ops)
         for layer, following in itertools.pairwise(self.layers):
             pause()
             qkv = layer.project(stream, step.tokens)
@@ -133,7 +133,7 @@ class Decoder(Network):
         pause()
         return stream
 
-    def _entering(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def entering(self, input_ids: torch.Tensor) -> torch.Tensor:
         """The residual stream [T, H] before the first of the layers."""
         if self.passage is None or self.passage.stage.first:
             return self.embedding(input_ids)
@@ -170,8 +170,6 @@ class Decoder(Network):
         assert isinstance(hidden, torch.Tensor)
         for tap in self.taps:
             tap[: len(hidden)].copy_(hidden)
-        if self.passage is not None and self.passes_on:
-            self.passage.leaving = hidden
         return hidden
 
     @torch.inference_mode()

@@ -40,6 +40,12 @@ class Network(ABC):
         """Whether what it computes is for the next stage."""
         return self.passage is not None and not self.passage.stage.last
 
+    def pass_on(self, hidden: torch.Tensor, count: int) -> bool:
+        """Leave the first ``count`` of the states of a pass to the next stage. False: they are for nobody else."""
+        if self.passage is not None and self.passes_on:
+            self.passage.leaving = hidden[:count]
+        return self.passes_on
+
     @abstractmethod
     def few_layers(self) -> AbstractContextManager[None]:
         """In this block a pass goes through few layers, which launch all kernels that there are."""

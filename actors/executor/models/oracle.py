@@ -34,13 +34,16 @@ class OracleModel(Decoder):
         batch: AttentionBatch,
         pause: Callable[[], object] = lambda: None,
     ) -> torch.Tensor:
-        """input_ids [T] and positions [T] -> [T, 2], or [N, 2] of the batch's last tokens."""
+        """input_ids [T] and positions [T] -> [T, 2], or [N, 2] of the batch's last tokens; of a stage that passes on,
+        the keys [T, 2]."""
         time.sleep(0.001 * self.config.num_layers)
         keys = self._keys(input_ids, positions, kv_cache.dtype)
         key_cache = kv_cache[:, 0, 0]
         kept = batch.slot_mapping >= 0
         slots, block_size = batch.slot_mapping[kept], key_cache.shape[1]
         key_cache[slots // block_size, slots % block_size] = keys[kept]
+        if self.passes_on:
+            return keys.squeeze(1)
         num_tokens = torch.diff(batch.query_start)
         rows = torch.repeat_interleave(torch.arange(len(batch.slots)), num_tokens)
         hashes = prefix_hashes(key_cache, batch)[rows, positions.long()]
@@ -52,8 +55,6 @@ class OracleModel(Decoder):
         keys = torch.stack((input_ids + 1, positions), dim=1).to(dtype)
         if self.passage is not None and not self.passage.stage.first:
             keys = self.passage.enter(len(keys), keys.shape[1], keys.dtype, keys.device)
-        if self.passage is not None and self.passes_on:
-            self.passage.leaving = keys
         return keys.unsqueeze(1)
 
     @torch.inference_mode()

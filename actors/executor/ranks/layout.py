@@ -15,13 +15,15 @@ from pagebus.actors.settings import Settings
 
 
 def comm_of(
-    settings: Settings, open_store: Callable[[], Any], hostname: str, generation: int, timeout_s: float
-) -> Comm:
+    settings: Settings, open_store: Callable[[], Any], hostname: str, generation: int, timeout_s: float,
+    over: Callable[[GlooComm], Comm] = lambda host: host,
+) -> Comm:  # fmt: skip
     """The exchange of the rank of these settings with the others, which meet at the store that ``open_store`` opens.
-    The others as in :class:`GlooComm` and :class:`Ring`."""
+    ``over``: what the ranks of a stage, or of a model without stages, exchange tensors over beside their hosts. The
+    others as in :class:`GlooComm` and :class:`Ring`."""
     rank, size, stages = settings.rank, settings.tensor_parallel_size, settings.pipeline_parallel_size
     if stages == 1:
-        return GlooComm(rank, size, open_store, hostname, timeout_s)
+        return over(GlooComm(rank, size, open_store, hostname, timeout_s))
     world, store = size * stages, cache(open_store)
     stage, within = place_of(rank, size, stages)
 
@@ -29,6 +31,7 @@ def comm_of(
         return DISTRIBUTED.PrefixStore(name, store())
 
     everyone = GlooComm(rank, world, lambda: named("world"), hostname, timeout_s)
-    own = GlooComm(within, size, lambda: named(f"stage{stage}"), hostname, timeout_s) if size > 1 else ONE_RANK
+    host = GlooComm(within, size, lambda: named(f"stage{stage}"), hostname, timeout_s)
+    own = over(host) if size > 1 else ONE_RANK
     before, behind = (rank + size) % world, (rank - size) % world  # ranks are numbered from the last stage on
     return StagedComm(everyone, own, Ring(rank, before, behind, hostname, generation, timeout_s))

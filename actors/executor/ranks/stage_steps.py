@@ -12,19 +12,19 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.step_work import StepWork
-from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.models.passage import Passage
 from pagebus.actors.executor.ranks.ring import Ring
-from pagebus.actors.executor.ranks.staged_comm import StagedComm
 from pagebus.bus.messages import Int32Array, StepPlan
 
 
@@ -36,6 +36,10 @@ class Unknown:
     digest: int
     slots: Int32Array
     positions: Int32Array
+
+
+Departure: TypeAlias = Callable[[Int32Array], None]
+"""What sends on what a step has come to, once the device has computed it; gets the tokens that it sampled."""
 
 
 class WholeSteps:
@@ -50,12 +54,13 @@ class WholeSteps:
         """
         return 0.0
 
-    def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> None:
-        """Pass on what the step has come to."""
+    def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> Departure | None:
+        """Pass on what the step has come to; on a GPU what does that when it is there."""
+        return None
 
 
 class StageSteps(WholeSteps):
-    """Those of one rank of a pipeline, whose tokens are in ``state``."""
+    """Those of one rank of a pipeline, whose tokens are in ``state``. Here it computes on a CPU."""
 
     def __init__(self, ring: Ring, passage: Passage, model: Network, state: DeviceBatch) -> None:
         self._ring, self._passage, self._model, self._state = ring, passage, model, state
@@ -76,25 +81,44 @@ class StageSteps(WholeSteps):
         return time.perf_counter() - began
 
     def _take_stream(self, step: int, work: StepWork) -> None:
-        payload = self._ring.take(step, self._digest)
+        payload = self._take(step, self._digest)
         if not len(work.slots):
             return
         model = self._model
         dtype, hidden = model.parameters.dtype, model.config.hidden_size
         if len(payload) != work.num_tokens * hidden * dtype.itemsize:
             raise EngineError(f"step {step}: {len(payload)} bytes were passed on for {work.num_tokens} tokens")
-        self._passage.entering = torch.frombuffer(payload, dtype=dtype).view(work.num_tokens, hidden)
+        self._enter(payload.view(dtype).view(work.num_tokens, hidden))
 
-    def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> None:
+    def _take(self, step: int, digest: int) -> torch.Tensor:
+        return self._ring.take(step, digest)
+
+    def _enter(self, stream: torch.Tensor) -> None:
+        """The next pass begins with ``stream`` [T, H], which is on the host."""
+        self._passage.entering = stream
+
+    def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> Departure | None:
         """As of :class:`WholeSteps`."""
-        if self._passage.stage.last:
-            tokens = torch.empty(0, dtype=torch.int32) if sampled is None else sampled[: len(work.positions)].clone()
-            self._ring.send(step, self._digest, tokens)
-            return
+        tokens = np.empty(0, np.int32) if sampled is None else sampled[: len(work.positions)].numpy().copy()
+        self._departure(step, work, self._left())(tokens)
+        return None
+
+    def _left(self) -> torch.Tensor | None:
+        """What the step leaves to the next stage [T, H], on the host, or on its way to it."""
         leaving, self._passage.leaving = self._passage.leaving, None
-        self._ring.send(step, self._digest, torch.empty(0) if leaving is None else leaving)
-        if self._passage.stage.first:
-            self._unknown.append(Unknown(step, self._digest, work.sample_slots, work.positions))
+        return leaving
+
+    def _departure(self, step: int, work: StepWork, leaving: torch.Tensor | None) -> Departure:
+        """What sends on what has been computed of the step that was begun last."""
+        digest, count, stage = self._digest, len(work.positions), self._passage.stage
+        if stage.first:
+            self._unknown.append(Unknown(step, digest, work.sample_slots, work.positions))
+
+        def send(tokens: Int32Array) -> None:
+            told = torch.from_numpy(tokens[:count]) if stage.last else leaving
+            self._ring.send(step, digest, torch.empty(0) if told is None else told)
+
+        return send
 
     def _forget(self) -> None:
         """Nobody needs the tokens that are still to come."""
@@ -108,10 +132,13 @@ class StageSteps(WholeSteps):
         while self._unknown and (needed > 0 or self._ring.has_message):
             needed -= 1
             each = self._unknown.popleft()
-            tokens = torch.frombuffer(self._ring.take(each.step, each.digest) or bytearray(4), dtype=torch.int32)
+            tokens = self._take(each.step, each.digest).view(torch.int32)
             if count := len(each.slots):
-                places = torch.from_numpy(each.slots), torch.from_numpy(each.positions)
-                self._state.store_sampled(*places, tokens[:count])
+                self._store(each.slots, each.positions, tokens[:count])
+
+    def _store(self, slots: Int32Array, positions: Int32Array, tokens: torch.Tensor) -> None:
+        """Put ``tokens`` [N], which are on the host, into the ``slots`` at these ``positions``."""
+        self._state.store_sampled(torch.from_numpy(slots.copy()), torch.from_numpy(positions.copy()), tokens)
 
     def _note(self, step: int, work: StepWork) -> None:
         """Add the step to the digest of all that this rank was told to compute."""
@@ -119,11 +146,3 @@ class StageSteps(WholeSteps):
         parts = (work.slots, work.starts, work.query_start, work.positions, work.indexes)
         for part in (*parts, *(delta for _, delta in sorted(work.deltas.items()))):
             self._digest = zlib.crc32(part.tobytes(), self._digest)
-
-
-def steps_of(comm: Comm, model: Network, state: DeviceBatch) -> WholeSteps:
-    """Those of the rank that ``comm`` connects with others."""
-    if model.passage is None:
-        return WholeSteps()
-    assert isinstance(comm, StagedComm)
-    return StageSteps(comm.ring, model.passage, model, state)

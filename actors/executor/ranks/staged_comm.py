@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.ranks.ring import Ring
+
+if TYPE_CHECKING:
+    from pagebus.actors.executor.device.operations import AddNorm
+    from pagebus.kernels.coded.rounding import RoundedTokens
 
 
 class StagedComm(Comm):
@@ -13,7 +20,7 @@ class StagedComm(Comm):
 
     def __init__(self, world: Comm, stage: Comm, ring: Ring) -> None:
         self.rank, self.size = stage.rank, stage.size
-        self.ring = ring
+        self.ring, self.captures = ring, stage.captures
         self._world, self._stage = world, stage
 
     def connect(self) -> None:
@@ -29,6 +36,21 @@ class StagedComm(Comm):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Over the stage, see :class:`Comm`."""
         return self._stage.all_reduce(x)
+
+    def all_reduce_norm(
+        self, add_norm: AddNorm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float,
+        scale: float = 1.0, **options: Any,
+    ) -> torch.Tensor | RoundedTokens:  # fmt: skip
+        """Over the stage, see :class:`Comm`."""
+        return self._stage.all_reduce_norm(add_norm, x, residual, weight, eps, scale, **options)
+
+    def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """Over the stage, see :class:`Comm`."""
+        return self._stage.gather_columns(x, widths)
+
+    def check(self) -> None:
+        """Of the stage, see :class:`Comm`."""
+        self._stage.check()
 
     def least(self, value: float) -> float:
         """Of the ranks of all stages, see :class:`Comm`."""

@@ -47,13 +47,15 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step in flight on the device. ``copied``: set when its copies between the tiers are done."""
+    """A step in flight on the device. ``copied``: set when its copies between the tiers are done. ``departure``: what
+    sends on what it comes to."""
 
     queued: Queued
     work: StepWork
     launched_s: float
     readback: Readback
     copied: torch.cuda.Event | None
+    departure: Callable[[Int32Array], None] | None = None
 
 
 class Completion:
@@ -81,7 +83,9 @@ class Completion:
         while (launched := self._launched.get()) is not None:
             readback = launched.readback
             tokens, busy_s = readback.wait(check)
-            if len(launched.work.constrained):
+            if launched.departure is not None:
+                launched.departure(tokens)
+            if len(launched.work.constrained) and self._samples:
                 grammars.landed(tokens)
             if self._spans is not None and origin is not None:
                 began_s, ended_s = readback.span(origin)

@@ -162,10 +162,12 @@ class Runner:
             self.drafting.begin(work, deltas, self.graphs)
         if self.graphs is not None and bucket is not None:
             hidden, logits, sampled = self.graphs.run(bucket, self)
+            if self.model.pass_on(hidden, work.num_tokens):
+                return None
             self._score_prompts(work, hidden, deltas, pooled=self._pools)
         else:
             hidden = self.forward(work, cut, launch)
-            if self.model.passes_on:
+            if self.model.pass_on(hidden, work.num_tokens):
                 return None
             self._score_prompts(work, hidden, deltas)
             if not len(work.positions):
@@ -216,8 +218,8 @@ class Runner:
         return cut
 
     def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
-        """Prepare inputs from the slots and run the model. Returns hidden states [T, H] if prompts are scored, else [N,
-        H] of the tokens behind which one is sampled."""
+        """Prepare inputs from the slots and run the model. Returns hidden states [T, H] if prompts are scored or they
+        are passed on, else [N, H] of the tokens behind which one is sampled."""
         spans, header, in_pieces = None, self.uploader.header, launch.pieces
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
@@ -233,7 +235,7 @@ class Runner:
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
-        """:meth:`forward` for any step padded to ``bucket``: hidden states [rows, H], or what is pooled of them."""
+        """:meth:`forward` of a step padded to ``bucket``: states [rows, H], pooled numbers, or a stage's states."""
         spans, header = None, self.uploader.header
         if bucket.spans:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
@@ -254,7 +256,7 @@ class Runner:
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
         tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
         self._prepare_inputs(tokens, num_rows)
-        index = None if sampled is None else header.hidden_index[:sampled]
+        index = None if sampled is None or self.model.passes_on else header.hidden_index[:sampled]
         last = None
         if index is not None and self._decodes_apart and not gives_all(self.model):
             last = LastTokens(index, header.sample_slots[:sampled], header.sample_lens[:sampled])

@@ -11,7 +11,8 @@ from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.layout import TEMPERATURE, BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.graphs.graphs import empty_step, no_collection, padded_pass
+from pagebus.actors.executor.graphs.capturing import no_collection
+from pagebus.actors.executor.graphs.graphs import empty_step, padded_pass
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.kv_cache import Cache, allocate_kv_cache
 from pagebus.actors.executor.models import build_model

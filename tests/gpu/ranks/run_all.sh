@@ -2,7 +2,8 @@
 # Everything that docs/scale.md says of two GPUs of one host, in parts of one or two minutes each:
 #   bash tests/gpu/ranks/run_all.sh all|PART[,PART...] FOLDER
 # with PART one of, in this order: exchange (sums by size: ours, NCCL's, torch's), right (tokens and sums of tiny models),
-# tests, llama8b, llama70b, qwen30b-a3b (`-tp 2`), replicas (one executor and two, over HTTP; MODELS are measured).
+# stages (tokens of `-pp 2`), tests, llama8b, llama70b, qwen30b-a3b (`-tp 2`), llama8b-pp2, llama70b-pp2 (`-pp 2`),
+# replicas (one executor and two, over HTTP; MODELS are measured).
 # Each part's output goes to FOLDER/PART.txt too. What takes longer than LIMIT (150) seconds is ended.
 set -u
 parts=$1 out=$2 began=$(date +%s)
@@ -23,8 +24,10 @@ part() { # NAME COMMAND...: run it if it is wanted
   [ "$status" = 0 ] || echo "$name ended with $status" | tee -a "$out/$name.txt"
 }
 
-engine() { # MODEL OPTIONS...
-  part "$1" $pagebus bench engine --model "$1" --tensor-parallel-size 2 --spec-method none --repeats 1 "${@:2}"
+engine() { # PART OPTIONS...: with MODEL-pp2 two stages, with MODEL two ranks
+  local model=${1%-pp2} flag=--tensor-parallel-size
+  [ "$model" = "$1" ] || flag=--pipeline-parallel-size
+  part "$1" $pagebus bench engine --model "$model" $flag 2 --spec-method none --repeats 1 "${@:2}"
 }
 
 replicas() { # MODEL COUNT: the throughput of so many executors, with 256 clients each
@@ -43,11 +46,14 @@ replicas() { # MODEL COUNT: the throughput of so many executors, with 256 client
 
 part exchange python3 -m tests.gpu.ranks.bench_exchange --seconds 60
 part right python3 -m tests.gpu.ranks.check --families ${FAMILIES:-qwen2 gpt-oss gemma3 deepseek-v2-lite}
+part stages python3 -m tests.gpu.ranks.check_stages --families ${FAMILIES:-qwen2 gpt-oss gemma3} --wide
 part tests python3 -m pytest -v -c /dev/null --rootdir . --noconftest --import-mode=importlib -p no:cacheprovider \
   tests/gpu/ranks/test_exchange.py
 engine llama8b --workloads decode mixed256 prefill --batches 1 32 256
 engine llama70b --workloads decode prefill --batches 1 32 128
 engine qwen30b-a3b --workloads decode --batches 1 32 256
+engine llama8b-pp2 --workloads decode mixed256 prefill --batches 1 32 256
+engine llama70b-pp2 --workloads decode prefill --batches 1 32 128
 if wanted replicas; then
   echo "== replicas after $(($(date +%s) - began)) s"
   for model in ${MODELS:-qwen06b llama8b}; do

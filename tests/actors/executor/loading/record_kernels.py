@@ -21,6 +21,7 @@ from triton import knobs
 from pagebus.actors.executor.loading.compilation import Recorder, record
 from pagebus.actors.executor.loading.dry_run import make_runner
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target
 from tests.helpers.engine_driver import HandScheduler
@@ -68,7 +69,7 @@ def source_of(compile_kernel: Callable[[], Any]) -> Any:
 def main() -> None:
     folder, given = sys.argv[1:]
     settings = Settings(model=folder, **json.loads(given))
-    config = ModelConfig.load(Path(folder))
+    config = rank_config(ModelConfig.load(Path(folder)), settings)
     recorded: list[Callable[[], Any]] = []
     keys = record(settings, config, H200, recorded.append)
     unforeseen: list[str] = []

@@ -133,6 +133,20 @@ def test_latents_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
     assert found["unforeseen"] == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stages_are_foreseen_too(folder: Path, tmp_path: Path, rank: int) -> None:
+    """Only the last one samples, which is rank 0; the first stores its tokens."""
+    settings = json.dumps({"max_model_len": 4096, "pipeline_parallel_size": 2, "rank": rank})
+
+    done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {"_decode_kernel", "_prefill_kernel", "_store_sampled_kernel"} <= set(found["recorded"])
+    assert ("_limits_kernel" in found["recorded"]) == (rank == 0)
+    assert found["unforeseen"] == []
+
+
 def test_the_mark_names_what_decides_about_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other limits, another model or another GPU need other kernels; another port does not."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
@@ -142,8 +156,9 @@ def test_the_mark_names_what_decides_about_kernels(folder: Path, monkeypatch: py
         return kernel_cache.mark_path(Settings(model=str(folder), **settings), config, target)
 
     marks = {mark(), mark(max_num_seqs=8), mark(dtype="float16"), mark(Target(80, 108)), mark(kv_cache_dtype="fp8")}
+    marks |= {mark(pipeline_parallel_size=2), mark(pipeline_parallel_size=2, rank=1)}
 
-    assert len(marks) == 5
+    assert len(marks) == 7
     assert mark(port=1) == mark()
     assert {path.parent for path in marks} == {folder / "cache"}
 

@@ -1,0 +1,44 @@
+"""One capture: what is launched meanwhile goes into a graph, and nothing else happens that would break it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def capturing(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
+    """What this thread launches in this block goes into a new graph, what is allocated comes from the ``pool``."""
+    graph = torch.cuda.CUDAGraph()
+    with no_collection():
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield graph
+        except BaseException:
+            _end_broken_capture(graph)
+            raise
+        graph.capture_end()
+
+
+def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:
+    """The first error is the one to report, whatever ending the capture says."""
+    try:
+        graph.capture_end()
+    except Exception:
+        return
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection while capturing: a finalizer that calls CUDA would break the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

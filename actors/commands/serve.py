@@ -110,7 +110,7 @@ def locked_gpus(settings: Settings, visible: list[str]) -> tuple[Settings, list[
     Raises:
         SettingsError: too few are free.
     """
-    ranks, folder = settings.tensor_parallel_size, settings.gpu_lock_dir
+    ranks, folder = settings.num_ranks, settings.gpu_lock_dir
     if ranks == 1 or folder is None or settings.device == "cpu":
         return settings, visible
     uuids, count = list_gpus(uuids=True), settings.executors * ranks

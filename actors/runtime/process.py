@@ -89,7 +89,7 @@ def choose_gpu(settings: Settings) -> None:
     """
     if settings.gpu_lock_dir is None or settings.device == "cpu":
         return
-    if settings.tensor_parallel_size > 1:
+    if settings.num_ranks > 1:
         raise SettingsError(
             "--gpu-lock-dir: ranks that are started one by one cannot share locks; give each the GPUs of all ranks in "
             "CUDA_VISIBLE_DEVICES, or let `pagebus serve` start them"
@@ -110,7 +110,7 @@ def run_actor(kind: str, settings: Settings) -> int:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         code = runner.run(_life(kind, settings))
-        if kind == "executor" and settings.tensor_parallel_size > 1 and settings.device != "cpu":
+        if kind == "executor" and settings.num_ranks > 1 and settings.device != "cpu":
             leave_at_once(code)
         return code
 

@@ -63,10 +63,8 @@ def plan_children(
     """
     cuda = settings.device == "cuda" or (settings.device == "auto" and bool(gpus))
     ranks = settings.num_ranks
-    if cuda and settings.pipeline_parallel_size > 1:
-        raise SettingsError(f"{settings.rank_flags}: stages compute on CPUs only so far; use --device cpu")
     if cuda and gpus and settings.executors * ranks > len(gpus):
-        asked = f"--executors {settings.executors}" + (f" --tensor-parallel-size {ranks}" if ranks > 1 else "")
+        asked = f"--executors {settings.executors}" + (f" {settings.rank_flags}" if ranks > 1 else "")
         raise SettingsError(f"{asked}: only {len(gpus)} GPUs are visible")
     threads = settings.threads or max(1, cores // (settings.executors * ranks))
     plans = []

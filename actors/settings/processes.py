@@ -51,8 +51,7 @@ class ProcessSettings:
     )
     pipeline_parallel_size: int = setting(
         1,
-        help="stages of each executor, each of --tensor-parallel-size ranks, among which a model's layers are "
-        "divided (CPUs only)",
+        help="stages of each executor, each of --tensor-parallel-size ranks, among which a model's layers are divided",
         low=1,
         high=64,
     )

@@ -43,7 +43,7 @@ ALIASES = {
     "--speculative-model": "spec_model",
 }
 """vLLM's names of settings that have another name here."""
-SHARDS = "a model has to fit one GPU (tensor and pipeline parallelism on CPUs only, no expert parallelism)"
+SHARDS = "models are divided by --tensor-parallel-size and --pipeline-parallel-size alone"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
 EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
 ADAPTERS = "adapters are of the linear layers of text models, on one GPU (docs/lora.md)"

@@ -108,6 +108,9 @@ def test_gpu_is_chosen_by_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: os.Pat
     with pytest.raises(RuntimeError, match="all 1 GPUs"):
         choose_gpu(settings)
     choose_gpu(settings.replace(device="cpu"))
+    for ranks in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(SettingsError, match="ranks that are started one by one"):
+            choose_gpu(settings.replace(**{ranks: 2}))
 
 
 def test_addresses() -> None:

@@ -329,12 +329,13 @@ def test_plan_of_ranks() -> None:
             assert "--tensor-parallel-size=2" in each.command
 
 
+@pytest.mark.parametrize("divided", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize(
     ("gpus", "seen"), [(["4", "5", "6", "7"], ["4,5", "6,7"]), ([], ["0,1", "2,3"]), (["0", "0", "1", "1"], ["0", "1"])]
 )
-def test_ranks_see_all_gpus_of_their_executor(gpus: list[str], seen: list[str]) -> None:
+def test_ranks_see_all_gpus_of_their_executor(gpus: list[str], seen: list[str], divided: str) -> None:
     """Each uses that of its number; a GPU that is named twice has two ranks."""
-    settings = Settings(executors=2, tensor_parallel_size=2, device="cuda")
+    settings = Settings(executors=2, device="cuda", **{divided: 2})
     plans = plan_children(settings, "redis://h", environ={}, gpus=gpus, cores=8)
     found = [plan.environ["CUDA_VISIBLE_DEVICES"] for plan in plans if plan.kind in ("executor", "rank")]
     assert found == [seen[0], seen[0], seen[1], seen[1]]
@@ -344,6 +345,9 @@ def test_more_ranks_than_gpus() -> None:
     settings = Settings(executors=2, tensor_parallel_size=2)
     with pytest.raises(SettingsError, match="--executors 2 --tensor-parallel-size 2: only 3 GPUs"):
         plan_children(settings, "redis://h", environ={}, gpus=["0", "1", "2"], cores=1)
+    settings = Settings(pipeline_parallel_size=2)
+    with pytest.raises(SettingsError, match="--pipeline-parallel-size 2: only 1 GPUs"):
+        plan_children(settings, "redis://h", environ={}, gpus=["0"], cores=1)
 
 
 @pytest.mark.parametrize(

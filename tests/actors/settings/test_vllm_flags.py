@@ -64,7 +64,7 @@ def test_what_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
             assert (ended.value.code, capsys.readouterr().err) == (2, f"pagebus: {name}: {flag.text}{why}\n")
     with pytest.raises(SystemExit):
         main(["serve", "m", "-dcp", "2"])
-    assert "pagebus: -dcp: a model has to fit one GPU" in capsys.readouterr().err
+    assert "pagebus: -dcp: models are divided by --tensor-parallel-size" in capsys.readouterr().err
 
 
 def test_other_names_of_settings() -> None:
@@ -185,7 +185,7 @@ def test_arguments_of_programs() -> None:
     for name in ("enable_chunked_prefill", "async_scheduling"):
         with pytest.raises(TypeError, match=f"{name}: "):
             is_foreign(name, False)
-    with pytest.raises(TypeError, match="decode_context_parallel_size: a model has to fit one GPU"):
+    with pytest.raises(TypeError, match="decode_context_parallel_size: models are divided by --tensor"):
         is_foreign("decode_context_parallel_size", 2)
     assert checked({"pooler_config": {"pooling_type": "MEAN"}, "data_parallel_size": 2, "hf_overrides": None}) == {
         "pooling_type": "mean",

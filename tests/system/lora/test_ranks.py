@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from pagebus.actors.executor.adapters import residents
 from pagebus.actors.executor.adapters.reading import HostAdapter, Read, reader
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.errors import AdapterError
+from pagebus.actors.model.lora.projections import projections
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AdapterSource
+from tests.helpers.lora.adapters import source_of
 from tests.helpers.model_factory import make_model
 from tests.helpers.quantized.checkpoints import quantize
 from tests.helpers.quantized.packers import PACKERS
@@ -23,14 +29,15 @@ from tests.helpers.waiting import LIMIT_S, eventually
 from tests.system.harness import running
 from tests.system.lora import test_tokens
 from tests.system.lora.test_peft import make_cases
-from tests.system.lora.test_tokens import ask, family
+from tests.system.lora.test_tokens import TOKENS, ask, family, prompts
 
 ADAPTERS = 4
 DIVIDED = [
     ("llama3", 4), ("qwen3", 2), ("qwen2-odd", 2), ("phi3-partial", 4), ("qwen3-moe", 2), ("olmo2", 2), ("cohere", 2)
 ]  # fmt: skip
-"""Families and numbers of ranks. Two ranks of llama3 have the same head of keys, all of the odd one and of phi3-partial, whose
-queries are divided unevenly; phi3 has fused tensors, olmo2 norms over all heads, cohere one norm for both parts."""
+"""Families and numbers of ranks. Two ranks of llama3 have the same head of keys; so have all of the odd one and of
+phi3-partial, whose queries are divided unevenly. phi3 has fused tensors, olmo2 norms over all heads, cohere one norm
+for both parts."""
 RANKS: dict[str, Any] = {"enable_lora": True, "tensor_parallel_size": 2}
 
 
@@ -55,6 +62,35 @@ async def test_heads_of_keys_are_divided_unevenly(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base", "llama3", seed=3, **sizes)
     async with running(base, make_bus(), max_loras=3, **RANKS) as system:
         await ask(system, test_tokens.make_cases(base, tmp_path, 3))
+
+
+async def test_fused_by_head(tmp_path: Path) -> None:
+    """Files with each head of keys between its queries and its values: tokens are those of one rank."""
+    base = family(tmp_path, "internlm2")
+    sources = [save_by_our_names(tmp_path / f"{seed}", base, seed) for seed in range(3)]
+    told = []
+    for ranks in (1, 2):
+        options = {"enable_lora": True, "max_loras": 3, "tensor_parallel_size": ranks}
+        async with running(base, make_bus(), **options) as system:
+            futures = [system.submit(prompts(1, 0)[0], source, max_tokens=TOKENS)[1] for source in sources]
+            told.append(await asyncio.gather(*futures))
+    assert told[0] == told[1]
+    assert len({str(answer) for answer in told[0]}) == len(sources), "the adapters do not differ"
+
+
+def save_by_our_names(folder: Path, base: Path, seed: int) -> AdapterSource:
+    """A random adapter of all projections, whatever other libraries call them."""
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for projection in projections(ModelConfig.load(base)):
+        for module, width in zip(projection.modules, projection.widths, strict=True):
+            shapes = {"A": (4, projection.inputs), "B": (width, 4)}
+            for matrix, shape in shapes.items():
+                name = f"base_model.model.{module}.lora_{matrix}.weight"
+                tensors[name] = torch.empty(shape).normal_(0, 0.3, generator=generator)
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return source_of(folder, base)
 
 
 async def test_quantized_weights(tmp_path: Path) -> None:

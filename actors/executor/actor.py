@@ -313,11 +313,11 @@ class ExecutorActor(Actor):
         if isinstance(result, PullReport) and self._pull_reports.note(result):
             self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
         try:
-            if isinstance(result, StepResult):
-                self._outbox.append(self.names.results(self.name), result)
-                self._count(result)
-            else:
-                self._outbox.publish(self.names.control, replace(result, replica=self.name, executor_epoch=self.epoch))
+            if not isinstance(result, StepResult):
+                told = replace(result, replica=self.replica, executor_epoch=self.generation)
+                return self._outbox.publish(self.names.control, told)
+            self._outbox.append(self.names.results(self.name), result)
+            self._count(result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)
 

@@ -290,7 +290,7 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         self._copy(queued)
-        self._drift.begin(queued.plan.step, work)
+        self._drift.begin(queued.plan, work)
         began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)
         sampled = self._run(work)
         self._stage.end(queued.plan.step, work, sampled)
@@ -312,7 +312,7 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)
-        self._drift.begin(queued.plan.step, work)
+        self._drift.begin(queued.plan, work)
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
         began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
+
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.ranks.group import (
@@ -39,7 +41,7 @@ from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
-from pagebus.bus.messages import FromExecutor, StepResult
+from pagebus.bus.messages import AdapterRead, FromExecutor, StepResult
 from pagebus.kernels.common.target import gpu_id
 
 JOIN_LOOK_S = 0.1
@@ -249,8 +251,13 @@ class FollowingRank(RankActor):
             await super()._rank_lost(name)
 
     def _publish(self, result: FromExecutor) -> None:
+        """Results are rank 0's to write; what becomes of adapters each rank says for itself."""
         if isinstance(result, StepResult):
             self._count(result)
+        elif isinstance(result, AdapterRead):
+            if result.error:
+                self.log.warning("this rank cannot read an adapter", digest=result.digest, error=result.error)
+            super()._publish(replace(result, rank=self.settings.rank))
 
     async def bequeath(self, error: BaseException) -> None:
         """Only log the error: rank 0 writes the fence."""

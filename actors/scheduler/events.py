@@ -55,6 +55,8 @@ class ReplicaJoined:
     """The most drafts that a row may have; 0: it does not speculate."""
     max_loras: int = 0
     """The most adapters that its sequences may have at a time; 0: it takes none."""
+    ranks: int = 1
+    """That compute it together. Each says of an adapter that it has read it, or why it cannot."""
     num_disk_blocks: int = 0
     """Those that its disk tier may hold; 0: it has none."""
     stages: int = 1

@@ -61,8 +61,6 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         check_lora(self)
         if self.roles is not None:
             check_roles(self.roles, self.executors, self)
-        if self.enable_lora and self.tensor_parallel_size > 1:
-            raise SettingsError("--enable-lora: not with --tensor-parallel-size yet")
         check_disk(self)
         if self.disk_cache_dir is not None and self.num_ranks > 1:
             raise SettingsError(f"--disk-cache-dir: not with {self.rank_flags} yet")

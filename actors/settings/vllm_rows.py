@@ -46,7 +46,7 @@ ALIASES = {
 SHARDS = "models are divided by --tensor-parallel-size and --pipeline-parallel-size alone"
 ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
 EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
-ADAPTERS = "adapters are of the linear layers of text models, on one GPU (docs/lora.md)"
+ADAPTERS = "adapters are of the linear layers of text models (docs/lora.md)"
 GRAPHS = "see --enforce-eager, --max-cudagraph-capture-size and `pagebus compile-kernels`"
 PROXY = "put a proxy in front"
 NO_MEDIA = "models here read text only"
@@ -152,7 +152,8 @@ REFUSED = (
     Flag("--kv-cache-dtype-skip-layers", "--kv-cache-dtype holds for all layers"),
     Flag("--lora-dtype", "adapters are computed in the model's number format", ("auto",)),
     Flag("--lora-target-modules --default-mm-loras --max-lora-cls-labels", ADAPTERS),
-    Flag("--fully-sharded-loras --enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
+    Flag("--fully-sharded-loras", "ranks divide one matrix of each pair (docs/lora.md)", switch=True),
+    Flag("--enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
     Flag("--enable-mixed-moe-lora-format --enable-moe-shared-loras", ADAPTERS, switch=True),
     Flag("--speculative-config -sc", SPECULATION),
     Flag("--per-request-spec-decode-metrics", "vllm:spec_decode_* at /metrics are by executor", switch=True),

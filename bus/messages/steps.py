@@ -214,7 +214,7 @@ class StepResult(Record, frozen=True, kw_only=True):
 
 class AdapterRead(Record, frozen=True, kw_only=True):
     """Executor -> scheduler, over ``control``: an adapter that plan ``step`` wanted is there, for plans written from
-    now on; or, with an ``error``, cannot be had."""
+    now on; or, with an ``error``, cannot be had. Each ``rank`` of an executor says so of its part."""
 
     replica: str
     executor_epoch: int
@@ -222,6 +222,7 @@ class AdapterRead(Record, frozen=True, kw_only=True):
     step: int
     digest: str
     error: str = ""
+    rank: int = 0
 
 
 DISK_TELL, DISK_FORGET = 1, 2

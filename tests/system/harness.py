@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from pagebus.actors.executor.actor import ExecutorActor
+from pagebus.actors.executor.ranks.group import rank_name
 from pagebus.actors.runtime.actor import Actor
+from pagebus.actors.runtime.process import actor_class
 from pagebus.actors.scheduler.actor import SchedulerActor
 from pagebus.actors.settings import Settings
 from pagebus.actors.tokenizer.actor import TokenizerActor
@@ -144,9 +146,26 @@ class System:
         await self._until_ready()
 
     async def add_executor(self, name: str) -> ExecutorActor:
-        executor = ExecutorActor(self.settings, await self._bus(), name)
-        self._run(executor)
-        return executor
+        """All its ranks; returns the first."""
+        made = []
+        for rank in range(self.settings.num_ranks):
+            own = self.settings.replace(rank=rank, actor_name=name) if self.settings.num_ranks > 1 else self.settings
+            executor = actor_class("executor", own)(own, await self._bus(), name)
+            assert isinstance(executor, ExecutorActor)
+            self._run(executor)
+            made.append(executor)
+        return made[0]
+
+    async def restart_group(self, name: str) -> None:
+        """Once all ranks of an executor have ended: another life for them."""
+        names = [rank_name(name, rank) for rank in range(self.settings.num_ranks)]
+        for run in [self._runs.pop(each) for each in names if each in self._runs]:
+            with contextlib.suppress(Exception):
+                await run
+        for ended in [actor for actor in self.actors if actor.name in names]:
+            self.actors.remove(ended)
+            await ended.bus.close()
+        await self.add_executor(name)
 
     async def remove_executor(self, name: str) -> None:
         """As SIGTERM would."""
@@ -282,7 +301,8 @@ class System:
     async def _all_ready(self) -> bool:
         self.check()
         ready = [lease for lease in await self.bus.leases() if lease.info.get("state") == "ready"]
-        return len(ready) == 3 + self.num_executors and len(self.scheduler.core.replicas) == self.num_executors
+        wanted = 3 + self.num_executors * self.settings.num_ranks
+        return len(ready) == wanted and len(self.scheduler.core.replicas) == self.num_executors
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ import numpy as np
 
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.agreement import Agreement
-from pagebus.bus.messages import Int32Array
+from pagebus.bus.messages import Int32Array, StepPlan
 
 
 class DriftCheck:
@@ -23,14 +23,16 @@ class DriftCheck:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._digest = agreement, 0
 
-    def begin(self, step: int, work: StepWork) -> None:
-        """Note what ``step`` is to compute: rows, tokens, positions, and the settings and tables of their slots."""
+    def begin(self, plan: StepPlan, work: StepWork) -> None:
+        """Note what ``plan`` is to compute: rows, tokens, positions, and the settings, tables and adapters of their
+        slots."""
         if self._agreement.comm.size == 1:
             return
         self._add(work.slots, work.starts, work.query_start, work.positions, work.indexes)
         for _, delta in sorted(work.deltas.items()):
             self._add(delta)
-        work.agreed = np.array([step, self._digest]).astype(np.uint32).view(np.int32)
+        self._digest = zlib.crc32(_adapters(plan), self._digest)
+        work.agreed = np.array([plan.step, self._digest]).astype(np.uint32).view(np.int32)
 
     def settle(self, *, sampled: bool) -> None:
         """Compare, unless that was done when tokens were ``sampled``.
@@ -50,3 +52,9 @@ class DriftCheck:
     def _add(self, *parts: Int32Array) -> None:
         for part in parts:
             self._digest = zlib.crc32(part.tobytes(), self._digest)
+
+
+def _adapters(plan: StepPlan) -> bytes:
+    """Those that come and go, and those of new sequences, by their digests."""
+    found = [each.digest for each in plan.loaded_adapters], plan.dropped_adapters
+    return "\n".join(" ".join(each) for each in (*found, [new.adapter for new in plan.new_sequences])).encode()

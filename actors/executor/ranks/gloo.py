@@ -54,6 +54,8 @@ class GlooComm(Comm):
         """As in :class:`Comm`."""
         if self._group is None:
             raise EngineError(f"rank {self.rank} has not met the others yet")
+        if not x.numel():  # the last layer of a step that samples nothing
+            return x.new_empty((self.size, *x.shape))
         mine = x.contiguous().view(-1).view(torch.uint8).cpu()
         gathered = torch.empty((self.size, len(mine)), dtype=torch.uint8)
         try:

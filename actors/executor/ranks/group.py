@@ -26,7 +26,9 @@ RECORD_TTL_S = 600.0
 LOOPBACK = "127.0.0.1"
 GLOO, NCCL, PEERS = "gloo", "nccl", "peers"
 """How ranks exchange tensors: through the host, between GPUs, or by writing into each other's memory."""
-OWN_SETTINGS = ("model", "tokenizer", "served_model_name", "threads")
+OWN_SETTINGS = (
+    "model", "tokenizer", "served_model_name", "threads", "lora_modules", "lora_resolver_cache_dir"
+)  # fmt: skip
 """Settings that may differ between ranks: paths on their hosts, and names for clients."""
 
 

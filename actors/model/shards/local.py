@@ -31,6 +31,18 @@ def local_config(config: ModelConfig, rank: int, world: int) -> ModelConfig:
     )  # fmt: skip
 
 
+def whole_config(config: ModelConfig) -> ModelConfig:
+    """The model of which ``config`` is a rank's part; the same configuration if it is of no rank."""
+    if config.shard is None:
+        return config
+    whole = config.shard.whole
+    mixer, feed = whole.layers[0].mixer, whole.layers[0].feed
+    return replace(
+        config, shard=None, spec=whole, num_heads=mixer.heads, num_kv_heads=mixer.kv_heads,
+        intermediate_size=feed.width,
+    )  # fmt: skip
+
+
 def check(config: ModelConfig, world: int) -> None:
     """Raises ModelError for what is not divided among ranks."""
     why = ""

@@ -160,8 +160,8 @@ class Core:
             case StopSequence():
                 self.lifecycle.stop(message)
             case AdapterRead():
-                if self.planner.adapter_read(message, self.config.epoch):
-                    self.lifecycle.fail_adapter(message)
+                if error := self.planner.adapter_read(message, self.config.epoch):
+                    self.lifecycle.fail_adapter(message.digest, error)
             case DiskReport():
                 self.planner.disk_report(message, self.config.epoch)
             case PullReport():

@@ -25,7 +25,6 @@ from pagebus.bus.messages import (
     HOLD_NONE,
     HOLD_WAIT,
     AbortRequest,
-    AdapterRead,
     AlsoReads,
     RequestFailed,
     StepResult,
@@ -252,11 +251,11 @@ class Lifecycle:
         self._fail(request, validation.of_losses(request))
         self.abort(request.id)
 
-    def fail_adapter(self, read: AdapterRead) -> None:
+    def fail_adapter(self, digest: str, error: str) -> None:
         """Fail the requests that wait for an adapter which cannot be read."""
-        for request in [each for each in self.requests.values() if each.digest == read.digest]:
+        for request in [each for each in self.requests.values() if each.digest == digest]:
             if any(sequence.is_queued for sequence in request.sequences):
-                self._fail(request, validation.of_adapter(request, read.error))
+                self._fail(request, validation.of_adapter(request, error))
                 self.abort(request.id)
 
     def abort(self, request_id: str) -> None:

@@ -278,14 +278,15 @@ class Planner:
         if name in self.replicas:
             self.replicas[name].host_tier.grow(num_host_blocks)
 
-    def adapter_read(self, read: AdapterRead, epoch: int) -> bool:
-        """A replica's executor has read an adapter, or cannot: then True, and who wants it can have it nowhere."""
+    def adapter_read(self, read: AdapterRead, epoch: int) -> str:
+        """A replica's executor has read an adapter; or a rank of it cannot: then why, once all ranks have said what
+        they can. Who wants it can have it nowhere."""
         replica = self.replicas.get(read.replica)
         if replica is None or read.executor_epoch != replica.epoch or read.scheduler_epoch != epoch:
-            return False
-        expected = replica.adapters.take(read)
+            return ""
+        error = replica.adapters.take(read)
         self.fleet.touch(replica)
-        return expected and bool(read.error)
+        return error
 
     def disk_report(self, report: DiskReport, epoch: int) -> None:
         """What has become of orders to a replica's disk."""

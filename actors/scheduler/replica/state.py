@@ -83,7 +83,7 @@ class ReplicaBase:
         self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size, joined.num_drafts)
         self.depth = Depth(self.slots.num_slots)
         """Of drafts; without use where nobody speculates."""
-        self.adapters = Adapters(joined.max_loras)
+        self.adapters = Adapters(joined.max_loras, joined.ranks)
         self.builder = PlanBuilder(self.epoch, self.adapters, predicts=joined.num_drafts > 0)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()

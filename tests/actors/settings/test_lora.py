@@ -23,10 +23,14 @@ def test_modules_that_are_neither(modules: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tensor_parallel_size": 2}, {"max_loras": 4, "max_cpu_loras": 3},
+        {"pipeline_parallel_size": 2}, {"max_loras": 4, "max_cpu_loras": 3},
         {"enable_lora": False, "lora_modules": ("a=b",)}, {"enable_lora": False, "lora_resolver_cache_dir": "/x"},
     ],
 )  # fmt: skip
 def test_what_does_not_go_together(options: dict[str, object]) -> None:
     with pytest.raises(SettingsError, match="lora"):
         Settings(**{"enable_lora": True, **options})  # type: ignore[arg-type]
+
+
+def test_ranks_take_adapters() -> None:
+    assert Settings(enable_lora=True, tensor_parallel_size=4).num_ranks == 4

@@ -26,7 +26,7 @@ FULL = os.environ.get("PAGEBUS_TEST_ADAPTERS") == "full"
 SPLIT = ["q_proj", "v_proj"], ["o_proj", "gate_proj", "down_proj"], "all-linear", ["k_proj", "up_proj", "o_proj"]
 FUSED = ["qkv_proj"], ["o_proj", "down_proj"], "all-linear", ["gate_up_proj", "o_proj"]
 ATTENTION = ["q_proj", "v_proj"], ["o_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"], ["k_proj", "o_proj"]
-TARGETS = {"phi3": FUSED, "qwen3-moe": ATTENTION}
+TARGETS = {"phi3": FUSED, "phi3-partial": FUSED, "qwen3-moe": ATTENTION}
 CASES = [("llama3", 64, True), ("qwen3", 8, False), ("phi3", 8, False), ("qwen3-moe", 1, True)]
 if FULL:
     CASES = list(product(("llama3", "qwen3", "phi3", "qwen3-moe"), (1, 8, 64), (True, False)))

@@ -11,6 +11,8 @@ from pagebus.actors.executor.device.comm import Comm, whole
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.lora.pages import PagedTable
+from pagebus.kernels.lora.plan import AdapterPlan
 from pagebus.kernels.quantized.layouts import Weight
 
 
@@ -18,7 +20,8 @@ def with_sums(ops: Ops, comm: Comm) -> Ops:
     """``ops`` of a rank: products leave their part of the sum alone, and what adds it sums it over ranks."""
     sums = RankSums(ops, comm)
     return replace(
-        ops, comm=comm, partial_linear=sums.partial_linear, add_normed=sums.add_normed, add_sum=sums.add_sum,
+        ops, comm=comm, partial_linear=sums.partial_linear, adapted_partial_linear=sums.adapted_partial_linear,
+        add_normed=sums.add_normed, add_sum=sums.add_sum,
         add_rms_norm=partial(comm.all_reduce_norm, ops.add_rms_norm),
     )  # fmt: skip
 
@@ -35,6 +38,14 @@ class RankSums:
     ) -> torch.Tensor | HalfNorm | None:  # fmt: skip
         """Neither a residual nor half of a norm can take what is not summed yet."""
         return self._ops.partial_linear(x, weight, bias, None, None)
+
+    def adapted_partial_linear(
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, residual: torch.Tensor | None,
+        norm: NextNorm | None, table: PagedTable, plan: AdapterPlan,
+    ) -> torch.Tensor | HalfNorm | None:  # fmt: skip
+        """As :meth:`partial_linear`. The rank's A reads its inputs alone, so what B makes of that is a part of the same
+        sum."""
+        return self._ops.adapted_partial_linear(x, weight, bias, None, None, table, plan)
 
     def add_normed(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, following: torch.Tensor | None

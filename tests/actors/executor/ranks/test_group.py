@@ -81,6 +81,9 @@ def test_what_ranks_compute_with_is_compared(tmp_path: Path) -> None:
     own = description(Settings(tensor_parallel_size=2), config)
     assert own == description(Settings(tensor_parallel_size=2, rank=1, actor_name="x", threads=3, model="/y"), config)
     assert own["settings"] != description(Settings(max_num_seqs=3), config)["settings"]
+    adapting = description(Settings(tensor_parallel_size=2, enable_lora=True, lora_modules=("a=/x",)), config)
+    assert own["settings"] != adapting["settings"]
+    assert adapting == description(Settings(tensor_parallel_size=2, enable_lora=True), config)
     assert own["settings"] != description(Settings(kv_cache_dtype="fp8"), config)["settings"]
     assert own["model"] != description(Settings(), other)["model"]
 

@@ -155,6 +155,15 @@ def test_logprobs_are_those_of_one_rank(tmp_path: Path) -> None:
     assert sum(len(result.prompt_bits) for result in told[1]) == 79
 
 
+def test_a_step_that_samples_nothing(tmp_path: Path) -> None:
+    """A prompt alone, in chunks: the last layer of all but the last has no tokens."""
+    folder = make_model(tmp_path, "llama2", seed=5, num_attention_heads=4, num_key_value_heads=2)
+    one, two = Driver(folder, **SMALL), RankDriver(folder, 2, **SMALL)
+    assert answers(two, [list(range(100))], 24) == answers(one, [list(range(100))], 24)
+    one.close()
+    two.close()
+
+
 def test_the_cache_of_a_rank_has_its_heads_alone(tmp_path: Path) -> None:
     """And a group has as many blocks as its smallest rank."""
     folder = make_model(tmp_path, "llama3", seed=8, hidden_size=96, num_attention_heads=6, num_key_value_heads=3)

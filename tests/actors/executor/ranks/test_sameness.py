@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pagebus.actors.executor.device.errors import EngineError
 from tests.actors.executor.ranks.test_ranks import SMALL
@@ -68,8 +69,8 @@ def test_the_same_plans_have_the_same_exchanges(ranks: Ranks) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("what", ["temperature", "token"])
-def test_settings_and_tokens_that_differ_end_all(what: str, tmp_path: Any) -> None:
+@pytest.mark.parametrize("what", ["temperature", "token", "adapter"])
+def test_settings_tokens_and_adapters_that_differ_end_all(what: str, tmp_path: Any) -> None:
     """Although what is exchanged has the same shapes: at the step, and before a token is told."""
     folder = make_model(tmp_path, "llama2", seed=10, num_attention_heads=4, num_key_value_heads=2)
     driver = RankDriver(folder, 2, list(thread_comms(2)), **SMALL)
@@ -77,13 +78,15 @@ def test_settings_and_tokens_that_differ_end_all(what: str, tmp_path: Any) -> No
     params = [{"temperature": 1.0}, {"temperature": 1.0}]
     if what == "token":
         prompts[1][7] = 90
-    else:
+    elif what == "temperature":
         params[1]["temperature"] = 1.1
     for engine, prompt, own in zip(driver.engines, prompts, params, strict=True):
         scheduler = driver.scheduler(64)
         scheduler.add(prompt, 8, **own)
         plan = scheduler.plan()
         assert plan is not None
+        if what == "adapter" and engine is driver.engines[1]:
+            plan = replace(plan, dropped_adapters=("5eed" * 8,))
         engine.submit(plan, 1)
     with pytest.raises(EngineError, match=r"drifted apart \(rank 0: step 1, \w+, rank 1: step 1, \w+\)"):
         driver.result()

@@ -148,8 +148,9 @@ class PlanAttention(Protocol):
     """:func:`pagebus.kernels.attention.paged_attention.plan_attention`"""
 
     def __call__(
-        self, slots: Tensor, context_lens: Tensor, shape: AttentionShape, spans: Spans | None = None
-    ) -> AttentionPlan: ...
+        self, slots: Tensor, context_lens: Tensor, shape: AttentionShape, spans: Spans | None = None, *,
+        query_start: Tensor | None = None,
+    ) -> AttentionPlan: ...  # fmt: skip
 
 
 class PagedAttention(Protocol):

@@ -191,14 +191,18 @@ class Runner:
         """Choose how a step padded to ``bucket`` runs."""
         whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
         if whole is not None:
-            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
+            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans, runs=whole.runs)
             return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
         long_rows = () if work.decode_only else self.select_long_rows(prefill_rows(work), work.num_decodes > 0)
         tokens = work.num_tokens if pieces is None else pieces.tokens
         wholly = work.num_decodes == tokens and work.wants_all
-        rows = StepRows(work.num_decodes, not work.decode_only, len(long_rows) > 0, wholly)
+        rows = StepRows(work.num_decodes, not work.decode_only, len(long_rows) > 0, wholly, self._are_runs(work))
         kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
         return Launch(None, pieces, long_rows, rows, kernels)
+
+    def _are_runs(self, work: StepWork) -> bool:
+        """Whether no row has more tokens than one with drafts may have."""
+        return work.max_query_len <= 1 + self.limits.num_drafts
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """The bucket to which the step is padded; None if it has no graph, as steps with scored prompts."""
@@ -231,7 +235,7 @@ class Runner:
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
             num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
             sampled=None if work.wants_all else len(work.hidden_index), longest=work.max_query_len,
-            adapted=self._adapted,
+            adapted=self._adapted, runs=self._are_runs(work),
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -242,7 +246,7 @@ class Runner:
         hidden = self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
             sampled=bucket.rows if bucket.spans and not self._pools_all else None, adapted=bucket.adapted,
-            longest=min(bucket.tokens, self.limits.max_model_len),
+            longest=min(bucket.tokens, self.limits.max_model_len), runs=bucket.runs,
         )  # fmt: skip
         return self._numbers(hidden, bucket.rows) if self._pools else hidden
 
@@ -250,6 +254,7 @@ class Runner:
         self, num_rows: int, num_tokens: int, *, num_decodes: int, spans: Spans | None, padded: bool = False,
         long_rows: tuple[LongRow, ...] = (), pause: Callable[[], object] = lambda: None,
         pieces: PiecewiseGraphs | None = None, sampled: int | None, longest: int = 0, adapted: bool = False,
+        runs: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""
         header, state = self.uploader.header, self.state
@@ -271,6 +276,7 @@ class Runner:
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
             longest=longest,
+            runs=runs,
             last=last,
             windowed_tables=state.windowed_tables,
             windowed_mappings=tokens.windowed_mappings,

@@ -258,6 +258,15 @@ class LookUpDrafts(Protocol):
     ) -> None: ...  # fmt: skip
 
 
+class StoreGuesses(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.store_guesses`"""
+
+    def __call__(
+        self, logits: Tensor, token_ids: Tensor | None, following: Tensor, tokens: Tensor, slots: Tensor,
+        starts: Tensor, ends: Tensor, features: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
 class Sample(Protocol):
     """:func:`pagebus.kernels.sampling.sampling.sample`"""
 

@@ -114,10 +114,9 @@ class HeadDrafts:
             block_tables=state.block_tables,
             num_decodes=rows,
         )
-        guess, following = self.head(tokens.ids, tokens.positions, features, tokens.kv_cache, batch)
-        self._ops.store_sampled(state.tokens[:, self.head.lag + 1 :], slots, starts, guess)
-        features.copy_(following)
-        torch.minimum(starts + 1, ends, out=starts)
+        logits, following = self.head(tokens.ids, tokens.positions, features, tokens.kv_cache, batch)
+        behind = state.tokens[:, self.head.lag + 1 :]
+        self._ops.store_guesses(logits, self.head.token_ids, following, behind, slots, starts, ends, features)
 
     def _follow(self, rows: int, num_tokens: int) -> None:
         """The step's own tokens; rows behind its last one have none."""

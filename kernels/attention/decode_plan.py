@@ -67,7 +67,18 @@ def most_registers(head_dim: int, group: int) -> int | None:
     return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
 
 
-@triton.jit(do_not_specialize=["lens_ptr", "slots_ptr", "query_start_ptr", "num_rows", "num_items", "num_merges", "programs", "window"])
+@triton.jit(
+    do_not_specialize=[
+        "lens_ptr",
+        "slots_ptr",
+        "query_start_ptr",
+        "num_rows",
+        "num_items",
+        "num_merges",
+        "programs",
+        "window",
+    ]
+)
 def _plan_kernel(
     lens_ptr,  # [R]
     slots_ptr,  # [R]

@@ -19,10 +19,9 @@ from pagebus.kernels.attention.rotary_attention import MOST_GROUPED, MOST_ROWS
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.triton import next_power_of_2
 
-
 MOST_COLUMNS, MOST_RESULTS = 64, 64 * 128
-"""Of a run: heads of a KV head, of all its tokens, rounded up; and these times the padded size of a head. More would not
-fit in registers."""
+"""Of a run: heads of a KV head, of all its tokens, rounded up; and these times the padded size of a head. More would
+not fit in registers."""
 
 
 class AttentionPath(StrEnum):
@@ -45,8 +44,8 @@ class StepRows(NamedTuple):
     """The rows of a step as launched: padded, if they run from a graph.
 
     ``decodes`` is how many rows have one token, ``prompts`` whether others may be there, ``long_rows`` whether a kernel
-    for long prompts takes some. ``whole``: every token attends in every layer, and is not in the cache yet. ``runs``: no row has more tokens than one
-    with drafts may have.
+    for long prompts takes some. ``whole``: every token attends in every layer, and is not in the cache yet. ``runs``:
+    no row has more tokens than one with drafts may have.
     """
 
     decodes: int
@@ -196,7 +195,7 @@ PATHS = {
     AttentionPath.RUNS: PathRule(
         lambda setup: setup.target is not None and setup.has_runs,
         lambda rows: rows.prompts and rows.runs,
-        "decodes, some with drafts: the decode kernel reads keys once for all tokens and heads of a row that share them",
+        "decodes, some with drafts: the decode kernel reads keys once for all tokens of a row",
         (STORE, DECODE),
     ),
     AttentionPath.DECODE_PREFILL: PathRule(

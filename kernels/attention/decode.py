@@ -1,9 +1,10 @@
 """Paged attention of rows with one query each, or with a few: a run. Programs compute the pieces that a plan assigns; a
 second kernel merges them.
 
-All query heads of a KV head are computed together, and all queries of a run, so that keys are read once for them. Keys and values are the left factors of both products, queries and
-weights the right ones: tensor cores take 16 rows of the left factor and 8 columns of the right, so few heads waste
-little. :mod:`pagebus.kernels.attention.decode_plan` assigns the pieces.
+All query heads of a KV head are computed together, and all queries of a run, so that keys are read once for them. Keys
+and values are the left factors of both products, queries and weights the right ones: tensor cores take 16 rows of the
+left factor and 8 columns of the right, so few heads waste little. :mod:`pagebus.kernels.attention.decode_plan` assigns
+the pieces.
 """
 
 from __future__ import annotations
@@ -193,13 +194,13 @@ def _decode_kernel(
         next_begin = tl.load(fields + 3, mask=live, other=0)
         next_end = tl.load(fields + 4, mask=live, other=0)
         next_divided = tl.load(fields + 5, mask=live, other=0)
-        position = length - 1
+        position, count = length - 1, 1
         if RUNS:
             first = tl.load(query_start_ptr + row)
             count = tl.load(query_start_ptr + row + 1) - first
             row = (first + query).to(tl.int64)  # of each column
             position = length - count + query
-            mask_member = (query < count)[None, :]
+            mask_member = (member // GROUP < count)[None, :]
             mask_out = mask_member & mask_columns[:, None]
         if RAW:
             # The program with the row's last tile puts the newest key and value into the cache, and reads them there.
@@ -247,15 +248,13 @@ def _decode_kernel(
         acc_odd = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
         oldest = 0
         if WINDOWED:
-            oldest = first_seen(position, window)
-            first_place = oldest
-            if RUNS:
-                first_place = first_seen(length - count, window)
+            oldest = first_seen(length - count, window)
+            first_shown = first_seen(position, window)
         for tile in tl.range(tile_begin, tile_end):
             place = tile * TILE + token
             seen = place < length
             if WINDOWED:
-                seen &= place >= first_place
+                seen &= place >= oldest
             offsets = part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
             if INT8:
                 words = words_ptr + pair_offsets(blocks, tile, stride_block, TILE, BLOCK_SIZE, PART)
@@ -281,7 +280,7 @@ def _decode_kernel(
             if RUNS:
                 shown &= place[:, None] <= position[None, :]
                 if WINDOWED:
-                    shown &= place[:, None] >= oldest[None, :]
+                    shown &= place[:, None] >= first_shown[None, :]
             scores = tl.where(shown, scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=0))
             base = new_highest
@@ -367,11 +366,12 @@ def decode_attention(
     group = q_heads // kv_heads
     stride_block, stride_token, stride_head, _ = k_cache.stride()
     config = config or decode_config(
-        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None,
-        group=group, queries=plan.queries,
+        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group,
+        queries=plan.queries,
     )  # fmt: skip  # which does not depend on the GPU but for its programs, which are the plan's
     assert config.tile == plan.tile
     assert plan.query_start is None or (cos_sin is None and k_cache.dtype != torch.int8)
+    limited = config.num_warps == 4 and q.element_size() == 2
     block_heads = max(8, next_power_of_2(group * plan.queries))
     common = {
         "HEAD_DIM": head_dim,
@@ -383,13 +383,13 @@ def decode_attention(
         q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, plan.query_start,
         block_tables, kv_scales, sinks, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
-        STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, QUERIES=plan.queries,
-        BLOCK_SIZE=block_size, TILE=config.tile, PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window != 0,
-        SOFTCAP=softcap,
+        STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, QUERIES=plan.queries, BLOCK_SIZE=block_size,
+        TILE=config.tile, PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads,
+        WINDOWED=sliding_window != 0, SOFTCAP=softcap,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=most_registers(head_dim, group * plan.queries) if config.num_warps == 4 and q.element_size() == 2 else None,
+        maxnreg=most_registers(head_dim, group * plan.queries) if limited else None,
         enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
     merge_rows(out, plan, sinks)

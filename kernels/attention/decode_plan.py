@@ -183,8 +183,8 @@ def plan_decodes(
     # This runs once per step, so its instructions are never at hand: what counts is how few there are.
     block = 1 if target_of(device) is not None else 16
     _plan_kernel[(-(-max(num_items, programs + 1) // block),)](
-        context_lens, slots, query_start, plan.items, plan.program_items, plan.merges, num_rows, num_items, num_merges, programs,
-        window,
+        context_lens, slots, query_start, plan.items, plan.program_items, plan.merges, num_rows, num_items,
+        num_merges, programs, window,
         TILE=tile, MIN_TILES=max(1, MIN_TOKENS // tile),
         BLOCK_ROWS=block_rows, BLOCK=block, **pdl(device), num_warps=4 if block_rows <= 1024 else 16,
     )  # fmt: skip

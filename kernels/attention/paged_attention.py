@@ -177,7 +177,7 @@ def plan_attention(
         window: plan_decodes(
             slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled,
             query_start=query_start, queries=queries,
-        )  # fmt: skip
+        )
         for window in shape.windows
     }  # fmt: skip
     return AttentionPlan(decodes, prefills, query_start is not None)

@@ -94,7 +94,6 @@ class Runner:
         self.kernels: StepKernels | None = None
         """Kernels of the last step; None if it had no rows."""
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
-        tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
         self._config = prompts_config(self._shape, invariant=not decodes_apart)
@@ -108,15 +107,14 @@ class Runner:
         shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
-            device, limits.max_num_seqs, tail_ints, depth + 2,
+            device, limits.max_num_seqs, tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens), depth + 2,
             max_spans=max(most_spans, self.buckets.most_spans), max_merges=most_merges(shares),
             max_samples=limits.most_samples,
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        shape = 1 + limits.windowed_pages, aligned(most_tokens)
-        self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        most_contexts = max(limits.padded_samples, limits.verified_tokens)
+        most_words, most_contexts = aligned(most_tokens), max(limits.padded_samples, limits.verified_tokens)
+        self._slot_mappings = torch.zeros(1 + limits.windowed_pages, most_words, dtype=torch.int64, device=device)
         self._context_lens = torch.zeros(most_contexts, dtype=torch.int32, device=device)
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
@@ -196,13 +194,10 @@ class Runner:
         long_rows = () if work.decode_only else self.select_long_rows(prefill_rows(work), work.num_decodes > 0)
         tokens = work.num_tokens if pieces is None else pieces.tokens
         wholly = work.num_decodes == tokens and work.wants_all
-        rows = StepRows(work.num_decodes, not work.decode_only, len(long_rows) > 0, wholly, self._are_runs(work))
+        runs, long = work.max_query_len <= self.limits.longest_run, len(long_rows) > 0
+        rows = StepRows(work.num_decodes, not work.decode_only, long, wholly, runs)
         kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
         return Launch(None, pieces, long_rows, rows, kernels)
-
-    def _are_runs(self, work: StepWork) -> bool:
-        """Whether no row has more tokens than one with drafts may have."""
-        return work.max_query_len <= 1 + self.limits.num_drafts
 
     def _bucket(self, work: StepWork) -> Bucket | None:
         """The bucket to which the step is padded; None if it has no graph, as steps with scored prompts."""
@@ -228,14 +223,13 @@ class Runner:
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
         pieces = None
-        if in_pieces is not None:
-            assert self.graphs is not None
+        if in_pieces is not None and self.graphs is not None:
             pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
             num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
             sampled=None if work.wants_all else len(work.hidden_index), longest=work.max_query_len,
-            adapted=self._adapted, runs=self._are_runs(work),
+            adapted=self._adapted, runs=launch.rows.runs,
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Drafts in bfloat16 without ``--deterministic``: a token differs only where rounding decides, and how often is counted.
+"""Drafts in bfloat16 without ``--deterministic``: a token differs only where rounding decides; how often is counted.
 
 Logits of several tokens at once are computed by other kernels than those of one, as those of another batch size are. So
 the measure of rounding is an engine without drafts: prompts answered alone, and beside each other. Where an engine with
@@ -42,8 +42,8 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 2048, "num_gpu_blocks_override": 600,
 }  # fmt: skip
 ROUNDING = 3.0
-"""So many times as far as in an engine without drafts a log probability may move: both are the farthest of a few thousand,
-and differ by chance."""
+"""So many times as far as in an engine without drafts a log probability may move: both are the farthest of a few
+thousand, and differ by chance."""
 UNIT = 2.0**-8
 """By how much of itself a number in bfloat16 differs from the next: the least that is called rounding here."""
 

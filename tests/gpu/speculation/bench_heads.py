@@ -114,7 +114,7 @@ def force(driver: Driver, counts: Iterator[int]) -> None:
     assert drafting is not None
     with torch.inference_mode():
         head.token_ids.fill_(TOKEN)
-    drafting._promise = lambda work, ready: ready.fill_(next(counts))  # type: ignore[method-assign]
+    drafting._promised = lambda: next(counts)  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -180,8 +180,9 @@ class SlotTable:
             column[slot] = 0
         sequence.request.num_drafted += int(self.verified[slot])
         sequence.request.num_accepted += int(self.accepted[slot])
-        for column in (self.ahead, self.drafts, self.most_drafts, self.verified, self.accepted, self.adapter):
+        for column in (self.ahead, self.drafts, self.most_drafts, self.verified, self.accepted):
             column[slot] = 0
+        self.adapter[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
         for flag in (self.job, self.beam, self.held, self.moved):

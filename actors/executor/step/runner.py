@@ -239,8 +239,8 @@ class Runner:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         hidden = self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
-            sampled=bucket.rows if bucket.spans and not self._pools_all else None, adapted=bucket.adapted,
-            longest=min(bucket.tokens, self.limits.max_model_len), runs=bucket.runs,
+            sampled=bucket.rows if bucket.spans and not (self._pools_all or bucket.runs) else None,
+            adapted=bucket.adapted, longest=min(bucket.tokens, self.limits.max_model_len), runs=bucket.runs,
         )  # fmt: skip
         return self._numbers(hidden, bucket.rows) if self._pools else hidden
 

@@ -267,6 +267,23 @@ class StoreGuesses(Protocol):
     ) -> None: ...  # fmt: skip
 
 
+class BeginChain(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.begin_chain`"""
+
+    def __call__(
+        self, slots: Tensor, query_start: Tensor, lengths: Tensor, kept: Tensor, lag: int, dummy_slot: int,
+        chain: Tensor, features: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class KeepFeatures(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.keep_features`"""
+
+    def __call__(
+        self, features: Tensor, slots: Tensor, starts: Tensor, query_start: Tensor, lengths: Tensor, kept: Tensor
+    ) -> None: ...
+
+
 class Sample(Protocol):
     """:func:`pagebus.kernels.sampling.sampling.sample`"""
 

@@ -68,6 +68,8 @@ class Ops:
     accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_on_cpu
     look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_on_cpu
     store_guesses: operations.StoreGuesses = guesses.store_guesses_reference
+    begin_chain: operations.BeginChain = guesses.begin_chain_reference
+    keep_features: operations.KeepFeatures = guesses.keep_features_reference
     rounding: operations.Rounding = products.never_rounded
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
@@ -128,6 +130,8 @@ class Ops:
             accept_drafts=drafts.accept_drafts,
             look_up_drafts=draft_lookup.look_up_drafts,
             store_guesses=guesses.store_guesses,
+            begin_chain=guesses.begin_chain,
+            keep_features=guesses.keep_features,
         )
 
     @classmethod

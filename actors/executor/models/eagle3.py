@@ -99,7 +99,7 @@ class Eagle3:
         return self._ops.linear(hidden, self._fc, None)
 
     def cache(self, tokens: Tokens, features: torch.Tensor) -> None:
-        self._attention.project(self._inputs(tokens.ids, features)[0], tokens)
+        self._attention.store(self._inputs(tokens.ids, features)[0], tokens)
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, features: torch.Tensor, kv_cache: torch.Tensor,

@@ -1,4 +1,4 @@
-"""The end of a draft head's pass: what it guesses is stored, and the chain goes on."""
+"""A draft head's chain of guesses: its begin, what is stored and kept, and that it goes on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,48 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pagebus.kernels.batch.guesses import store_guesses, store_guesses_reference
+from pagebus.kernels.batch.guesses import (
+    begin_chain,
+    begin_chain_reference,
+    keep_features,
+    keep_features_reference,
+    store_guesses,
+    store_guesses_reference,
+)
 
 STORES = [store_guesses, store_guesses_reference]
+BEGINS = [begin_chain, begin_chain_reference]
+KEEPS = [keep_features, keep_features_reference]
+
+
+@pytest.mark.parametrize("begin", BEGINS)
+@pytest.mark.parametrize(("lag", "size"), [(1, 24), (0, 0)])
+def test_a_chain_begins(begin: Callable[..., None], lag: int, size: int, device: torch.device) -> None:
+    """At the last token whose next one is known, up to the last draft; a prompt of one token has none before it."""
+    ints = {"dtype": torch.int32, "device": device}
+    slots, query_start = torch.tensor([3, 0, 5], **ints), torch.tensor([2, 6, 8, 9], **ints)
+    lengths, kept = torch.tensor([1, 7, 7, 40, 7, 12, 9], **ints), torch.rand(7, size, device=device)
+    room, features = torch.full((3, 8), 99, **ints), torch.zeros(5, size, device=device)
+
+    begin(slots, query_start, lengths, kept, lag, 6, room[:, :5], features)
+
+    assert room[0].tolist() == [3, 0, 5, 6, 6, 99, 99, 99]
+    assert room[1].tolist() == [39 - lag, 0, 11 - lag, -1, -1, 99, 99, 99]
+    assert room[2].tolist() == [42, 1, 11, -1, -1, 99, 99, 99]
+    assert torch.equal(features, kept[room[0, :5].long()])
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_features_are_kept(keep: Callable[..., None], device: torch.device) -> None:
+    """Of a row whose drafts are all right, of one whose first is wrong, of a chunk of a prompt, and of its end."""
+    ints = {"dtype": torch.int32, "device": device}
+    slots, starts = torch.tensor([2, 0, 3, 1, 4], **ints), torch.tensor([10, 20, 0, 30, 0], **ints)
+    query_start, lengths = torch.tensor([0, 3, 6, 8, 11, 11], **ints), torch.tensor([22, 34, 14, 50, 1], **ints)
+    features, kept = torch.rand(11, 24, device=device), torch.zeros(5, 24, device=device)
+
+    keep(features, slots, starts, query_start, lengths, kept)
+
+    assert torch.equal(kept[:4], features[torch.tensor([3, 10, 2, 7], device=device)])
 
 
 @pytest.mark.parametrize("store", STORES)

@@ -103,6 +103,7 @@ def guess_by_head(driver: Driver, guess: Guess) -> None:
 def asked(driver: Driver, wanted: list[dict[str, Any]] = WANTED, **limits: int) -> CoreDriver:
     """Beside each other."""
     core = CoreDriver(driver, limits=limits, preemption_mode="recompute", eos_token_ids=(END,))
+    core.ignore_times()
     for number, sampling in enumerate(wanted):
         core.send(str(number), PROMPT, 60, sampling)
     core.run()

@@ -1,4 +1,4 @@
-"""Actors killed while drafts are verified: every answer is the one of an engine without drafts that nobody disturbed."""
+"""Actors killed while drafts are verified: every answer is that of an engine without drafts that nobody disturbed."""
 
 from __future__ import annotations
 

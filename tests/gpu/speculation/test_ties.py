@@ -36,8 +36,9 @@ pytestmark = [
 TINY = ("qwen3", "gemma3", "gpt-oss", "llama4", "mixtral", "deepseek-v3")
 LARGE = ("llama8b", "qwen06b")
 """Of the published shapes, but of few layers, and without weights."""
-SPREAD = 50.0
-"""What the last norm of those is multiplied by: their logits are as far apart as those of a trained model then."""
+WIDER = 30.0
+"""What weights of those are multiplied by, which are a thousandth at most: as large as trained ones, they round as
+those do."""
 NUM_PROMPTS, NUM_TOKENS, LAYERS, TOPS = 24, 64, 4, 20
 SETTINGS: dict[str, Any] = {
     "device": "cuda", "dtype": "bfloat16", "max_model_len": 256, "max_num_seqs": NUM_PROMPTS, "swap_space": 0,
@@ -70,6 +71,16 @@ def make(folder: Path, name: str) -> Path:
     return path
 
 
+@torch.inference_mode()
+def widen(driver: Driver) -> None:
+    """Matrices; norms have weights of 1."""
+    for tensor in driver.engine._loaded.runner.model.parameters.tensors:
+        if tensor.dim() == 2:
+            tensor.mul_(WIDER)
+        else:
+            tensor.fill_(1.0)
+
+
 @pytest.fixture(scope="module", params=[*TINY, *LARGE])
 def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -81,7 +92,7 @@ def engines(
         both.append(driver := Driver(folder, **given, **lookup))
         driver.synchronize()
         if request.param in LARGE:
-            driver.engine._loaded.runner.model.norm.weight.data.mul_(SPREAD)
+            widen(driver)
     yield request.param, *both
     for driver in both:
         driver.close()

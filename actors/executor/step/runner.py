@@ -223,7 +223,8 @@ class Runner:
         if cut is not None:
             spans = Spans(cut.config, header.spans[: len(cut.spans)], header.merges[: len(cut.merges)])
         pieces = None
-        if in_pieces is not None and self.graphs is not None:
+        if in_pieces is not None:
+            assert self.graphs is not None
             pieces = self.graphs.pieces(in_pieces).of(work.num_tokens)
         return self._forward(
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,

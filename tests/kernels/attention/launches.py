@@ -37,6 +37,12 @@ def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.
     return cache[:, 1, 0], cache[:, 1, 1], scales
 
 
+def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Of long prompts, and of decodes with drafts, by name."""
+    yield from long_prompts()
+    yield from runs()
+
+
 def long_prompts() -> Iterator[tuple[str, Callable[[], None]]]:
     """A chunk behind a past, by name."""
     for case in CASES:

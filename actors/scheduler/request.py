@@ -36,7 +36,8 @@ class Request:
     nothing of it is kept once it has ended. ``prediction``: tokens that its outputs are expected to resemble.
     ``adapter``: what its tokens are computed with beside the model.
 
-    Reported only: ``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences,
+    Reported only: ``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences, how
+    many drafts were verified and accepted in slots that these have left (``num_drafted``, ``num_accepted``),
     ``num_output``, their output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times.
     """
 
@@ -63,6 +64,8 @@ class Request:
     first_token_s: float = 0.0
     ended_s: float = 0.0
     num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     num_output: int = 0
     aborted: bool = False
     client: str = ""

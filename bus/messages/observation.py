@@ -72,7 +72,7 @@ class ReplicaState(Record, frozen=True, kw_only=True):
 
 REQUEST_COLUMNS = (
     "is_job", "priority", "num_prompt", "num_cached", "max_tokens", "num_choices", "num_live", "num_preemptions",
-    "num_output", "outcome",
+    "num_output", "num_drafted", "num_accepted", "outcome",
 )  # fmt: skip
 """Columns of :class:`SchedulerState`. ``outcome``: one of the values below. ``max_tokens`` -1: as many as fit."""
 REQUEST_MARKS = ("arrived", "taken", "tokenized", "started", "first_token", "ended", "over")

@@ -17,6 +17,11 @@ import torch
 from pagebus.kernels.attention import cudnn_prefill, hopper_prefill, rotary_attention
 from pagebus.kernels.attention.rotary_attention import MOST_GROUPED, MOST_ROWS
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.common.triton import next_power_of_2
+
+MOST_COLUMNS, MOST_RESULTS = 64, 64 * 128
+"""Of a run: heads of a KV head, of all its tokens, rounded up; and these times the padded size of a head. More would
+not fit in registers."""
 
 
 class AttentionPath(StrEnum):
@@ -28,6 +33,7 @@ class AttentionPath(StrEnum):
     HOPPER_PREFILL = "hopper_prefill"
     CUDNN_PREFILL = "cudnn_prefill"
     EXPANDED_PREFILL = "expanded_prefill"
+    RUNS = "runs"
     DECODE_PREFILL = "decode_prefill"
     PREFILL = "prefill"
     FUSED_DECODE = "fused_decode"
@@ -38,13 +44,15 @@ class StepRows(NamedTuple):
     """The rows of a step as launched: padded, if they run from a graph.
 
     ``decodes`` is how many rows have one token, ``prompts`` whether others may be there, ``long_rows`` whether a kernel
-    for long prompts takes some. ``whole``: every token attends in every layer, and is not in the cache yet.
+    for long prompts takes some. ``whole``: every token attends in every layer, and is not in the cache yet. ``runs``:
+    no row has more tokens than one with drafts may have.
     """
 
     decodes: int
     prompts: bool
     long_rows: bool = False
     whole: bool = True
+    runs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class AttentionSetup:
     """Whether heads have sinks, in any layer."""
     latent: bool = False
     """Whether keys and values of all heads are made from latents."""
+    run: int = 1
+    """The most tokens of a row with drafts."""
 
     @property
     def in_place(self) -> bool:
@@ -77,6 +87,13 @@ class AttentionSetup:
     def fuses(self) -> bool:
         """Whether the decode kernel can norm, rotate and store heads like these."""
         return not self.latent and rotary_attention.supports(self.q_heads, self.kv_heads, self.head_dim)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether the decode kernel can take all tokens of a row with drafts together."""
+        columns = next_power_of_2(self.run * self.q_heads // self.kv_heads)
+        fitting = columns <= MOST_COLUMNS and columns * next_power_of_2(self.head_dim) <= MOST_RESULTS
+        return self.run > 1 and fitting and not self.latent and self.cache_dtype != torch.int8
 
     @property
     def long_prompts_apart(self) -> bool:
@@ -174,6 +191,12 @@ PATHS = {
         lambda rows: rows.long_rows,
         LONG_PROMPTS[AttentionPath.EXPANDED_PREFILL].why,
         (STORE, "expanded"),
+    ),
+    AttentionPath.RUNS: PathRule(
+        lambda setup: setup.target is not None and setup.has_runs,
+        lambda rows: rows.prompts and rows.runs,
+        "decodes, some with drafts: the decode kernel reads keys once for all tokens of a row",
+        (STORE, DECODE),
     ),
     AttentionPath.DECODE_PREFILL: PathRule(
         _on_gpu,

@@ -1,9 +1,10 @@
-"""Paged attention of rows with one query each. Programs compute the pieces that a plan assigns; a second kernel merges
-them.
+"""Paged attention of rows with one query each, or with a few: a run. Programs compute the pieces that a plan assigns; a
+second kernel merges them.
 
-All query heads of a KV head are computed together. Keys and values are the left factors of both products, queries and
-weights the right ones: tensor cores take 16 rows of the left factor and 8 columns of the right, so few heads waste
-little. :mod:`pagebus.kernels.attention.decode_plan` assigns the pieces.
+All query heads of a KV head are computed together, and all queries of a run, so that keys are read once for them. Keys
+and values are the left factors of both products, queries and weights the right ones: tensor cores take 16 rows of the
+left factor and 8 columns of the right, so few heads waste little. :mod:`pagebus.kernels.attention.decode_plan` assigns
+the pieces.
 """
 
 from __future__ import annotations
@@ -55,12 +56,15 @@ def num_multiprocessors(device: torch.device) -> int:
 
 def decode_config(
     kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1,
-    small_memory: bool = False,
+    queries: int = 1, small_memory: bool = False,
 ) -> DecodeConfig:  # fmt: skip
-    """The launch shape; element_size in bytes, of queries; group: query heads per KV head; small_memory: the GPU's
-    (`Target.small_memory`). As many programs as the device holds at once."""
+    """The launch shape; element_size in bytes, of queries; group: query heads per KV head; queries: the most of a run;
+    small_memory: the GPU's (`Target.small_memory`). As many programs as the device holds at once."""
     if element_size > 2:
         return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
+    if queries > 1 and group * queries > 32 and head_dim > 64:  # one program then fills the registers
+        return DecodeConfig(tile=64, programs=max(1, processors // kv_heads), num_warps=8, num_stages=2)
+    group *= queries
     held = programs_held(head_dim, group)
     programs = (held // 2 if small_memory and head_dim > 64 else held) * processors // kv_heads
     return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
@@ -76,6 +80,7 @@ def _decode_kernel(
     lse_ptr,  # [I, Hq] float32: log2 of their sums of exponentials
     items_ptr,  # [I, 8]
     program_items_ptr,  # [P + 1]
+    query_start_ptr,  # [R + 1]: the tokens of runs; None: rows are tokens
     tables_ptr,  # [S, MB]
     scales_ptr,  # [2, Hkv] float32: what a float8 cache's keys and values are to be multiplied with; or, in int8,
     # [num_blocks, Hkv, BLOCK_SIZE, 2] bfloat16, with a block's stride; else None
@@ -95,11 +100,12 @@ def _decode_kernel(
     STRIDE_TOKEN: tl.constexpr,  # known when compiling, a tile's addresses are a few registers and constants
     STRIDE_HEAD: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per KV head
+    QUERIES: tl.constexpr,  # the most of a run
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     PART: tl.constexpr,  # tokens that never lie in two blocks
-    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,  # columns: the heads of one query behind those of another
     BLOCK_DIM: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAP: tl.constexpr,  # 0: none
@@ -119,6 +125,8 @@ def _decode_kernel(
     # Over int8 products of queries and keys are of whole numbers, and values are multiplied as they are stored.
     WHOLE: tl.constexpr = INT8 and tl.float16 == WIDE
     RAW: tl.constexpr = cos_sin_ptr is not None
+    RUNS: tl.constexpr = query_start_ptr is not None
+    MEMBERS: tl.constexpr = GROUP * QUERIES
     KEY_ROW: tl.constexpr = GROUP % BLOCK_HEADS  # see turn_group
     STEP: tl.constexpr = 2 if PAIRS else 1
     COLUMNS: tl.constexpr = BLOCK_DIM // STEP
@@ -129,6 +137,9 @@ def _decode_kernel(
         gdc_wait()
     member = tl.arange(0, BLOCK_HEADS)
     head = kv_head * GROUP + member
+    query = 0
+    if RUNS:
+        head, query = kv_head * GROUP + member % GROUP, member // GROUP
     dim = tl.arange(0, BLOCK_DIM)
     column = tl.arange(0, COLUMNS)
     token = tl.arange(0, TILE)
@@ -158,7 +169,7 @@ def _decode_kernel(
     v_head_ptr = v_ptr_pairs + kv_head * (STRIDE_HEAD // STEP)
     v_inside = (token % PART)[None, :] * (STRIDE_TOKEN // STEP) + column[:, None]
     if sinks_ptr is not None:
-        sinks = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0)
+        sinks = tl.load(sinks_ptr + head, mask=member < MEMBERS, other=0.0)
     item = tl.load(program_items_ptr + program)
     end_item = tl.load(program_items_ptr + program + 1)
     fields = items_ptr + item * 8
@@ -183,6 +194,14 @@ def _decode_kernel(
         next_begin = tl.load(fields + 3, mask=live, other=0)
         next_end = tl.load(fields + 4, mask=live, other=0)
         next_divided = tl.load(fields + 5, mask=live, other=0)
+        position, count = length - 1, 1
+        if RUNS:
+            first = tl.load(query_start_ptr + row)
+            count = tl.load(query_start_ptr + row + 1) - first
+            row = (first + query).to(tl.int64)  # of each column
+            position = length - count + query
+            mask_member = (member // GROUP < count)[None, :]
+            mask_out = mask_member & mask_columns[:, None]
         if RAW:
             # The program with the row's last tile puts the newest key and value into the cache, and reads them there.
             newest = tl.maximum(length - 1, 0)
@@ -214,7 +233,7 @@ def _decode_kernel(
                 q = q_ptr + row * stride_qt + head[:, None] * stride_qh + dim[None, :]
                 q = tl.load(q, mask=(member < GROUP)[:, None] & mask_dim[None, :], other=0.0)
             else:
-                q = q_ptr + row * stride_qt + head[None, :] * stride_qh + dim[:, None]
+                q = (q_ptr + row * stride_qt + head * stride_qh)[None, :] + dim[:, None]
                 q = tl.load(q, mask=mask_member & mask_dim[:, None], other=0.0)
         if FLOAT8:
             q = float8_query(q)
@@ -229,7 +248,8 @@ def _decode_kernel(
         acc_odd = tl.zeros([COLUMNS, BLOCK_HEADS], tl.float32)
         oldest = 0
         if WINDOWED:
-            oldest = first_seen(length - 1, window)
+            oldest = first_seen(length - count, window)
+            first_shown = first_seen(position, window)
         for tile in tl.range(tile_begin, tile_end):
             place = tile * TILE + token
             seen = place < length
@@ -256,10 +276,18 @@ def _decode_kernel(
                     scores = tl.fma(scores, k_scale[:, None], v_log[:, None])
             elif SOFTCAP > 0:
                 scores = cap_scores(scores, SOFTCAP)
-            scores = tl.where(seen[:, None], scores, float("-inf"))
+            shown = seen[:, None]
+            if RUNS:
+                shown &= place[:, None] <= position[None, :]
+                if WINDOWED:
+                    shown &= place[:, None] >= first_shown[None, :]
+            scores = tl.where(shown, scores, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(scores, axis=0))
-            weights = tl.exp2(scores - new_highest[None, :])
-            decay = tl.exp2(highest - new_highest)
+            base = new_highest
+            if RUNS:  # a query may have seen nothing yet
+                base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+            weights = tl.exp2(scores - base[None, :])
+            decay = tl.exp2(highest - base)
             if INT8:
                 totals = tl.fma(totals, decay[None, :], weights * per_v_scale[:, None])
             else:
@@ -283,6 +311,8 @@ def _decode_kernel(
         table_ptr = tables_ptr + next_slot * stride_table
         blocks = tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
         total = tl.sum(totals, axis=0)
+        if RUNS:  # where a query saw nothing of a piece, its highest score, minus infinity, is told
+            total = tl.where(total > 0, total, 1.0)
         whole = total
         if sinks_ptr is not None:  # of pieces, the merge adds it
             whole += tl.where(divided == 0, sink_share(sinks, highest), 0.0)
@@ -291,17 +321,17 @@ def _decode_kernel(
             bias = tl.sum(plain_totals, axis=0)[None, :] * VALUE_BIAS
             acc, acc_odd = acc - bias, acc_odd - bias
         if divided == 0:
-            out = out_ptr + row * stride_ot + head[None, :] * stride_oh + column[:, None] * STEP
+            out = (out_ptr + row * stride_ot + head * stride_oh)[None, :] + column[:, None] * STEP
             tl.store(out, (acc * share).to(out_ptr.dtype.element_ty), mask=mask_out)
             if PAIRS:
                 tl.store(out + 1, (acc_odd * share).to(out_ptr.dtype.element_ty), mask=mask_out)
         else:
-            part = item * num_heads + head
+            part = (item * QUERIES + query) * num_heads + head
             partial = partial_ptr + part[None, :] * HEAD_DIM + column[:, None] * STEP
             tl.store(partial, acc * share, mask=mask_out)
             if PAIRS:
                 tl.store(partial + 1, acc_odd * share, mask=mask_out)
-            tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < GROUP)
+            tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < MEMBERS)
         item += 1
         row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
     if PDL:
@@ -326,7 +356,8 @@ def decode_attention(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """out[:R] = attention of q[:R], one token for each of the plan's R rows; shapes as in `paged_attention`.
+    """out[:R] = attention of q[:R], one token for each of the plan's R rows, or of the tokens of its runs; shapes as in
+    `paged_attention`.
 
     With ``cos_sin`` q is [T, Hq + 2 Hkv, D], and its keys and values go into the cache: see `rotary_attention`.
     """
@@ -335,10 +366,13 @@ def decode_attention(
     group = q_heads // kv_heads
     stride_block, stride_token, stride_head, _ = k_cache.stride()
     config = config or decode_config(
-        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group
-    )  # which does not depend on the GPU but for its programs, which are the plan's
+        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group,
+        queries=plan.queries,
+    )  # fmt: skip  # which does not depend on the GPU but for its programs, which are the plan's
     assert config.tile == plan.tile
-    block_heads = max(8, next_power_of_2(group))
+    assert plan.query_start is None or (cos_sin is None and k_cache.dtype != torch.int8)
+    limited = config.num_warps == 4 and q.element_size() == 2
+    block_heads = max(8, next_power_of_2(group * plan.queries))
     common = {
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": max(LEAST_DIM, next_power_of_2(head_dim)),
@@ -346,16 +380,16 @@ def decode_attention(
         **pdl(q.device),
     }
     _decode_kernel[(kv_heads, plan.num_programs)](
-        q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables,
-        kv_scales, sinks, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
+        q, k_cache, v_cache, out, plan.partial, plan.lse, plan.items, plan.program_items, plan.query_start,
+        block_tables, kv_scales, sinks, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
-        STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, BLOCK_SIZE=block_size, TILE=config.tile,
-        PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads, WINDOWED=sliding_window != 0,
-        SOFTCAP=softcap,
+        STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, QUERIES=plan.queries, BLOCK_SIZE=block_size,
+        TILE=config.tile, PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads,
+        WINDOWED=sliding_window != 0, SOFTCAP=softcap,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,
         num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=most_registers(head_dim, group) if config.num_warps == 4 and q.element_size() == 2 else None,
+        maxnreg=most_registers(head_dim, group * plan.queries) if limited else None,
         enable_fp_fusion=False,  # newest keys are rounded as by the kernel that writes them otherwise
     )  # fmt: skip
     merge_rows(out, plan, sinks)

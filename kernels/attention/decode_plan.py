@@ -44,6 +44,10 @@ class DecodePlan:
     partial: torch.Tensor
     lse: torch.Tensor
     settled: bool
+    query_start: torch.Tensor | None = None
+    queries: int = 1
+    """Of rows that are runs: where their tokens begin [R + 1] int32, and the most tokens of one. For each item there
+    are then results of so many queries [I, queries, Hq, D]."""
 
     @property
     def num_programs(self) -> int:
@@ -63,10 +67,22 @@ def most_registers(head_dim: int, group: int) -> int | None:
     return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
 
 
-@triton.jit(do_not_specialize=["lens_ptr", "slots_ptr", "num_rows", "num_items", "num_merges", "programs", "window"])
+@triton.jit(
+    do_not_specialize=[
+        "lens_ptr",
+        "slots_ptr",
+        "query_start_ptr",
+        "num_rows",
+        "num_items",
+        "num_merges",
+        "programs",
+        "window",
+    ]
+)
 def _plan_kernel(
     lens_ptr,  # [R]
     slots_ptr,  # [R]
+    query_start_ptr,  # [R + 1] or None: rows have one query
     items_ptr,  # [I, 8]
     program_items_ptr,  # [P + 1]
     merges_ptr,  # [M, 4]
@@ -88,7 +104,11 @@ def _plan_kernel(
         gdc_wait()
     length = tl.load(lens_ptr + row, mask=row < num_rows, other=0)
     slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0)
-    first_tile = tl.where(window != 0, tl.maximum(first_seen(length - 1, window), 0), 0) // TILE
+    count = 1
+    if query_start_ptr is not None:
+        count = tl.load(query_start_ptr + row + 1, mask=row < num_rows, other=0)
+        count -= tl.load(query_start_ptr + row, mask=row < num_rows, other=0)
+    first_tile = tl.where(window != 0, tl.maximum(first_seen(length - count, window), 0), 0) // TILE
     tiles = (length + TILE - 1) // TILE - first_tile
     end = tl.cumsum(tiles, axis=0)
     begin = end - tiles
@@ -138,9 +158,10 @@ def _plan_kernel(
 
 def plan_decodes(
     slots: torch.Tensor, context_lens: torch.Tensor, q_heads: int, head_dim: int, tile: int, programs: int, window: int,
-    *, settled: bool = False,
+    *, settled: bool = False, query_start: torch.Tensor | None = None, queries: int = 1,
 ) -> DecodePlan:  # fmt: skip
-    """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which is left out)."""
+    """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which is left out);
+    with ``query_start`` [R + 1] rows are runs of at most so many ``queries``."""
     num_rows, device = len(context_lens), context_lens.device
     num_items, num_merges = num_rows + programs - 1, min(num_rows, programs)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
@@ -151,17 +172,19 @@ def plan_decodes(
         items=torch.empty((num_items, ITEM_FIELDS), **ints),
         program_items=torch.empty(programs + 1, **ints),
         merges=torch.empty((num_merges, MERGE_FIELDS), **ints),
-        partial=torch.empty((num_items, q_heads, head_dim), **floats),
-        lse=torch.empty((num_items, q_heads), **floats),
+        partial=torch.empty((num_items * queries, q_heads, head_dim), **floats),
+        lse=torch.empty((num_items * queries, q_heads), **floats),
         settled=settled,
+        query_start=query_start,
+        queries=queries,
     )
     assert plan.partial.numel() < 2**31
     block_rows = max(256, next_power_of_2(num_rows))  # few kernels to compile
     # This runs once per step, so its instructions are never at hand: what counts is how few there are.
     block = 1 if target_of(device) is not None else 16
     _plan_kernel[(-(-max(num_items, programs + 1) // block),)](
-        context_lens, slots, plan.items, plan.program_items, plan.merges, num_rows, num_items, num_merges, programs,
-        window,
+        context_lens, slots, query_start, plan.items, plan.program_items, plan.merges, num_rows, num_items,
+        num_merges, programs, window,
         TILE=tile, MIN_TILES=max(1, MIN_TOKENS // tile),
         BLOCK_ROWS=block_rows, BLOCK=block, **pdl(device), num_warps=4 if block_rows <= 1024 else 16,
     )  # fmt: skip

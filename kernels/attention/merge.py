@@ -72,16 +72,18 @@ def _merge_kernel(
     partial_ptr,  # [I, Hq, D] float32
     lse_ptr,  # [I, Hq] float32
     merges_ptr,  # [M, 4]
+    query_start_ptr,  # [R + 1] or None: rows are tokens
     sinks_ptr,  # [Hq] float32 or None
     stride_ot,
     stride_oh,
     HEAD_DIM: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
     SETTLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One divided row and head: the sum of its pieces, each weighted by its share of the exponentials."""
+    """One divided row, query of it, and head: the sum of its pieces, each weighted by its share of the exponentials."""
     if PDL:
         gdc_launch_dependents()
         if not SETTLED:
@@ -91,6 +93,12 @@ def _merge_kernel(
     row = tl.load(fields).to(tl.int64)
     first = tl.load(fields + 1)
     count = tl.load(fields + 2)
+    query = tl.program_id(2)
+    if query_start_ptr is not None and count > 0:
+        begin = tl.load(query_start_ptr + row)
+        if query >= tl.load(query_start_ptr + row + 1) - begin:
+            count = 0
+        row = (begin + query).to(tl.int64)
     if PDL and SETTLED:
         gdc_wait()
     if count == 0:
@@ -99,8 +107,9 @@ def _merge_kernel(
     num_heads = tl.num_programs(0)
     sink_ptr = None if sinks_ptr is None else sinks_ptr + head
     merged = merge_pieces(
-        partial_ptr, lse_ptr, first * num_heads + head, count, num_heads, HEAD_DIM, BLOCK_PIECES, BLOCK_DIM, sink_ptr
-    )
+        partial_ptr, lse_ptr, (first * QUERIES + query) * num_heads + head, count, QUERIES * num_heads, HEAD_DIM,
+        BLOCK_PIECES, BLOCK_DIM, sink_ptr,
+    )  # fmt: skip
     out = out_ptr + row * stride_ot + head * stride_oh + dim
     tl.store(out, merged.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
@@ -109,8 +118,8 @@ def merge_rows(out: torch.Tensor, plan: DecodePlan, sinks: torch.Tensor | None) 
     """Write the decodes that were cut to ``out`` [T, Hq, D]."""
     q_heads, head_dim = out.shape[1:]
     block_pieces, warps = merge_shape(plan)
-    _merge_kernel[(q_heads, len(plan.merges))](
-        out, plan.partial, plan.lse, plan.merges, sinks, out.stride(0), out.stride(1),
+    _merge_kernel[(q_heads, len(plan.merges), plan.queries)](
+        out, plan.partial, plan.lse, plan.merges, plan.query_start, sinks, out.stride(0), out.stride(1),
         HEAD_DIM=head_dim, BLOCK_PIECES=block_pieces, BLOCK_DIM=next_power_of_2(head_dim),
-        SETTLED=plan.settled, **pdl(out.device), num_warps=warps,
+        QUERIES=plan.queries, SETTLED=plan.settled, **pdl(out.device), num_warps=warps,
     )  # fmt: skip

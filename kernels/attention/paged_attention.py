@@ -60,17 +60,20 @@ class AttentionShape:
     """Whether the cache has one byte per element."""
     capability: int = 90
     """Of the GPU: 90 for sm_90."""
+    run: int = 1
+    """The most queries of a row with drafts, if such rows are computed as decodes are."""
 
     @property
     def programs_per_query(self) -> int:
         """Programs of prompts among which the heads are divided."""
         return self.q_heads
 
-    def decodes(self, processors: int) -> DecodeConfig:
-        """The launch shape of decodes."""
+    def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:
+        """The launch shape of decodes, or of runs of so many queries."""
         return decode_config(
             self.kv_heads, self.head_dim, self.element_size, processors, float8=self.float8,
-            group=self.q_heads // self.kv_heads, small_memory=Target(self.capability, processors).small_memory,
+            group=self.q_heads // self.kv_heads, queries=queries,
+            small_memory=Target(self.capability, processors).small_memory,
         )  # fmt: skip
 
     def prompts(self, longest: int, context: int) -> PrefillConfig:
@@ -104,6 +107,8 @@ class AttentionPlan:
 
     decodes: dict[int, DecodePlan]
     prefills: PrefillPlan | None = None
+    runs: bool = False
+    """Whether rows of a few queries each take the place of decodes, and there are no others."""
 
 
 def capability_of(device: torch.device) -> int:
@@ -151,10 +156,10 @@ cut_prompts_reference = cut_prompts
 
 def plan_attention(
     slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
-    *, settled: bool = True,
+    *, query_start: torch.Tensor | None = None, settled: bool = True,
 ) -> AttentionPlan:  # fmt: skip
     """Make the plan that all layers of a pass share, of decodes with slots and context_lens [R], and prompts cut into
-    ``spans``.
+    ``spans``; with ``query_start`` [R + 1], of rows of at most ``shape.run`` queries each in place of decodes.
 
     To be made before all else in the pass: the kernels read it before they wait (`DecodePlan.settled`).
     """
@@ -166,19 +171,22 @@ def plan_attention(
         prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)
-    config = shape.decodes(processors)
+    queries = 1 if query_start is None else shape.run
+    config = shape.decodes(processors, queries)
     decodes = {
         window: plan_decodes(
-            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled
+            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled,
+            query_start=query_start, queries=queries,
         )
         for window in shape.windows
     }  # fmt: skip
-    return AttentionPlan(decodes, prefills)
+    return AttentionPlan(decodes, prefills, query_start is not None)
 
 
 def plan_attention_invariant(
-    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
-) -> AttentionPlan:
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
+    *, query_start: torch.Tensor | None = None,
+) -> AttentionPlan:  # fmt: skip
     """`plan_attention` of a pass whose decodes are among the ``spans``."""
     if spans is None:
         return AttentionPlan({})
@@ -186,8 +194,9 @@ def plan_attention_invariant(
 
 
 def plan_attention_reference(
-    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None
-) -> AttentionPlan:
+    slots: torch.Tensor, context_lens: torch.Tensor, shape: AttentionShape, spans: Spans | None = None,
+    *, query_start: torch.Tensor | None = None,
+) -> AttentionPlan:  # fmt: skip
     """An empty plan, because the reference needs none."""
     return AttentionPlan({})
 
@@ -235,7 +244,7 @@ def paged_attention(
     other rows are, and however many tokens of its own row are computed with it: decodes are prompts of one token, and
     num_decodes does not matter. A pass of fixed shape (a captured CUDA graph) learns on the device which rows are
     decodes: its plan was made of decode_lens [R] int32, the context length of each decode and 0 for other rows, which
-    the reference is given here. num_decodes is then only an upper bound.
+    the reference is given here. num_decodes is then only an upper bound. With a plan of `runs` num_decodes is 0.
     """
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
@@ -257,13 +266,13 @@ def paged_attention(
             float8=kv_scales is not None, capability=capability_of(q.device),
         )  # fmt: skip
         plan = _own_plan(slots, query_start, context_lens, num_decodes, shape, long_rows, invariant=invariant)
-    if num_decodes > 0:
+    if num_decodes > 0 or plan.runs:
         decodes = plan.decodes[sliding_window]
         decode_attention(
             q, k_cache, v_cache, out, block_tables, scale, sliding_window, decodes, kv_scales=kv_scales,
             softcap=softcap, sinks=sinks,
         )  # fmt: skip
-    if num_rows > num_decodes or decode_lens is not None:
+    if not plan.runs and (num_rows > num_decodes or decode_lens is not None):
         assert plan.prefills is not None
         prefill_attention(
             q, k_cache, v_cache, out, slots, query_start, context_lens, block_tables, scale, sliding_window,

@@ -30,8 +30,8 @@ class LatentShape(AttentionShape):
         """Programs among which the heads are divided."""
         return -(-self.q_heads // self.heads)
 
-    def decodes(self, processors: int) -> DecodeConfig:
-        """Of 16 heads two programs share a multiprocessor, of 32 it has one."""
+    def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:
+        """Of 16 heads two programs share a multiprocessor, of 32 it has one. Rows have one query."""
         if self.element_size > 2:
             programs = 2 * processors // self.programs_per_query
             return DecodeConfig(tile=16, programs=max(1, programs), num_warps=8, num_stages=1)

@@ -313,7 +313,7 @@ def rotary_kv_write(
         **pdl(qkv.device),
     }  # fmt: skip
     if num_tokens >= MANY_TOKENS and not invariant:
-        blocks = {"BLOCK_Q_HEADS": next_power_of_2(q_heads), "BLOCK_KV_HEADS": next_power_of_2(kv_heads)}
+        blocks = {"BLOCK_Q_HEADS": next_power_of_2(max(q_heads, 1)), "BLOCK_KV_HEADS": next_power_of_2(kv_heads)}
         _rotary_kv_write_tokens_kernel[(num_tokens,)](*arguments, **blocks, **common, num_warps=4)
         return q
     block_heads = min(8, next_power_of_2(max(q_heads, kv_heads)))

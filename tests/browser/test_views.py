@@ -204,7 +204,7 @@ REQUESTS = """async ([many, anew]) => {
   const { requests } = world.hello.columns, atS = world.nowS();
   const row = (columns, known) => columns.map((name) => known[name] ?? (name.endsWith("_s") ? null : 0));
   const over = (index) => ({ id: `over-${String(index).padStart(3, "0")}`, num_prompt: 5, num_output: 2,
-    outcome: index % 10 ? 1 : 2, arrived_s: atS - 9 + index / 1000, over_s: atS - 1 });
+    num_drafted: 8, num_accepted: 2, outcome: index % 10 ? 1 : 2, arrived_s: atS - 9 + index / 1000, over_s: atS - 1 });
   const early = { id: "early", arrived_s: atS + 3, num_prompt: 5, num_output: 1 };
   const told = [...Array.from({ length: many }, (_, index) => over(index)), early];
   world.takeState({ at_s: atS, num_waiting: 0, num_over: many, steps: [], flashed: [], replicas: [], sequences: [],
@@ -249,6 +249,7 @@ def test_many_requests_can_be_found(page: Page) -> None:
     drawer = page.get_by_label("Followed request")
     expect(drawer).to_contain_text("over-060")
     expect(drawer.get_by_text("Key", exact=True)).to_be_visible()
+    expect(drawer).to_contain_text("8: 2 accepted (25%), 6 wasted")
     expect(drawer.get_by_role("link", name="Show its blocks")).to_be_hidden()
     assert rows.nth(60).bounding_box() == before or page.evaluate("innerWidth") >= 1200, "it was pushed away"
 

@@ -10,7 +10,7 @@ import faulthandler
 import queue
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,15 @@ _OPEN: WeakSet[Driver] = WeakSet()
 """Those whose engines run."""
 
 
+def _await_graphs(drivers: Iterable[Driver]) -> None:
+    """Until these engines capture no more graphs."""
+    deadline_s = time.monotonic() + LIMIT_S
+    every = [graphs for each in drivers if (graphs := each.engine._graphs) is not None]
+    while not all(graphs.complete for graphs in every):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
 class Driver:
     """An engine with a queue for its results, and for what ended it. ``grouped``: with pages of their own for layers
     with windows, which :class:`HandScheduler` does not know."""
@@ -208,6 +217,7 @@ class Driver:
             on_error=self.results.put,
             path=path,
         )
+        _await_graphs(_OPEN)  # a start waits for the device
         self.info = self.engine.start().result(LIMIT_S)
         self.epoch = 0
         _OPEN.add(self)
@@ -252,11 +262,7 @@ class Driver:
 
     def synchronize(self) -> None:
         """Wait for the whole device, which nobody may while graphs are captured, by any engine of this process."""
-        deadline_s = time.monotonic() + LIMIT_S
-        every = [graphs for each in {*_OPEN, self} if (graphs := each.engine._graphs) is not None]
-        while not all(graphs.complete for graphs in every):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
+        _await_graphs({*_OPEN, self})
         torch.cuda.synchronize()
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from tests.kernels.assembler import assembler_report
-from tests.kernels.attention.launches import long_prompts, meta, meta_cache
+from tests.kernels.attention.launches import attentions, meta, meta_cache
 from tests.kernels.batch.launches import drafts_and_parts
 from tests.kernels.exchange.launches import exchanges
 from tests.kernels.latent.launches import latents
@@ -337,7 +337,7 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    for name, launch in (*long_prompts(), *mixtures(), *latents(), *drafts_and_parts(), *adapters(), *exchanges()):
+    for name, launch in (*attentions(), *mixtures(), *latents(), *drafts_and_parts(), *adapters(), *exchanges()):
         case = name
         launch()
     case = "embedding"

@@ -35,7 +35,7 @@ class Bucket:
 
     Without spans it is for decodes alone, one token per row. With ``pieces`` it is for the tokens of any rows, outside
     attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`). If it is ``adapted``, its rows may have
-    adapters: any of them, of any rank.
+    adapters: any of them, of any rank. With ``runs`` no row has more tokens than one with drafts may have.
     """
 
     rows: int
@@ -43,6 +43,7 @@ class Bucket:
     spans: int = 0
     pieces: bool = False
     adapted: bool = False
+    runs: bool = False
 
 
 def decode_sizes(largest: int) -> list[int]:
@@ -166,7 +167,7 @@ class Buckets:
         if not bucket.spans:
             return [Bucket(size, size) for size in self._decodes if size > bucket.rows]
         room = [each for each in self._all_mixed if each.rows >= bucket.rows and each.tokens >= bucket.tokens]
-        return [each for each in room if each.spans >= bucket.spans]
+        return [each for each in room if each.spans >= bucket.spans and each.runs <= bucket.runs]
 
     def fitting(self, work: StepWork) -> Bucket | None:
         """The smallest bucket that holds the step; None if none does."""
@@ -198,7 +199,7 @@ class Buckets:
 
     def _verifying(self, size: int) -> Bucket:
         """Rows with drafts have at least two tokens, and a block of queries each."""
-        return Bucket(size, size, size // 2 + SPARE_SPANS if self._decodes_apart else size)
+        return Bucket(size, size, size // 2 + SPARE_SPANS if self._decodes_apart else size, runs=True)
 
     def _most_rows(self, num_tokens: int) -> int:
         """The most rows that this many tokens can fill (any such step fits), at least the smallest size."""

@@ -80,6 +80,11 @@ class BatchLimits:
     """The most drafts of a row; 0: nothing is speculated."""
 
     @property
+    def longest_run(self) -> int:
+        """Tokens of a row with the most drafts."""
+        return 1 + self.num_drafts
+
+    @property
     def dummy_slot(self) -> int:
         """The slot that padding rows of a CUDA graph name; no plan may."""
         return self.max_num_seqs
@@ -87,7 +92,7 @@ class BatchLimits:
     @property
     def most_samples(self) -> int:
         """The most tokens that a step can sample."""
-        return max(self.max_num_seqs, min((1 + self.num_drafts) * self.max_num_seqs, self.max_num_batched_tokens))
+        return max(self.max_num_seqs, min(self.longest_run * self.max_num_seqs, self.max_num_batched_tokens))
 
     @property
     def padded_samples(self) -> int:

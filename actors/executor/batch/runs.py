@@ -21,6 +21,7 @@ class Runs:
     """The M rows of a step that sample, with N samples in total. ``starts`` [M + 1]: where those of each begin.
     ``last_indexes`` and ``min_tokens`` [M]: the output index of the last token that the sequence may have, and the
     first that may be an end token. ``told_drafts``: of each run so many drafts are told, if some follow a grammar.
+    ``guessed``: the drafts [M, told_drafts] that a head has guessed for the step itself; waits until they are there.
     ``can_verify``, any thread: whether steps with drafts are as quick as they will be; until then none are offered."""
 
     starts: Int32Array
@@ -29,6 +30,7 @@ class Runs:
     exact: bool = False
     """Whether all rows begin where they were laid out."""
     told_drafts: int = 0
+    guessed: Callable[[], Int32Array] | None = None
     can_verify: Callable[[], bool] | None = None
 
     def __len__(self) -> int:

@@ -148,8 +148,9 @@ class PlanAttention(Protocol):
     """:func:`pagebus.kernels.attention.paged_attention.plan_attention`"""
 
     def __call__(
-        self, slots: Tensor, context_lens: Tensor, shape: AttentionShape, spans: Spans | None = None
-    ) -> AttentionPlan: ...
+        self, slots: Tensor, context_lens: Tensor, shape: AttentionShape, spans: Spans | None = None, *,
+        query_start: Tensor | None = None,
+    ) -> AttentionPlan: ...  # fmt: skip
 
 
 class PagedAttention(Protocol):
@@ -255,6 +256,32 @@ class LookUpDrafts(Protocol):
         self, tokens: Tensor, lengths: Tensor, found: Tensor, slots: Tensor, num_drafts: int, shortest: int,
         longest: int, vocab_size: int, out: Tensor, predicted: Tensor, first_predicted: int,
     ) -> None: ...  # fmt: skip
+
+
+class StoreGuesses(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.store_guesses`"""
+
+    def __call__(
+        self, logits: Tensor, token_ids: Tensor | None, following: Tensor, tokens: Tensor, slots: Tensor,
+        starts: Tensor, ends: Tensor, features: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class BeginChain(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.begin_chain`"""
+
+    def __call__(
+        self, slots: Tensor, query_start: Tensor, lengths: Tensor, kept: Tensor, lag: int, dummy_slot: int,
+        chain: Tensor, features: Tensor,
+    ) -> None: ...  # fmt: skip
+
+
+class KeepFeatures(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.keep_features`"""
+
+    def __call__(
+        self, features: Tensor, slots: Tensor, starts: Tensor, query_start: Tensor, lengths: Tensor, kept: Tensor
+    ) -> None: ...
 
 
 class Sample(Protocol):

@@ -9,7 +9,7 @@ import torch
 from pagebus.actors.executor.device import operations
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.kernels.attention import paged_attention, rotary_attention
-from pagebus.kernels.batch import copy_blocks, draft_lookup, drafts, inputs, scatter_words
+from pagebus.kernels.batch import copy_blocks, draft_lookup, drafts, guesses, inputs, scatter_words
 from pagebus.kernels.common.cache_keys import settle_keys
 from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
@@ -67,6 +67,9 @@ class Ops:
     resolve_starts: operations.ResolveStarts = drafts.resolve_starts_on_cpu
     accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_on_cpu
     look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_on_cpu
+    store_guesses: operations.StoreGuesses = guesses.store_guesses_reference
+    begin_chain: operations.BeginChain = guesses.begin_chain_reference
+    keep_features: operations.KeepFeatures = guesses.keep_features_reference
     rounding: operations.Rounding = products.never_rounded
     comm: Comm = ONE_RANK
     """What the ranks of a group exchange."""
@@ -126,6 +129,9 @@ class Ops:
             resolve_starts=drafts.resolve_starts,
             accept_drafts=drafts.accept_drafts,
             look_up_drafts=draft_lookup.look_up_drafts,
+            store_guesses=guesses.store_guesses,
+            begin_chain=guesses.begin_chain,
+            keep_features=guesses.keep_features,
         )
 
     @classmethod

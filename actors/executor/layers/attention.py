@@ -92,6 +92,20 @@ class Attention:
             )  # fmt: skip
         return qkv
 
+    def store(self, x: torch.Tensor, tokens: Tokens) -> None:
+        """Keys and values of x [T, H] alone, into the cache: what :meth:`project` does where nobody attends. Weights
+        are not quantized, norms are not of all heads at once, and ``tokens`` have a slot mapping."""
+        heads, weight, bias = self.heads, self.qkv.weight, self.qkv.bias
+        assert isinstance(weight, torch.Tensor)
+        assert tokens.slot_mapping is not None
+        first = heads.sizes[0] * heads.head_dim
+        product = self._ops.linear(x, weight[first:], None if bias is None else bias[first:])
+        k_cache, v_cache, scales = self._pages(tokens.kv_cache)
+        self._ops.rotary_kv_write(
+            product.view(len(x), 2 * heads.sizes[1], heads.head_dim), tokens.positions, heads.cos_sin, k_cache, v_cache,
+            tokens.slot_mapping, q_norm=heads.q_norm, k_norm=heads.k_norm, eps=heads.eps, kv_scales=scales,
+        )  # fmt: skip
+
     def attend(self, qkv: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass) -> torch.Tensor:
         """What :meth:`project` gave -> attended values [T, Hq * D], for ``out``."""
         return attention.attend(qkv, self._pages(kv_cache), self.heads).flatten(1)

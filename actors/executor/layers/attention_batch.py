@@ -63,6 +63,8 @@ class AttentionBatch:
     spans: Spans | None = None
     longest: int = 0
     """No row has more tokens; for networks without a cache."""
+    runs: bool = False
+    """Whether no row has more tokens than one with drafts may have, as the host knows."""
     last: LastTokens | None = None
     """What the last layer goes on with behind its keys and values; None: all tokens."""
     windowed_tables: tuple[torch.Tensor, ...] = ()
@@ -78,7 +80,7 @@ class AttentionBatch:
         """What the attention path is chosen by."""
         prompts = len(self.slots) > self.num_decodes or self.decode_lens is not None
         whole = self.last is None and self.num_decodes == len(self.slot_mapping)
-        return StepRows(self.num_decodes, prompts, bool(self.long_rows), whole)
+        return StepRows(self.num_decodes, prompts, bool(self.long_rows), whole, self.runs)
 
     def of_last_tokens(self, last: LastTokens) -> AttentionBatch:
         """The same pass in which only these tokens attend, as decodes: all before them is in the cache."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
-from pagebus.kernels.attention.paged_attention import AttentionShape
+from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape
 
 Pages: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """A layer's part of the cache: keys and values [num_blocks, block_size, Hkv, D], and by what they are divided, if they
@@ -61,11 +61,15 @@ class PagedPass:
 
     stores = False
 
-    def __init__(self, ops: Ops, shape: AttentionShape, batch: AttentionBatch) -> None:
+    def __init__(
+        self, ops: Ops, shape: AttentionShape, batch: AttentionBatch, plan: AttentionPlan | None = None
+    ) -> None:
         self._ops = ops
         self._batch = batch
-        count, lens = batch.num_decodes, batch.context_lens if batch.decode_lens is None else batch.decode_lens
-        self._plan = ops.plan_attention(batch.slots[:count], lens[:count], shape, batch.spans)
+        if plan is None:
+            count, lens = batch.num_decodes, batch.context_lens if batch.decode_lens is None else batch.decode_lens
+            plan = ops.plan_attention(batch.slots[:count], lens[:count], shape, batch.spans)
+        self._plan = plan
 
     def attend(self, qkv: torch.Tensor, pages: Pages, heads: Heads) -> torch.Tensor:
         batch, (k_cache, v_cache, kv_scales) = self._batch, pages
@@ -89,6 +93,14 @@ class PagedPass:
             long_rows=batch.long_rows,
             projected=(k, v),
         )
+
+
+class RunsPass(PagedPass):
+    """Rows of a few tokens each, in one kernel: decodes with drafts, and without."""
+
+    def __init__(self, ops: Ops, shape: AttentionShape, batch: AttentionBatch) -> None:
+        plan = ops.plan_attention(batch.slots, batch.context_lens, shape, query_start=batch.query_start)
+        super().__init__(ops, shape, replace(batch, num_decodes=0, decode_lens=None), plan)
 
 
 class FusedDecodePass:

@@ -32,6 +32,10 @@ class Norm:
         """x [..., D] -> [..., D], a new tensor."""
         return self._ops.rms_norm(x, self.weight, self.eps, centred=self._centred, bias=self._bias)
 
+    def of(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """``out``, in which x is normalised; both [..., D]."""
+        return self._ops.rms_norm(x, self.weight, self.eps, out, centred=self._centred, bias=self._bias)
+
     def of_sum(
         self, x: torch.Tensor, residual: torch.Tensor, scale: float = 1.0, rounded: torch.dtype | None = None
     ) -> torch.Tensor | RoundedTokens:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
-from pagebus.actors.executor.layers.attention_pass import AttentionPass, FusedDecodePass, PagedPass
+from pagebus.actors.executor.layers.attention_pass import AttentionPass, FusedDecodePass, PagedPass, RunsPass
 from pagebus.actors.executor.layers.cpu_attention import CpuPass, Scratch
 from pagebus.actors.executor.layers.latent.passes import LatentPass
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath
@@ -27,6 +28,7 @@ class AttentionPasses:
         paged = partial(PagedPass, ops, shape)
         self._classes = {
             **dict.fromkeys(AttentionPath, paged),
+            AttentionPath.RUNS: partial(RunsPass, ops, replace(shape, run=chooser.setup.run)),
             AttentionPath.FUSED_DECODE: partial(FusedDecodePass, ops, shape),
             AttentionPath.CPU: partial(CpuPass, ops, Scratch()),
         }

@@ -51,7 +51,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(
         config, META, dtype, ops, effective_max_model_len(settings, config), kv_dtype,
-        backend=settings.attention_backend, deterministic=settings.deterministic,
+        backend=settings.attention_backend, deterministic=settings.deterministic, run=limits.longest_run,
     )  # fmt: skip
     head = head_files(settings, config)
     cache = cache_format(settings, config, dtype, head).allocate(limits.num_blocks, META)

@@ -152,7 +152,7 @@ def _load(
     kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(
         config, device, dtype, ops, effective_max_model_len(settings, config), kv_dtype,
-        backend=settings.attention_backend, deterministic=settings.deterministic,
+        backend=settings.attention_backend, deterministic=settings.deterministic, run=limits.longest_run,
     )  # fmt: skip
     load_weights(model, path, settings.load_format, settings.seed, lambda share: progress("weights", share))
     drafter = None if head is None else head.build(model, settings)

@@ -30,10 +30,11 @@ def build_model(
     *,
     backend: str = "auto",
     deterministic: bool = False,
+    run: int = 1,
 ) -> Network:
     """A model with uninitialised tensors on ``device``; positions up to ``max_model_len`` (default: those of
-    :func:`default_positions`), for a cache of ``cache_dtype`` (default: ``dtype``). ``backend`` and ``deterministic``:
-    as in :class:`AttentionSetup`.
+    :func:`default_positions`), for a cache of ``cache_dtype`` (default: ``dtype``). ``backend``, ``deterministic`` and
+    ``run``: as in :class:`AttentionSetup`.
     """
     num_positions = max_model_len or default_positions(config)
     cache_dtype = cache_dtype or dtype
@@ -43,6 +44,7 @@ def build_model(
         frozenset(config.layer_windows), backend, deterministic,
         softcap=any(layer.mixer.softcap for layer in config.spec.layers),
         sinks=any(layer.mixer.sinks for layer in config.spec.layers), latent=config.latent is not None,
+        run=run,
     )  # fmt: skip
     chooser, parameters = AttentionChooser(setup), Parameters(device, dtype, config.quantization, config.names)
     if config.spec.encoder is not None:

@@ -34,6 +34,11 @@ class DraftHead(Protocol):
     @property
     def feature_size(self) -> int: ...
 
+    @property
+    def token_ids(self) -> torch.Tensor | None:
+        """Which tokens its logits are of [V'] int32; None: all there are."""
+        ...
+
     def tap(self, model: Decoder, hidden: torch.Tensor) -> None:
         """Have each pass of ``model`` copy what the head reads to the first T rows of ``hidden`` [>= T, read_size]."""
 
@@ -55,5 +60,5 @@ class DraftHead(Protocol):
         batch: AttentionBatch,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """One position of each of R sequences: its ``features`` [R, F] and the ``ids`` [R] of the tokens that it reads
-        -> the likeliest token after that [R] int32, and its feature [R, F]. May overwrite ``features``."""
+        -> logits [R, V'] float32 of the token after that, and its feature [R, F]. May overwrite ``features``."""
         ...

@@ -35,6 +35,10 @@ class DraftModel:
     def feature_size(self) -> int:
         return 0
 
+    @property
+    def token_ids(self) -> None:
+        """Its logits are of all tokens."""
+
     def tap(self, model: Decoder, hidden: torch.Tensor) -> None:
         """Nothing is read of the model."""
 
@@ -54,4 +58,4 @@ class DraftModel:
         batch: AttentionBatch,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         hidden = self.model.forward(ids, positions, kv_cache, batch)
-        return self.model.logits(hidden).argmax(1).to(torch.int32), features
+        return self.model.logits(hidden), features

@@ -99,7 +99,7 @@ class Eagle3:
         return self._ops.linear(hidden, self._fc, None)
 
     def cache(self, tokens: Tokens, features: torch.Tensor) -> None:
-        self._attention.project(self._inputs(tokens.ids, features)[0], tokens)
+        self._attention.store(self._inputs(tokens.ids, features)[0], tokens)
 
     def __call__(
         self, ids: torch.Tensor, positions: torch.Tensor, features: torch.Tensor, kv_cache: torch.Tensor,
@@ -114,12 +114,14 @@ class Eagle3:
         self._feed.into(stream, stream.normed(self._feed_norm), None, None, 1.0, None)
         normed = stream.normed(self._norm)
         assert isinstance(normed, torch.Tensor)
-        best = self._ops.linear(normed, self._head, None, torch.float32).argmax(1)
-        return self.token_ids[best], normed if self.config.norm_output else stream.values
+        logits = self._ops.linear(normed, self._head, None, torch.float32)
+        return logits, normed if self.config.norm_output else stream.values
 
     def _inputs(self, ids: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries, keys and values are made of [T, 2 H], and where the residual stream begins [T, H]."""
         assert self.embedding is not None
-        embedded = self._embedding_norm(self._ops.embedding(ids, self.embedding))
-        normed = self._feature_norm(features)
-        return torch.cat((embedded, normed), dim=1), normed if self.config.norm_before_residual else features
+        size = self.config.layer.hidden_size
+        joined = torch.empty(len(ids), 2 * size, dtype=features.dtype, device=features.device)
+        self._embedding_norm.of(self._ops.embedding(ids, self.embedding), joined[:, :size])
+        normed = self._feature_norm.of(features, joined[:, size:])
+        return joined, normed.contiguous() if self.config.norm_before_residual else features

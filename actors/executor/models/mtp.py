@@ -78,6 +78,10 @@ class Mtp:
     def feature_size(self) -> int:
         return self.config.hidden_size
 
+    @property
+    def token_ids(self) -> None:
+        """Its logits are of all tokens."""
+
     def tap(self, model: Decoder, hidden: torch.Tensor) -> None:
         model.taps.append(hidden)
 
@@ -104,7 +108,7 @@ class Mtp:
         layer.feed_forward(stream, None, slots)
         normed = stream.normed(self._norm)
         assert isinstance(normed, torch.Tensor)
-        return self._head(normed).argmax(1).to(torch.int32), stream.values
+        return self._head(normed), stream.values
 
     def _stream(self, ids: torch.Tensor, features: torch.Tensor) -> ResidualStream:
         """Where the layer begins."""

@@ -101,6 +101,14 @@ class ConstrainedRuns:
             order = sorted(range(len(followers)), key=lambda place: followers[place].lane)
         return cls(work, rows.tolist(), widths, places, numbers, followers, order)
 
+    def take_guesses(self) -> None:
+        """Tell the followers of what a head has guessed for this step, if one has; waits for it."""
+        if self.work is None or self.work.runs is None or self.work.runs.guessed is None:
+            return
+        drafts = self.work.runs.guessed()
+        for number, follower in zip(self.numbers, self.followers, strict=True):
+            follower.drafts = drafts[number].tolist()
+
     def tokens(self, told: Int32Array) -> list[list[int]]:
         """The tokens that count of each run, by what the device has told of the step; the followers are told of the
         drafts behind them."""

@@ -14,6 +14,7 @@ The sequence behind each row is recorded when the step is launched. When its tok
 another sequence, or to the same one again, which brought the token along as it entered.
 
 Of an engine that speculates the drafts come back with the tokens, and a row that verifies some gets a mask behind each.
+A head guesses at the beginning of the step itself: its drafts come while the device computes the forward pass.
 """
 
 from __future__ import annotations
@@ -157,6 +158,7 @@ class Grammars:
         finally:
             self._waits = False
             self._filling.set()
+        self._asked.take_guesses()
         self._fill(work)
         runs = self._asked
         for row, width, place, follower in zip(runs.rows, runs.widths, runs.places, runs.followers, strict=True):

@@ -6,9 +6,9 @@ All between them is as in any step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket
@@ -16,12 +16,14 @@ from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
+from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.models import Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.models.draft_head import DraftHead
 from pagebus.actors.executor.step.head_drafts import HeadDrafts
+from pagebus.bus.messages import Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Drafting:
             self.found[slots] = 0
         if self.head is not None:
             self.head.draft(work, graphs)
+            if work.runs.told_drafts and not work.runs.are_single:
+                work.runs.guessed = self._fetched(deltas["run_slots"])
         if work.runs.exact:
             return
         self._ops.resolve_starts(
@@ -115,23 +119,38 @@ class Drafting:
         ready = told[len(told) - len(work.runs) :]
         if self.head is not None:
             self.head.follow(work, bucket, graphs)
-            self._promise(work, ready)
+            ready.fill_(self._promised())
             self.found[slots.long()] = ready
         else:
             self.look_up(
                 self._state.tokens, self.lengths, self.found, slots, self._num_drafts, self._lookup.shortest,
                 self._lookup.longest, self._vocab_size, ready, self.predicted, self._first_predicted,
             )  # fmt: skip
-        return torch.cat([told, self._drafts(slots)]) if work.runs.told_drafts else told
+        if not work.runs.told_drafts:
+            return told
+        return torch.cat(
+            [told, self._drafts(slots) if self.head is None else told.new_zeros(len(slots) * self._num_drafts)]
+        )
 
-    def _promise(self, work: StepWork, ready: torch.Tensor) -> None:
-        """How many drafts the head will have for each run [M], once its row asks for them: none where the host needs
-        them before, to make masks of a grammar."""
-        assert work.runs is not None
-        ready.fill_(self._num_drafts)
-        if work.runs.told_drafts:
-            constrained = np.isin(work.runs.starts[:-1], work.constrained)
-            ready.masked_fill_(torch.from_numpy(constrained).to(ready.device, non_blocking=True), 0)
+    def _promised(self) -> int:
+        """How many drafts the head will have for each run, once its row asks for them."""
+        return self._num_drafts
+
+    def _fetched(self, slots: torch.Tensor) -> Callable[[], Int32Array]:
+        """The drafts of the step that begins, of the sequences in slots [M]: they are on their way to the host, while
+        the step is launched."""
+        drafts = self._drafts(slots).view(len(slots), self._num_drafts)
+        if not drafts.is_cuda:
+            return drafts.numpy
+        host, event = torch.empty(drafts.shape, dtype=torch.int32, pin_memory=True), new_event()
+        host.copy_(drafts, non_blocking=True)
+        event.record()
+
+        def wait() -> Int32Array:
+            event.synchronize()
+            return host.numpy()
+
+        return wait
 
     def _drafts(self, slots: torch.Tensor) -> torch.Tensor:
         """What stands behind the sequences in slots [M], drafts first, [M * num_drafts]: the host, which makes masks of

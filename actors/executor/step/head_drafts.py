@@ -43,7 +43,7 @@ class HeadDrafts:
         self.head = head
         self.kv_cache: torch.Tensor | None = None
         self._ops, self._state, self._header, self._lengths = ops, state, header, lengths
-        self._block_size = limits.block_size
+        self._block_size, self._dummy_slot = limits.block_size, limits.dummy_slot
         device, dtype = lengths.device, model.parameters.dtype
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.hidden = torch.zeros(most_tokens, head.read_size, dtype=dtype, device=device)
@@ -60,11 +60,14 @@ class HeadDrafts:
         if not len(drafted):
             return
         first, end, most = int(drafted[0]), int(drafted[-1]) + 1, int(widths.max()) - 1
-        slots, drafts = header.slots[first:end], header.query_start[first : end + 1].diff() - 1
+        slots, query_start = header.slots[first:end], header.query_start[first : end + 1]
         wanted = None if graphs is None else graphs.guess(len(slots))
         if wanted is None:
             wanted, graphs = Guess(len(slots)), None
-        self._chain.begin(wanted.rows, slots, drafts, self._lengths, self.features)
+        chain = self._chain.of(wanted.rows)
+        self._ops.begin_chain(
+            slots, query_start, self._lengths, self.features, self.head.lag, self._dummy_slot, *chain
+        )  # fmt: skip
         for _ in range(most):
             self._launch(wanted, graphs)
 
@@ -114,10 +117,9 @@ class HeadDrafts:
             block_tables=state.block_tables,
             num_decodes=rows,
         )
-        guess, following = self.head(tokens.ids, tokens.positions, features, tokens.kv_cache, batch)
-        self._ops.store_sampled(state.tokens[:, self.head.lag + 1 :], slots, starts, guess)
-        features.copy_(following)
-        torch.minimum(starts + 1, ends, out=starts)
+        logits, following = self.head(tokens.ids, tokens.positions, features, tokens.kv_cache, batch)
+        behind = state.tokens[:, self.head.lag + 1 :]
+        self._ops.store_guesses(logits, self.head.token_ids, following, behind, slots, starts, ends, features)
 
     def _follow(self, rows: int, num_tokens: int) -> None:
         """The step's own tokens; rows behind its last one have none."""
@@ -125,10 +127,7 @@ class HeadDrafts:
         slots, starts = header.slots[:rows], header.starts[:rows]
         features = self.head.features(self.hidden[:num_tokens])
         self.head.cache(self._prepare(slots, starts, query_start, num_tokens), features)
-        rows_of = slots.long()
-        computed = torch.minimum(self._lengths[rows_of] - starts - 1, query_start.diff()).clamp_(min=1)
-        last = (query_start[:-1] + computed - 1).clamp_(max=num_tokens - 1)
-        self.features[rows_of] = features.index_select(0, last)
+        self._ops.keep_features(features, slots, starts, query_start, self._lengths, self.features)
 
     def _prepare(
         self, slots: torch.Tensor, starts: torch.Tensor, query_start: torch.Tensor, num_tokens: int
@@ -169,23 +168,13 @@ class _Chain:
     ``counts`` are 0, 1, ... R."""
 
     def __init__(self, limits: BatchLimits, head: DraftHead, dtype: torch.dtype, device: torch.device) -> None:
-        most, self._lag = limits.max_num_seqs, head.lag
-        self._nothing = torch.tensor([[limits.dummy_slot], [-1], [-1]], dtype=torch.int32, device=device)
-        self._rows = self._nothing.repeat(1, most)
+        most = limits.max_num_seqs
+        self._rows = torch.tensor([[limits.dummy_slot], [-1], [-1]], dtype=torch.int32, device=device).repeat(1, most)
         self.slots, self.starts, self.ends = self._rows
         self.features = torch.zeros(most, head.feature_size, dtype=dtype, device=device)
         self.counts = torch.arange(most + 1, dtype=torch.int32, device=device)
 
-    def begin(
-        self, rows: int, slots: torch.Tensor, drafts: torch.Tensor, lengths: torch.Tensor, features: torch.Tensor
-    ) -> None:  # fmt: skip
-        """Begin with the sequences in ``slots`` [N] of these ``lengths`` [S], with ``features`` [S, F], that get so
-        many ``drafts`` [N], padded to ``rows``. A sequence with fewer drafts than others goes on behind its own, where
-        it has a block, and where the step itself will write."""
-        count, length = len(slots), lengths.index_select(0, slots)
-        self.slots[:count] = slots
-        torch.sub(length, 1 + self._lag, out=self.starts[:count]).clamp_(min=0)
-        torch.add(length - 1, drafts, out=self.ends[:count])
-        if rows > count:
-            self._rows[:, count:rows] = self._nothing
-        torch.index_select(features, 0, self.slots[:rows], out=self.features[:rows])
+    def of(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What so many sequences begin in: slots, starts and ends [3, rows], and features. A sequence with fewer drafts
+        than others goes on behind its own, where it has a block, and where the step itself will write."""
+        return self._rows[:, :rows], self.features[:rows]

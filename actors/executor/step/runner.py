@@ -94,7 +94,6 @@ class Runner:
         self.kernels: StepKernels | None = None
         """Kernels of the last step; None if it had no rows."""
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
-        tail_ints = tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
         self._config = prompts_config(self._shape, invariant=not decodes_apart)
@@ -108,15 +107,14 @@ class Runner:
         shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
-            device, limits.max_num_seqs, tail_ints, depth + 2,
+            device, limits.max_num_seqs, tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens), depth + 2,
             max_spans=max(most_spans, self.buckets.most_spans), max_merges=most_merges(shares),
             max_samples=limits.most_samples,
         )  # fmt: skip
         self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        shape = 1 + limits.windowed_pages, aligned(most_tokens)
-        self._slot_mappings = torch.zeros(shape, dtype=torch.int64, device=device)
-        most_contexts = max(limits.padded_samples, limits.verified_tokens)
+        most_words, most_contexts = aligned(most_tokens), max(limits.padded_samples, limits.verified_tokens)
+        self._slot_mappings = torch.zeros(1 + limits.windowed_pages, most_words, dtype=torch.int64, device=device)
         self._context_lens = torch.zeros(most_contexts, dtype=torch.int32, device=device)
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
@@ -191,12 +189,13 @@ class Runner:
         """Choose how a step padded to ``bucket`` runs."""
         whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
         if whole is not None:
-            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans)
+            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans, runs=whole.runs)
             return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
         long_rows = () if work.decode_only else self.select_long_rows(prefill_rows(work), work.num_decodes > 0)
         tokens = work.num_tokens if pieces is None else pieces.tokens
         wholly = work.num_decodes == tokens and work.wants_all
-        rows = StepRows(work.num_decodes, not work.decode_only, len(long_rows) > 0, wholly)
+        runs, long = work.max_query_len <= self.limits.longest_run, len(long_rows) > 0
+        rows = StepRows(work.num_decodes, not work.decode_only, long, wholly, runs)
         kernels = self.chooser.choose(rows, tokens, len(work.positions)) if len(work.slots) else None
         return Launch(None, pieces, long_rows, rows, kernels)
 
@@ -231,7 +230,7 @@ class Runner:
             len(work.slots), work.num_tokens if in_pieces is None else in_pieces.tokens, pieces=pieces,
             num_decodes=work.num_decodes, spans=spans, long_rows=launch.long_rows,
             sampled=None if work.wants_all else len(work.hidden_index), longest=work.max_query_len,
-            adapted=self._adapted,
+            adapted=self._adapted, runs=launch.rows.runs,
         )  # fmt: skip
 
     def padded_forward(self, bucket: Bucket, pause: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -241,8 +240,8 @@ class Runner:
             spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
         hidden = self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
-            sampled=bucket.rows if bucket.spans and not self._pools_all else None, adapted=bucket.adapted,
-            longest=min(bucket.tokens, self.limits.max_model_len),
+            sampled=bucket.rows if bucket.spans and not (self._pools_all or bucket.runs) else None,
+            adapted=bucket.adapted, longest=min(bucket.tokens, self.limits.max_model_len), runs=bucket.runs,
         )  # fmt: skip
         return self._numbers(hidden, bucket.rows) if self._pools else hidden
 
@@ -250,6 +249,7 @@ class Runner:
         self, num_rows: int, num_tokens: int, *, num_decodes: int, spans: Spans | None, padded: bool = False,
         long_rows: tuple[LongRow, ...] = (), pause: Callable[[], object] = lambda: None,
         pieces: PiecewiseGraphs | None = None, sampled: int | None, longest: int = 0, adapted: bool = False,
+        runs: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""
         header, state = self.uploader.header, self.state
@@ -271,6 +271,7 @@ class Runner:
             decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
             spans=spans,
             longest=longest,
+            runs=runs,
             last=last,
             windowed_tables=state.windowed_tables,
             windowed_mappings=tokens.windowed_mappings,

@@ -39,8 +39,8 @@ Slots = NDArray[np.intp] | Int32Array
 class SlotTable:
     """State of all slots. ``tail`` [num_slots, block_size] holds each sequence's newest tokens at position %
     block_size: those known since its last full block. ``num_drafts``: the most that a row may have; ``drafts``: those
-    of each slot that were ready when its newest result was made; ``moved``: since a plan has last said where the slot's
-    row begins, drafts may have moved that.
+    of each slot that were ready when its newest result was made; ``verified``, ``accepted``: what became of them;
+    ``moved``: since a plan has last said where the slot's row begins, drafts may have moved that.
     ``adapter``: a number of each slot's adapter, 0 without; that two have the same is possible, and harmless."""
 
     def __init__(self, num_slots: int, block_size: int, num_drafts: int = 0) -> None:
@@ -50,6 +50,8 @@ class SlotTable:
         self.ahead = np.zeros(num_slots, np.int32)
         self.drafts = np.zeros(num_slots, np.int32)
         self.most_drafts = np.zeros(num_slots, np.int32)
+        self.verified = np.zeros(num_slots, np.int32)
+        self.accepted = np.zeros(num_slots, np.int32)
         self.moved = np.zeros(num_slots, np.bool_)
         self.ids = np.zeros(num_slots, np.int32)
         self.prompt = np.zeros(num_slots, np.int32)
@@ -176,7 +178,11 @@ class SlotTable:
             column[slot] = 0
         for column in (self.computed, self.indexed, self.capacity, self.first, self.planned):
             column[slot] = 0
-        self.ahead[slot] = self.drafts[slot] = self.most_drafts[slot] = self.adapter[slot] = 0
+        sequence.request.num_drafted += int(self.verified[slot])
+        sequence.request.num_accepted += int(self.accepted[slot])
+        for column in (self.ahead, self.drafts, self.most_drafts, self.verified, self.accepted):
+            column[slot] = 0
+        self.adapter[slot] = 0
         self.num_jobs -= int(self.job[slot])
         self.num_beams -= int(self.beam[slot])
         for flag in (self.job, self.beam, self.held, self.moved):
@@ -225,12 +231,17 @@ class SlotTable:
         ahead = self.ahead[slots] + drafts
         self.ahead[slots], self.moved[slots] = ahead, ahead > 0
 
-    def settle_drafts(self, slots: Slots, accepted: Int32Array, planned: Int32Array) -> None:
-        """Of the ``planned`` drafts of each slot in a step whose result has come so many were accepted."""
+    def settle_drafts(self, slots: Slots, accepted: Int32Array, planned: Int32Array) -> Int32Array:
+        """Of the ``planned`` drafts of each slot in a step whose result has come so many were accepted. Returns how
+        many there had been."""
         self._backlogs.clear()
+        verified: Int32Array = np.minimum(self.drafts[slots], planned)
+        self.verified[slots] += verified
+        self.accepted[slots] += accepted
         self.computed[slots] += accepted
         self.total[slots] += accepted
         self.ahead[slots] -= planned
+        return verified
 
     def _flush_full(self, slots: Slots) -> None:
         """:meth:`flush` for slots that have reached the end of a block."""

@@ -196,8 +196,7 @@ class StepResults:
         """Count what became of the drafts that a step has verified, and note those that are ready now."""
         table, slots, runs = self._table, matched.slots, matched.runs
         accepted = runs.counts - 1
-        self.acceptance.count(np.minimum(table.drafts[slots], matched.planned), accepted)
-        table.settle_drafts(slots, accepted, matched.planned)
+        self.acceptance.count(table.settle_drafts(slots, accepted, matched.planned), accepted)
         table.drafts[slots] = result.num_drafts[runs.lasts]
 
     def _apply_preempted(self, result: StepResult, running: NDArray[np.bool_]) -> list[tuple[Sequence, int]]:

@@ -90,15 +90,22 @@ def request_row(replicas: Mapping[str, Replica], request: Request) -> tuple[int,
         request.num_live,
         request.num_preemptions,
         num_output,
+        request.num_drafted + sum(_in_slot(replicas, each, "verified") for each in request.sequences),
+        request.num_accepted + sum(_in_slot(replicas, each, "accepted") for each in request.sequences),
         outcome,
     )
 
 
+def _in_slot(replicas: Mapping[str, Replica], sequence: Sequence, column: str) -> int:
+    """A number of the sequence's slot, 0 where it has none."""
+    if not sequence.in_slot or sequence.replica is None:
+        return 0
+    return int(getattr(replicas[sequence.replica].slots, column)[sequence.slot])
+
+
 def _num_tokens(replicas: Mapping[str, Replica], sequence: Sequence) -> int:
     """Prompt and known output."""
-    if sequence.in_slot and sequence.replica is not None:
-        return int(replicas[sequence.replica].slots.known[sequence.slot])
-    return len(sequence.tokens)
+    return _in_slot(replicas, sequence, "known") or len(sequence.tokens)
 
 
 def sequence_row(

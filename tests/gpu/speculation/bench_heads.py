@@ -1,7 +1,7 @@
 """What a drafting head costs: ms per step, per token, and of the head's own passes, from CUDA graphs and without.
 
     python -m tests.gpu.speculation.bench_heads llama8b [--drafts 3 4 5] [--batches 1 8 32]
-        [--modes follow graphs eager] [--tokens 193] [--json FILE]
+        [--modes follow graphs eager] [--tokens 193] [--profile] [--json FILE]
 
 As :mod:`tests.gpu.speculation.bench_drafts`, with an EAGLE-3 head of the published shape: one layer of the model's
 sizes, a vocabulary of 32,000. Its weights are random like the model's. So acceptance is set: each step accepts as many
@@ -10,7 +10,8 @@ token that the model says; those beyond are not counted as found.
 
 ``follow``: the head reads what the model computes, and guesses nothing. ``graphs``, ``eager``: it guesses ``drafts``
 tokens of each row in each step. ``head ms`` is the device's time from the first kernel of the head's to the last,
-before a step and behind it. With ``--cpu`` a tiny model is measured, to see that all this works.
+before a step and behind it. With ``--profile`` the last mode's graphs are replayed, and their kernels listed as by
+:mod:`tests.gpu.bench.profile_decode`. With ``--cpu`` a tiny model is measured, to see that all this works.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ from safetensors.torch import save_file
 
 from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.graphs.head_passes import Guess, follow_of
 from pagebus.actors.executor.models.eagle3 import Eagle3
 from pagebus.actors.executor.step.head_drafts import HeadDrafts
 from pagebus.bus.messages import StepPlan
 from tests.actors.executor.speculation.tiny_head import TinyHead
 from tests.gpu.bench.bench_step import DEPTH, PROMPT_TOKENS, run_plans
+from tests.gpu.bench.profile_decode import kernels_of, table_of
 from tests.gpu.speculation.bench_drafts import WARM_STEPS, prompts
 from tests.gpu.speculation.drafted_plans import TOKEN, DraftedScheduler, prepare
 from tests.helpers.engine_driver import Driver
@@ -111,7 +114,7 @@ def force(driver: Driver, counts: Iterator[int]) -> None:
     assert drafting is not None
     with torch.inference_mode():
         head.token_ids.fill_(TOKEN)
-    drafting._promise = lambda work, ready: ready.fill_(next(counts))  # type: ignore[method-assign]
+    drafting._promised = lambda: next(counts)  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -159,6 +162,23 @@ def measure(driver: Driver, batch: int, drafts: int, mode: str, num_tokens: int)
     }
 
 
+def print_profile(driver: Driver, batch: int, drafts: int) -> None:
+    """The kernels of a guess, of a step that verifies, and of what follows it, from replays of their graphs."""
+    runner = driver.engine._loaded.runner
+    assert runner.graphs is not None
+    tokens = batch * (1 + drafts)
+    bucket = next(each for each in runner.buckets.verified if each.tokens >= tokens)
+    rows = next(iter(runner.buckets.row_sizes(batch)))
+    for wanted in (Guess(rows), bucket, follow_of(bucket)):
+        captured = runner.graphs._captured[wanted]
+        graph = captured if isinstance(captured, torch.cuda.CUDAGraph) else getattr(captured, "graph", None)
+        assert graph is not None
+        table = table_of(kernels_of(graph))
+        print(f"# {wanted}: {sum(row['moved_us'] for row in table):.1f} us")
+        for row in table[:24]:
+            print(f"{row['per_step']:>6.1f} {row['there_us']:>8.2f} {row['moved_us']:>9.2f} {row['kernel']}")
+
+
 def print_row(row: dict[str, Any]) -> None:
     print(
         f"{row['mode']:>6} {row['batch']:>6} {row['drafts']:>6} {row['step_ms']:>9.3f} {row['tokens']:>8.2f} "
@@ -192,6 +212,8 @@ def bench(model: Path, head: Path, arguments: argparse.Namespace, **settings: An
         for drafts in [0] if mode == "follow" else arguments.drafts:
             rows.append(measure(driver, batch, drafts, mode, arguments.tokens))
             print_row(rows[-1])
+        if arguments.profile and mode == arguments.modes[-1]:
+            print_profile(driver, batch, arguments.drafts[-1])
     driver.close()
     return rows
 
@@ -203,6 +225,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--tokens", type=int, default=193)
+    parser.add_argument("--profile", action="store_true", help="list the kernels of graphs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cpu", action="store_true", help="a tiny model, to see that this works")
     arguments = parser.parse_args()

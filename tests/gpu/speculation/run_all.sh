@@ -3,13 +3,14 @@
 #   bash tests/gpu/speculation/run_all.sh all|PART[,PART...] FOLDER
 # with PART one of, in this order: right (hand-made plans: all drafts right, or wrong), wrong (the scheduler's plans: no
 # speculation, nothing found, all wrong), heads (an EAGLE-3 head with acceptance as published), engine (chat1000 and
-# mixed256 with default flags and with --spec-method none), new (tests of what ran on CPUs only), tests (all other tests).
+# mixed256 with default flags and with --spec-method none), new (all families, ties in bfloat16), tests (all other tests).
 # Each part's output goes to FOLDER/PART.txt too. A part that takes longer than LIMIT (150) seconds is ended.
-# MODEL (llama8b) is what is measured; SIZES adds options to `pagebus bench engine`.
+# MODEL (llama8b) is what is measured; SIZES adds options to `pagebus bench engine`, whose WORKLOADS are the two above.
 set -u
 parts=$1 out=$2 began=$(date +%s)
 model=${MODEL:-llama8b} limit=${LIMIT:-150}
 read -ra sizes <<<"${SIZES:-}"
+read -ra workloads <<<"${WORKLOADS:-chat1000 mixed256}"
 mkdir -p "$out"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
@@ -24,7 +25,7 @@ part() { # NAME COMMAND...: run it if it is wanted
 }
 
 engine() { # OPTIONS...
-  part engine python3 -m pagebus.actors.commands.cli bench engine --model "$model" --workloads chat1000 mixed256 \
+  part engine python3 -m pagebus.actors.commands.cli bench engine --model "$model" --workloads "${workloads[@]}" \
     --repeats 1 "${sizes[@]}" "$@"
 }
 
@@ -41,6 +42,7 @@ part wrong python3 -m tests.gpu.speculation.bench_drafts "$model" --core --batch
 part heads python3 -m tests.gpu.speculation.bench_heads "$model" --drafts 3 5 --batches 1 8 32 --tokens 129
 engine
 engine --spec-method none
-tests new $here/test_draft_model.py $here/test_mtp.py
-tests tests $here/test_heads.py $here/test_grammars.py $here/test_speculation.py
+tests new $here/test_families.py $here/test_ties.py
+tests tests $here/test_heads.py $here/test_grammars.py $here/test_speculation.py $here/test_draft_model.py \
+  $here/test_mtp.py
 echo "== done after $(($(date +%s) - began)) s"

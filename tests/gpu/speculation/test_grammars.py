@@ -7,13 +7,23 @@ tests/gpu/speculation/test_grammars.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.actors.executor.speculation.checks import accepted, guess_by, tokens_of
-from tests.actors.executor.speculation.constrained import ADVERSARIES, WANTED, asked, check, drivers, texts_of
+from tests.actors.executor.speculation.constrained import (
+    ADVERSARIES,
+    WANTED,
+    asked,
+    check,
+    drivers,
+    drivers_with_draft_model,
+    guess_by_head,
+    texts_of,
+)
 from tests.actors.executor.speculation.drafters import oracle
 from tests.helpers.engine_driver import Driver
 
@@ -56,6 +66,21 @@ def test_drafters_that_are_hardly_ever_right(both: tuple[Driver, Driver]) -> Non
     for guess in ADVERSARIES.values():
         guess_by(both[1], guess)
         assert tokens_of(asked(both[1])) == expected
+
+
+@pytest.mark.parametrize("settings", ENGINES.values(), ids=ENGINES)
+def test_what_a_head_guesses(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A model drafts for itself; then an oracle in its place, which is wrong now and then. Twice, as above."""
+    for plain, drafting in drivers_with_draft_model(tmp_path, device="cuda", **settings):
+        for driver in (plain, drafting):
+            driver.synchronize()
+        expected = asked(plain)
+        assert tokens_of(asked(drafting)) == tokens_of(expected)
+        guess_by_head(drafting, oracle(texts_of(expected), 0.25))
+        for _ in range(2):
+            found = asked(drafting)
+            assert tokens_of(found) == tokens_of(expected)
+            assert accepted(found) > 60
 
 
 def test_several_choices(both: tuple[Driver, Driver]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.hopper_prefill import hopper_attention
+from pagebus.kernels.attention.paged_attention import AttentionShape, paged_attention, plan_attention
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
 
 CASES = (  # query heads, KV heads, head dim, format, window, soft cap, sinks
@@ -18,6 +19,7 @@ CASES = (  # query heads, KV heads, head dim, format, window, soft cap, sinks
     (32, 32, 96, torch.bfloat16, 0, 0.0, False),
     (16, 8, 256, torch.bfloat16, 0, 0.0, False), (16, 8, 256, torch.bfloat16, 1024, 50.0, False),
 )  # fmt: skip
+WIDE = (64, 8, 128, torch.bfloat16, 0, 0.0, False)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -35,12 +37,39 @@ def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.
     return cache[:, 1, 0], cache[:, 1, 1], scales
 
 
+def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Of long prompts, and of decodes with drafts, by name."""
+    yield from long_prompts()
+    yield from runs()
+
+
 def long_prompts() -> Iterator[tuple[str, Callable[[], None]]]:
     """A chunk behind a past, by name."""
     for case in CASES:
         q_heads, kv_heads, head_dim, dtype, window, softcap, sinks = case
         name = f"{q_heads}/{kv_heads} d{head_dim} long {dtype} window {window} softcap {softcap} {sinks=}"
         yield name, partial(_launch, *case)
+
+
+def runs() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Decodes with up to three and seven drafts, by name."""
+    for q_heads, kv_heads, head_dim, dtype, window, softcap, sinks in (*CASES, WIDE):
+        for run in (4, 8) if head_dim <= 128 else (4,):
+            name = f"{q_heads}/{kv_heads} d{head_dim} {run=} {dtype} window {window} softcap {softcap} {sinks=}"
+            yield name, partial(_launch_runs, q_heads, kv_heads, head_dim, dtype, window, softcap, sinks, run)
+
+
+def _launch_runs(
+    q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int, softcap: float, sinks: bool, run: int
+) -> None:
+    shape = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}), run=run)
+    plan = plan_attention(meta(8), meta(8), shape, query_start=meta(9))
+    paged_attention(
+        meta(8 * run, q_heads + 2 * kv_heads, head_dim, dtype=dtype)[:, :q_heads],
+        *meta_cache(dtype, kv_heads, head_dim)[:2],
+        slots=meta(8), query_start=meta(9), context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, num_decodes=0,
+        sliding_window=window, softcap=softcap, sinks=meta(q_heads, dtype=torch.float32) if sinks else None, plan=plan,
+    )  # fmt: skip
 
 
 def _launch(

@@ -31,8 +31,9 @@ SETUPS = [
     )
 ]  # fmt: skip
 SETUPS += [replace(LATENTS, target=target, deterministic=fixed) for target in (None, H200) for fixed in (False, True)]
+SETUPS += [replace(setup, run=5) for setup in SETUPS]
 ROWS = [
-    StepRows(decodes, prompts, prompts and long_rows, whole and not prompts)
+    StepRows(decodes, prompts, prompts and long_rows, whole and not prompts, prompts and whole and not long_rows)
     for decodes, (prompts, long_rows, whole) in itertools.product(
         (0, 1, 64, 65), itertools.product((False, True), repeat=3)
     )
@@ -122,6 +123,21 @@ def test_heads_that_are_not_fused() -> None:
         assert chooser.choose(StepRows(1, False)) is AttentionPath.DECODE
         assert "query heads" in chooser.why(StepRows(1, False))
     assert "more than 64" in AttentionChooser(LLAMA).why(StepRows(65, False))
+
+
+def test_decodes_with_drafts_are_runs() -> None:
+    """Where the decode kernel has room for all their heads, and knows the cache's format. The same engine's prompts are
+    not, nor are those of an engine without drafts."""
+    decodes = StepRows(8, True, whole=False, runs=True)
+    wider: dict[str, object] = {"run": 5, "cache_dtype": torch.float8_e4m3fn}
+    for changes in ({"run": 5}, {"run": 2}, {"run": 17, "q_heads": 8}, {"run": 8, "q_heads": 64}, wider):
+        chooser = AttentionChooser(replace(LLAMA, **changes))  # type: ignore[arg-type]
+        assert chooser.choose(decodes) is AttentionPath.RUNS
+        assert chooser.choose(decodes._replace(runs=False)) is AttentionPath.DECODE_PREFILL
+        assert chooser.kernels(AttentionPath.RUNS) == ["rotary_kv_write", "decode"]
+    for changes in ({"run": 1}, {"run": 17}, {"run": 9, "head_dim": 256}, {"run": 5, "cache_dtype": torch.int8}):
+        chooser = AttentionChooser(replace(LLAMA, **changes))  # type: ignore[arg-type]
+        assert chooser.choose(decodes) is AttentionPath.DECODE_PREFILL
 
 
 def test_latents_have_paths_of_their_own() -> None:

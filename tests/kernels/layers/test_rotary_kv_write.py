@@ -178,3 +178,16 @@ def test_no_tokens(device: torch.device) -> None:
         q, cache = case.run(function)
         assert q.shape == (0, Q_HEADS, 64)
         assert torch.equal(cache, case.cache)
+
+
+@pytest.mark.usefixtures("many_tokens")
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("function", [rotary_kv_write, rotary_kv_write_reference])
+def test_keys_and_values_alone(function: Any, norms: bool, device: torch.device) -> None:
+    """Without any query they are what they are beside some."""
+    case = make(device, torch.float32, norms=norms)
+    _, expected = case.run(function)
+    case.qkv = case.qkv[:, Q_HEADS:]
+    q, cache = case.run(function)
+    assert q.shape == (TOKENS, 0, 64)
+    assert torch.equal(cache, expected)

@@ -23,9 +23,9 @@ from pagebus.actors.scheduler.replica.drafts.watch import Watch
 from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.bus.messages import Int32Array
 
-ALLOWANCE = 0.004
+ALLOWANCE = 0.002
 """What each step pays in, in steps: so much longer they may become, in the long run, by drafts that are wrong."""
-SAVED = 0.5
+SAVED = 0.25
 """What the account begins with, and the most that it saves of what steps pay in."""
 MOST_EARNED = 16.0
 """The most that it keeps of what accepted drafts have brought: enough for a few large steps in flight."""

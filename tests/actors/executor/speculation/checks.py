@@ -65,6 +65,7 @@ def asked(
 ) -> CoreDriver:
     """The prompts, beside each other and after each other, perhaps with what is predicted for each."""
     core = CoreDriver(driver, limits=limits, preemption_mode="swap" if limits else "auto")
+    core.ignore_times()
     for number, prompt in enumerate(PROMPTS):
         told = {} if predictions is None else {"prediction_token_ids": np.array(predictions[number], np.int32)}
         core.send(str(number), prompt, NUM_TOKENS, sampling, **told)

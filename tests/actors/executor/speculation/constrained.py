@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 import pagebus.actors.shipped_model
+from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.model.grammars.grammar import write_grammar
 from pagebus.bus.messages import StructuredOutput
 from tests.actors.executor.speculation.checks import guess_by, tokens_of
@@ -69,9 +74,36 @@ def drivers(folder: Path, **settings: Any) -> Iterator[tuple[Driver, Driver]]:
         driver.close()
 
 
+def drivers_with_draft_model(folder: Path, **settings: Any) -> Iterator[tuple[Driver, Driver]]:
+    """As :func:`drivers`, but the model drafts for itself, until :func:`guess_by_head`."""
+    for plain, lookup in drivers(folder, **settings):
+        lookup.close()
+        model = Driver(folder, **SETTINGS | settings, spec_method="draft_model", spec_model=str(folder), spec_tokens=4)
+        yield plain, model
+        model.close()
+
+
+def guess_by_head(driver: Driver, guess: Guess) -> None:
+    """In place of what the head guesses, at the beginning of each step that verifies drafts."""
+    drafting = driver.engine._loaded.runner.drafting
+    assert drafting is not None
+    assert drafting.head is not None
+    tokens, lengths, count = drafting._state.tokens, drafting.lengths, drafting._num_drafts
+
+    def draft(work: StepWork, graphs: Graphs | None) -> None:
+        assert work.runs is not None
+        for slot in work.slots[np.diff(work.query_start) > 1].tolist():
+            known = tokens[slot, : int(lengths[slot])].tolist()
+            drafts = torch.tensor(guess(known, count), dtype=torch.int32, device=tokens.device)
+            tokens[slot, len(known) : len(known) + count] = drafts
+
+    drafting.head.draft = draft  # type: ignore[method-assign]
+
+
 def asked(driver: Driver, wanted: list[dict[str, Any]] = WANTED, **limits: int) -> CoreDriver:
     """Beside each other."""
     core = CoreDriver(driver, limits=limits, preemption_mode="recompute", eos_token_ids=(END,))
+    core.ignore_times()
     for number, sampling in enumerate(wanted):
         core.send(str(number), PROMPT, 60, sampling)
     core.run()

@@ -27,7 +27,9 @@ from tests.actors.executor.speculation.constrained import (
     asked,
     check,
     drivers,
+    drivers_with_draft_model,
     ends_of,
+    guess_by_head,
     texts_of,
 )
 from tests.actors.executor.speculation.drafters import Guess, oracle
@@ -97,6 +99,34 @@ def test_padded_steps(both: tuple[Driver, Driver], monkeypatch: pytest.MonkeyPat
     graphs = use_eager_graphs(both[1], monkeypatch, Buckets(8, 64, 4, max_samples=40, max_verified=0))
     assert tokens_of(asked(both[1])) == tokens_of(expected)
     assert any(each.extras.constrained and each.bucket.rows > 8 for each in graphs.resampled)
+
+
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Driver, Driver]]:
+    folder = tmp_path_factory.mktemp("model")
+    yield from drivers_with_draft_model(folder, device="cpu", dtype="float32", threads=1)
+
+
+def test_what_a_head_guesses(with_head: tuple[Driver, Driver]) -> None:
+    """It comes at the beginning of the step that verifies it, in time for its masks."""
+    plain, drafting = with_head
+    expected = asked(plain)
+    assert tokens_of(asked(drafting)) == tokens_of(expected)
+    guess_by_head(drafting, oracle(texts_of(expected), 0.25))
+    for limits in ({}, {"num_blocks": 7}):
+        found = asked(drafting, **limits)
+        assert [answer.tokens for answer in found.answers.values()] == [
+            answer.tokens for answer in expected.answers.values()
+        ]
+        assert accepted(found) > 60
+    guess_by_head(drafting, oracle(texts_of(expected)))
+    assert len(asked(drafting).results) < 0.8 * len(expected.results)
+
+
+@pytest.mark.parametrize("guess", ADVERSARIES.values(), ids=ADVERSARIES)
+def test_a_head_that_is_hardly_ever_right(with_head: tuple[Driver, Driver], guess: Guess) -> None:
+    guess_by_head(with_head[1], guess)
+    assert tokens_of(asked(with_head[1])) == tokens_of(asked(with_head[0]))
 
 
 class Fragile:

@@ -74,7 +74,7 @@ def test_drafts_that_are_always_wrong_cost_next_to_nothing(num_rows: int, num_st
     told = simulate(lambda step: num_rows, lambda step: 0.0, num_steps, lag)
     assert sum(told.planned) > 0
     assert 1 / told.gain - 1 < SAVED / num_steps + ALLOWANCE + 0.002  # noise of the clock
-    assert told.gain > 0.99
+    assert told.gain > 0.994
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 256])

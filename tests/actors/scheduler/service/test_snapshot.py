@@ -22,8 +22,9 @@ from pagebus.bus.messages import (
     SchedulerState,
     StateRequested,
 )
+from tests.actors.scheduler.drafting_executor import DraftingExecutor
 from tests.actors.scheduler.test_actor import NAMES, PROMPT, Deployment, until
-from tests.actors.scheduler.world import World, request
+from tests.actors.scheduler.world import World, prompt, request
 
 ASK = StateRequested(ingress="web", serial=1)
 
@@ -146,6 +147,26 @@ def test_a_request_that_is_over_is_told_once() -> None:
     assert (row["num_prompt"], row["num_output"], row["outcome"]) == (9, 5, OUTCOME_DONE)
     ages = dict(zip(REQUEST_MARKS, over[0].request_marks.view("<f4").tolist(), strict=True))
     assert ages["started"] >= ages["over"] == 0
+
+
+def test_drafts_of_each_request_are_told() -> None:
+    """While it runs and when it is over: together they are those of the replica, and none of one that has none."""
+    world = World(pipeline_depth=2)
+    executor = DraftingExecutor(depth=2, num_drafts=3, num_blocks=256)
+    world.join(executor)
+    (replica,) = world.core.replicas.values()
+    wanted = [request("a", prompt(9), max_tokens=60, n=2), request("b", prompt(5), max_tokens=40)]
+    wanted.append(request("c", prompt(7), max_tokens=40, num_speculative_tokens=0))
+    over, running = {}, []
+    for state in drive(world, Snapshot(world.core), wanted):
+        told = dict(zip(state.request_ids, rows(state.requests, REQUEST_COLUMNS), strict=True))
+        running += [row["num_drafted"] for row in list(told.values())[state.num_over :]]
+        over |= dict(list(told.items())[: state.num_over])
+    assert max(running) > 0
+    assert over["a"]["num_accepted"] > over["b"]["num_accepted"] > 0 == over["c"]["num_drafted"]
+    assert all(row["num_drafted"] >= row["num_accepted"] for row in over.values())
+    assert sum(row["num_drafted"] for row in over.values()) == replica.step_results.acceptance.num_draft_tokens
+    assert sum(row["num_accepted"] for row in over.values()) == replica.step_results.acceptance.num_accepted
 
 
 def test_nothing_is_kept_when_nobody_has_asked_for_a_while() -> None:

@@ -111,9 +111,8 @@ class Runner:
             max_spans=max(most_spans, self.buckets.most_spans), max_merges=most_merges(shares),
             max_samples=limits.most_samples,
         )  # fmt: skip
-        self._input_ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
         most_words, most_contexts = aligned(most_tokens), max(limits.padded_samples, limits.verified_tokens)
+        self._input_ids, self._positions = torch.zeros(2, most_words, dtype=torch.int32, device=device)
         self._slot_mappings = torch.zeros(1 + limits.windowed_pages, most_words, dtype=torch.int64, device=device)
         self._context_lens = torch.zeros(most_contexts, dtype=torch.int32, device=device)
         self.drafting: Drafting | None = None

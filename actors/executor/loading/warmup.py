@@ -102,12 +102,12 @@ def full_prompt_steps(limits: BatchLimits, *, samples: bool = True) -> list[Step
 
 def long_steps(limits: BatchLimits) -> list[StepPlan]:
     """Ends of a prompt that is long enough for every kernel of long prompts, each for an empty batch: behind a past, if
-    any is left, the largest chunk and a last token alone; and the largest chunk beside a decode, where attention goes
-    another way."""
+    any is left, the largest chunk, a last token alone, and the shortest chunk that attends as prompts do; and the
+    largest chunk beside a decode, where attention goes another way."""
     budget = limits.max_num_batched_tokens
     longest = min(limits.max_model_len - 2, budget + LONG_CONTEXT)
     steps = []
-    for count in (budget, 1):
+    for count in sorted({budget, min(budget, limits.longest_run + 1), 1}, reverse=True):
         if (past := longest - count) > 0:
             whole = (
                 past // PIECES[-1] * PIECES[-1] or past

@@ -90,6 +90,9 @@ class Observer:
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
         """The results of a step can be read."""
 
+    def pulled(self, at_s: float, report: PullReport) -> None:
+        """The scheduler reads of a pull that it has ended."""
+
     def noted(self, at_s: float, note: Note) -> None:
         """A line for the log."""
 
@@ -127,6 +130,10 @@ class Observers(Observer):
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
         for each in self._observers:
             each.result(at_s, replica, result)
+
+    def pulled(self, at_s: float, report: PullReport) -> None:
+        for each in self._observers:
+            each.pulled(at_s, report)
 
     def noted(self, at_s: float, note: Note) -> None:
         for each in self._observers:
@@ -305,6 +312,8 @@ class Simulation:
         else:
             if type(what) is TokenizedRequest:
                 self.observer.tokenized(at_s, what)
+            elif type(what) is PullReport:
+                self.observer.pulled(at_s, what)
             self.core.handle(what)  # type: ignore[arg-type]
 
     def _send(self, at_s: float, output: object) -> None:
@@ -367,6 +376,7 @@ class Simulation:
             pull=transfer.number,
             there=there,
             bytes_per_s=transfer.num_bytes / seconds if there else 0.0,
+            ended_s=at_s,
         )
         self.at(at_s + self._timing.bus_s, report)
 

@@ -6,13 +6,23 @@ from typing import IO
 
 import numpy as np
 
+from pagebus.actors.scheduler.events import Note
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.simulator.deployment import Deployment
 from pagebus.actors.simulator.drawing.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run
 from pagebus.actors.simulator.recording.record import Recording
 from pagebus.actors.simulator.simulation import Observer
 from pagebus.bus.contract import Entry, EntryId
-from pagebus.bus.messages import Message, SequenceEnded, SequenceStarted, StepPlan, StepResult, TokenizedRequest
+from pagebus.bus.messages import (
+    Message,
+    PullReport,
+    ReplicaFenced,
+    SequenceEnded,
+    SequenceStarted,
+    StepPlan,
+    StepResult,
+    TokenizedRequest,
+)
 from pagebus.bus.streams import Names
 
 
@@ -78,8 +88,10 @@ class StepLog(Observer):
 
     def __init__(self, deployment: Deployment, out: IO[str]) -> None:
         self._names = Names()
+        self._simulation = deployment.simulation
+        self._lenders: dict[str, str] = {}
         (joined, *_) = (member.executor.joined for member in deployment.simulation.members.values())
-        self._recording = Recording(out, self._names, 0.0, joined.block_size, joined.num_blocks)
+        self._recording = Recording(out, self._names, 0.0, joined.block_size, joined.num_blocks, self._lenders)
 
     def tokenized(self, at_s: float, request: TokenizedRequest) -> None:
         self._take(self._names.tokenized, request)
@@ -91,13 +103,23 @@ class StepLog(Observer):
         self._take(self._names.sequences(""), ended)
 
     def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        if plan.pulls:
+            self._lenders |= {member.address: name for name, member in self._simulation.members.items()}
         self._take(self._names.steps(replica), plan)
+
+    def pulled(self, at_s: float, report: PullReport) -> None:
+        self._take(self._names.control, report)
 
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
         self._take(self._names.results(replica), result)
 
+    def noted(self, at_s: float, note: Note) -> None:
+        if note.event == "replica left":
+            name = str(note.fields["replica"])
+            self._take(self._names.results(name), ReplicaFenced(replica=name, reason=""))
+
     def _take(self, stream: str, message: Message) -> None:
-        self._recording.take(Entry(stream, EntryId(1, 1), message))
+        self._recording.take(Entry(stream, EntryId(self._simulation.core.config.epoch, 1), message))
 
     def finish(self) -> None:
         """The run is over."""

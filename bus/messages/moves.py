@@ -31,3 +31,5 @@ class PullReport(Record, frozen=True, kw_only=True):
     """How fast they were copied; 0 if they were not."""
     error: str = ""
     """Why they are not there."""
+    ended_s: float = 0.0
+    """When they were there, or given up, by the wall clock; 0: it was not said."""

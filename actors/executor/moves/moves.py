@@ -103,7 +103,7 @@ class Moves:
         rate = 0.0 if error else len(pull.targets) * self._blocks.block_bytes / max(seconds, 1e-9)
         report = PullReport(
             replica="", executor_epoch=0, scheduler_epoch=pull.scheduler_epoch, pull=pull.number, there=not error,
-            bytes_per_s=rate, error=error,
+            bytes_per_s=rate, error=error, ended_s=time.time(),
         )  # fmt: skip
         if not (error and self._outdated(pull.scheduler_epoch)):
             self._tell(report)

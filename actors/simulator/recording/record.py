@@ -22,11 +22,14 @@ import numpy as np
 from pagebus.actors.model.block_hash import hash_blocks, hashes_from_array
 from pagebus.actors.runtime.process import make_bus
 from pagebus.actors.settings import Settings
+from pagebus.actors.simulator.recording.pulls import PullLog
 from pagebus.bus.contract import Bus, BusUnavailable, Entry, EntryId
 from pagebus.bus.messages import (
     END_NONE,
     Int32Array,
     NewSequence,
+    PullReport,
+    ReplicaFenced,
     SequenceEnded,
     SequenceStarted,
     StepPlan,
@@ -68,9 +71,13 @@ class _Replica:
 
 
 class Recording:
-    """Takes entries of streams in; writes lines to ``out``. Times are seconds after ``start_s``."""
+    """Takes entries of streams in; writes lines to ``out``. Times are seconds after ``start_s``. ``lenders`` has the
+    names of executors by the addresses of their caches; those of later ones may be added to it."""
 
-    def __init__(self, out: IO[str], names: Names, start_s: float, block_size: int, num_blocks: int = 0) -> None:
+    def __init__(
+        self, out: IO[str], names: Names, start_s: float, block_size: int, num_blocks: int = 0,
+        lenders: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.num_requests = self.num_steps = 0
         self._out, self._names, self._start_s, self._block_size = out, names, start_s, block_size
         self._tokenized: dict[str, TokenizedRequest] = {}
@@ -78,6 +85,7 @@ class Recording:
         self._sequences: dict[int, _Sequence] = {}
         self._replicas: dict[str, _Replica] = {}
         self._block_numbers: dict[bytes, int] = {}
+        self.pulls = PullLog(self._write, start_s, {} if lenders is None else lenders)
         head = {"pagebus_trace": 1, "block_size": block_size, "started_s": round(start_s, 3)}
         self._write(head | ({"num_blocks": num_blocks} if num_blocks else {}))
 
@@ -97,9 +105,14 @@ class Recording:
                 self._end(ended.sequence_id)
             case StepPlan() as plan:
                 self._plan(self._replica(entry.stream, self._names.steps("")), plan)
+                self.pulls.plan(entry.stream.removeprefix(self._names.steps("")), entry.id.epoch, plan)
             case StepResult() as result:
                 name = entry.stream.removeprefix(self._names.results(""))
                 self._result(name, self._replica(entry.stream, self._names.results("")), result)
+            case PullReport() as report:
+                self.pulls.report(report)
+            case ReplicaFenced() as fenced:
+                self.pulls.lose(fenced.replica)
             case _:
                 pass
 
@@ -203,6 +216,7 @@ class Recording:
         for request in list(self._requests.values()):
             cut += not all(each.over for each in request.sequences)
             self._write_request(request)
+        self.pulls.finish()
         self._out.flush()
         return cut
 
@@ -272,6 +286,8 @@ class Follower:
         self.block_size = 16
         self.num_blocks = 0
         """Of the first executor."""
+        self.lenders: dict[str, str] = {}
+        """Executors by the addresses of their caches, those that are gone among them."""
 
     async def read(self, block_ms: int = READ_BLOCK_MS) -> list[Entry]:
         """What has come since the last call; waits a while for something."""
@@ -286,7 +302,7 @@ class Follower:
 
     async def _look(self) -> None:
         names = self._names
-        streams = [names.tokenized]
+        streams = [names.control, names.tokenized]  # a report before the plans that were written behind it
         for lease in await self._bus.leases():
             if lease.kind == "detokenizer":
                 streams.append(names.sequences(lease.name))
@@ -296,6 +312,7 @@ class Follower:
                 self.block_size = block_size if isinstance(block_size, int) else self.block_size
                 num_blocks = lease.info.get("num_blocks")
                 self.num_blocks = self.num_blocks or (num_blocks if isinstance(num_blocks, int) else 0)
+                self.lenders[str(lease.info.get("kv_address", ""))] = lease.name
         for stream in streams:
             if stream not in self._positions:
                 self._positions[stream] = await self._bus.last_id(stream)
@@ -309,14 +326,17 @@ async def record(settings: Settings, path: Path, seconds: float | None) -> int:
     await follower.read(0)
     try:
         with path.open("w", encoding="utf-8") as out:
-            recording = Recording(out, Names(settings.name), time.time(), follower.block_size, follower.num_blocks)
+            recording = Recording(
+                out, Names(settings.name), time.time(), follower.block_size, follower.num_blocks, follower.lenders
+            )
             with suppress(asyncio.CancelledError, TimeoutError):
                 async with asyncio.timeout(seconds):
                     await _follow(follower, recording)
             cut = recording.finish()
     finally:
         await bus.close()
-    print(f"{path}: {recording.num_requests} requests ({cut} not ended yet), {recording.num_steps} steps")
+    told = f"{recording.num_requests} requests ({cut} not ended yet), {recording.num_steps} steps"
+    print(f"{path}: {told}, {recording.pulls.num_pulls} pulls")
     return 0
 
 

@@ -2,7 +2,7 @@
 FOLDER``.
 
 The step log holds every change of the block tables, so who owned which block at the end of each step is known exactly.
-That a free block can still be found by the prefix cache is inferred: it was held before.
+That a free block can still be found by the prefix cache is inferred: it was held before, or pulled.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,11 @@ def read_run(path: Path, replica: str = "") -> tuple[Run, Tables]:
     Raises:
         ValueError: there is no step of it.
     """
-    num_blocks, steps = 0, []
+    num_blocks, steps, pulls = 0, [], []
     for row in read_rows(path):
         num_blocks = max(num_blocks, row.get("num_blocks", 0))
+        if row.get("there"):
+            pulls.append(row)
         if "step" in row and row["replica"] == (replica := replica or row["replica"]):
             steps.append(row)
     if not steps:
@@ -75,8 +78,11 @@ def read_run(path: Path, replica: str = "") -> tuple[Run, Tables]:
     for row in [] if num_blocks else steps:  # recorded before the executor had said how many it has
         tables.apply(row)
     run, tables = Run(replica, num_blocks or max(tables.used, default=-1) + 1), Tables()
+    landed = deque(sorted((each for each in pulls if each["replica"] == replica), key=lambda each: each["ended_s"]))
     every = -(-len(steps) // MAX_SAMPLES)
     for number, row in enumerate(steps):
+        while landed and landed[0]["ended_s"] <= row["done_s"]:
+            tables.used.update(landed.popleft()["blocks"])
         tables.apply(row)
         if row["decodes"] + row["prefill_tokens"]:
             run.steps.append((row["decodes"], row["prefill_tokens"]))

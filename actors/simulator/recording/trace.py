@@ -11,8 +11,8 @@ Optional: ``max_tokens`` (what the client asked for; without it the output is kn
 * ``prefix``: ``[group, tokens]``: the first tokens of all prompts of a group are the same;
 * ``blocks``: one number per full block of the prompt; an equal number means an equal block after equal blocks.
 
-Lines that have a ``step`` are the step log of ``pagebus record`` and no requests; its head line names the
-``block_size``.
+Lines that have a ``step`` or a ``pull`` are the log of ``pagebus record`` and no requests; its head line names the
+``block_size``. They say what a scheduler decided once: a simulation of the requests decides anew.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def read_trace(path: str | Path) -> Trace:
     for number, line in _lines(path):
         try:
             row = json.loads(line)
-            if "step" in row:
+            if "step" in row or "pull" in row:
                 continue
             if "pagebus_trace" in row:
                 block_size = int(row.get("block_size", 16))

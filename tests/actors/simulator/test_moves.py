@@ -22,16 +22,21 @@ NVLINK, RATES = 2000.0, (1.0, 2.5, 5.0, 10.0, 25.0, 100.0, 2000.0)
 GOAL = 1.05
 
 
-def run(
+def deployed(
     trace: Trace, gbps: float | None = NVLINK, *, faults: str = "", executors: int = 2, check: bool = False,
     open_s: float = 0.0, **settings: Any,
 ) -> Deployment:  # fmt: skip
-    """Of an 8B model on H200."""
+    """Of an 8B model on H200, before it runs."""
     link = None if gbps is None else LinkSpeed(bytes_per_s=gbps * 1e9 / 8, latency_s=5e-5, open_s=open_s)
-    deployment = Deployment(
+    return Deployment(
         trace, H200, Settings(executors=executors, **settings), num_executors=executors, link=link, check=check,
         faults=parse_faults(faults),
     )  # fmt: skip
+
+
+def run(trace: Trace, gbps: float | None = NVLINK, **options: Any) -> Deployment:
+    """The same, when it has run."""
+    deployment = deployed(trace, gbps, **options)
     deployment.run()
     clients, core = deployment.clients, deployment.simulation.core
     assert (clients.num_failed, clients.num_unserved) == (0, 0)

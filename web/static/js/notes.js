@@ -70,7 +70,8 @@ export const NOTES = {
     title: "A recording",
     text: [
       "`pagebus record --out run.jsonl` writes down what a running deployment does: each step, and each change of the block tables. `pagebus simulate --record run.jsonl` writes the same of a simulated one. Load such a file, or look at the one that is here, and move through it.",
-      "The map shows who owned which block at the end of a step. That a free block can still be found is inferred: it was held before.",
+      "The map shows who owned which block at the end of a step. That a free block can still be found is inferred: it was held before, or pulled.",
+      "Blocks that one executor *pulls* from another are marked in both maps while they are copied, and flash where they arrive. *Pulls* on the time axis shows how long each took; point at one for where it came from.",
     ],
   },
 };

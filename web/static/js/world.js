@@ -1,6 +1,7 @@
 // The deployment as far as it is known: filled by the live feed or by a replay, shown by the views.
 
 export const FREE = 0, CACHED = -1, PINNED = -2;
+export const FLASH_PULLED = 3, FLASH_MS = 900;
 const KEPT_STEPS = 6000;
 export const KEPT_OVER = 1000;
 const KEPT_VITALS = 120;

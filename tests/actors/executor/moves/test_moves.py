@@ -79,13 +79,15 @@ def hung() -> Iterator[Address]:
 
 
 def test_each_pull_gets_its_report(target: Target, source: LocalCache) -> None:
-    """With its number, its scheduler's epoch and how fast it was; who says so is for the actor to add."""
+    """With its number, its scheduler's epoch, how fast it was and when; who says so is for the actor to add."""
+    began_s = time.time()
     target.order((source.address, [3, 4, 9], [1, 2, 3]), (source.address, [0], [7]), first=5, epoch=9)
     first, second = target.report(), target.report()
     assert (first.pull, second.pull, first.scheduler_epoch) == (5, 6, 9)
     assert first.there
     assert second.there
     assert first.bytes_per_s > 0
+    assert began_s <= first.ended_s <= second.ended_s <= time.time()
     assert (first.replica, first.executor_epoch, first.error) == ("", 0, "")
     assert target.cache.holds([3, 4, 9, 0], [1, 2, 3, 7])
 

@@ -2,10 +2,9 @@
 
 import { mix, pixel, rgbOf, rgbOfName } from "../colors.js";
 import { announce, h } from "../dom.js";
-import { CACHED, FREE, PINNED } from "../world.js";
+import { CACHED, FLASH_MS, FREE, PINNED } from "../world.js";
 import { hideTip, showTip } from "./tip.js";
 
-const FLASH_MS = 900;
 const ASK_AFTER_MS = 120;
 const LARGEST = 26, LARGEST_WIDE = 64;
 const SMALLEST = 2;

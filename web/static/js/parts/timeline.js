@@ -1,4 +1,5 @@
-// Steps over time: tokens by kind as bars, below them when the device computed and when the bus was on its way.
+// Steps over time: tokens of each step by kind as bars, below them when the device computed, and when the bus and blocks
+// of other executors were on their way.
 
 import { named } from "../colors.js";
 import { announce, h } from "../dom.js";
@@ -11,6 +12,7 @@ const LANES = [
   { name: "Wasted", height: 34, tall: 48, bars: ["wasted", "wasted"] },
   { name: "Device", height: 24 },
   { name: "Bus", height: 20 },
+  { name: "Pulls", height: 20 },
 ];
 const GAP = 14;
 const LEFT = 72;
@@ -18,10 +20,10 @@ const AXIS = 22;
 
 export class Timeline {
   /** `steps()` are all that are known, `nowS()` the right end; `windowS` is how much of it is shown. The axis counts
-   * from `zeroS`, or back from the right end. */
-  constructor({ steps, nowS, windowS = 10, lanes = LANES.map((lane) => lane.name), tall = false, zeroS = null, signal }) {
-    Object.assign(this, { steps, nowS, windowS, zeroS });
-    this.chosen = LANES.filter((lane) => lanes.includes(lane.name));
+   * from `zeroS`, or back from the right end. `pulls()` are those of recordings; without it they have no lane. */
+  constructor({ steps, nowS, windowS = 10, lanes = LANES.map((lane) => lane.name), tall = false, zeroS = null, pulls = null, signal }) {
+    Object.assign(this, { steps, nowS, windowS, zeroS, pulls });
+    this.chosen = LANES.filter((lane) => lanes.includes(lane.name) && (pulls || lane.name !== "Pulls"));
     this.tall = tall;
     this.canvas = h("canvas", { tabindex: "0", role: "application", "aria-roledescription": "timeline",
       "aria-label": "Steps over time: tokens of each step by kind, and when the device computed. Move with the arrow keys." });
@@ -85,6 +87,7 @@ export class Timeline {
       context.fillText(lane.name, 0, top + lane.height / 2 - (lane.bars ? 8 : 0));
       if (lane.bars) this.#bars(context, lane, shown, place, top);
       else if (lane.name === "Device") this.#device(context, lane, shown, place, top);
+      else if (lane.name === "Pulls") this.#pulls(context, lane, { place, startS, endS }, top);
       else this.#bus(context, lane, shown, place, top);
       top += lane.height + GAP;
     }
@@ -123,6 +126,18 @@ export class Timeline {
     context.globalAlpha = 1;
   }
 
+  #pulls(context, lane, { place, startS, endS }, top) {
+    this.pullsTop = top;
+    context.fillStyle = named("sunken");
+    context.fillRect(LEFT, top, this.width - LEFT - 8, lane.height);
+    for (const pull of this.pulls()) {
+      if (pull.ordered_s > endS || (pull.ended_s ?? endS) < startS) continue;
+      const left = Math.max(LEFT, place(pull.ordered_s)), right = place(Math.min(pull.ended_s ?? endS, endS));
+      context.fillStyle = named(pull.there === false ? "bad" : "accent");
+      context.fillRect(left, top, Math.max(2, right - left), lane.height);
+    }
+  }
+
   #bus(context, lane, shown, place, top) {
     context.lineWidth = 2;
     for (const step of shown) {
@@ -150,6 +165,8 @@ export class Timeline {
   #point(event) {
     const { shown, place } = this.visible();
     const x = event.offsetX;
+    const pull = event.offsetY >= this.pullsTop && this.pulls().findLast((each) => x >= place(each.ordered_s) - 1 && x <= place(each.ended_s ?? Infinity) + 2);
+    if (pull) return showTip(event.clientX, event.clientY, h("h3", {}, `Pull ${pull.pull}`), pairs([["Blocks", told(pull)]]));
     const step = shown.findLast((each) => x >= place(beganS(each)) - 1 && x <= place(each.done_s) + 1);
     if (step) this.#tell(step, shown, event.clientX, event.clientY);
     else hideTip();
@@ -175,12 +192,18 @@ export class Timeline {
     showTip(x, y, h("h3", {}, `Step ${step.step}`), pairs([
       ["Decode", `${count(step.decodes)} tokens`], ["Prefill", `${count(step.prefill)} tokens`],
       ["Wasted", step.wasted ? `${step.wasted} tokens` : null],
-      ["Copied blocks", step.copied || null], ["Swapped out", step.swapped_out || null], ["Swapped in", step.swapped_in || null],
+      ["Pull", step.pulls?.length ? step.pulls.map(told).join("; ") : null], ["Copied blocks", step.copied || null], ["Swapped out", step.swapped_out || null], ["Swapped in", step.swapped_in || null],
       ["Step", span(step.done_s - step.launched_s)], ["Device busy", step.busy_s ? span(step.busy_s) : null],
       ["Gap before it", before ? span(Math.max(0, beganS(step) - before.done_s)) : null],
       ["Plan on the bus", span(step.received_s - step.planned_s)], ["Result on the bus", span(step.landed_s - step.done_s)],
     ]));
   }
+}
+
+/** A pull in words. */
+function told({ blocks, lender, replica, there, ordered_s: orderedS, ended_s: endedS }) {
+  const ends = there === false ? ", failed" : endedS === undefined ? ", on its way" : "";
+  return `${count(blocks.length)} from ${lender || "elsewhere"} to ${replica}${ends}${endedS === undefined ? "" : `, ${span(Math.max(0, endedS - orderedS))}`}`;
 }
 
 /** When the device began with a step: it may have been launched while the one before was still computed. */

@@ -1,6 +1,6 @@
 // What `pagebus record` wrote, as a world at any step: block tables are played forward, from a kept copy now and then.
 
-import { CACHED, FREE, Tier, World } from "../world.js";
+import { CACHED, FLASH_MS, FLASH_PULLED, FREE, PINNED, Tier, World } from "../world.js";
 
 const KEEP_EVERY = 200;
 
@@ -25,13 +25,37 @@ export class Recording {
     this.startS = Math.min(...this.steps.map((row) => row.planned_s));
     this.endS = this.steps.at(-1).done_s;
     this.numBlocks = head.num_blocks || 1 + this.steps.reduce((most, row) => Math.max(most, ...blocksOf(row), -1), -1);
+    this.pulls = rows.filter((row) => "pull" in row).sort((a, b) => a.ordered_s - b.ordered_s);
+    if (!head.num_blocks) for (const { sources, blocks } of this.pulls) this.numBlocks = Math.max(this.numBlocks, 1 + Math.max(...sources, ...blocks));
+    this.landings = Map.groupBy(this.pulls.filter((pull) => pull.there), (pull) => this.#firstDone(pull.ended_s));
+    this.#findWaiting();
     this.requests = this.#requests();
     this.kept = new Map();
   }
 
-  /** Lives of sequences, from the slots they enter and leave. */
+  /** The number of the first step that was done at a time or after it. */
+  #firstDone(atS) {
+    const index = this.indexAt(atS);
+    return index >= 0 && this.steps[index].done_s === atS ? index : index + 1;
+  }
+
+  /** Who waited for the blocks of each pull: `waiting`, ids of sequences that entered with some of them. */
+  #findWaiting() {
+    const brought = new Map(), landed = this.pulls.filter((pull) => pull.there).sort((a, b) => a.ended_s - b.ended_s);
+    for (const pull of this.pulls) pull.waiting = new Set();
+    let next = 0;
+    for (const row of this.steps) {
+      for (; landed[next]?.ended_s <= row.planned_s; next++) for (const block of landed[next].blocks) brought.set(`${landed[next].replica} ${block}`, landed[next]);
+      for (const [, id, computed, blocks] of row.entered ?? []) {
+        for (const block of blocks.slice(0, computed / this.blockSize)) brought.get(`${row.replica} ${block}`)?.waiting.add(id);
+      }
+    }
+  }
+
+  /** Lives of sequences, from the slots they enter and leave. One that moves with its blocks is not preempted. */
   #requests() {
-    const lives = new Map(), slots = new Map();
+    const lives = new Map(), slots = new Map(), places = new Map();
+    const moves = (row, id) => places.get(id) && !places.get(id).startsWith(`${row.replica} `) && this.pulls.some((pull) => pull.replica === row.replica && pull.waiting.has(id));
     const leave = (slot, atS) => {
       const life = lives.get(slots.get(slot));
       if (life) life.ended_s = life.over_s = atS;
@@ -40,10 +64,12 @@ export class Recording {
     for (const row of this.steps) {
       for (const slot of row.freed ?? []) leave(`${row.replica} ${slot}`, row.planned_s);
       for (const [slot, id, computed, blocks] of row.entered ?? []) {
-        slots.set(`${row.replica} ${slot}`, id);
-        const life = lives.get(id);
-        if (life) Object.assign(life, { ended_s: null, over_s: null, num_preemptions: life.num_preemptions + 1 });
-        else lives.set(id, { id: `sequence ${id & 0xfffff}`, sequences: [{ id }], arrived_s: row.planned_s, tokenized_s: row.planned_s,
+        const life = lives.get(id), place = `${row.replica} ${slot}`;
+        if (life) Object.assign(life, { ended_s: null, over_s: null, num_preemptions: life.num_preemptions + !moves(row, id) });
+        if (slots.get(places.get(id)) === id) slots.delete(places.get(id)); // where it was, this has not been said yet
+        slots.set(place, id);
+        places.set(id, place);
+        if (!life) lives.set(id, { id: `sequence ${id & 0xfffff}`, sequences: [{ id }], arrived_s: row.planned_s, tokenized_s: row.planned_s,
           started_s: row.planned_s, first_token_s: row.done_s, ended_s: null, over_s: null, num_prompt: blocks.length * this.blockSize,
           num_cached: computed, num_output: null, num_preemptions: 0, endedState: "done", state: "decoding" });
       }
@@ -69,7 +95,8 @@ export class Recording {
     const state = from > 0 ? copy(this.kept.get(from)) : Object.fromEntries(this.replicas.map((name) => [name, { slots: new Map(), used: new Set() }]));
     for (let i = from; i <= index; i++) {
       if (i % KEEP_EVERY === 0 && i > 0 && !this.kept.has(i)) this.kept.set(i, copy(state));
-      apply(state[this.steps[i].replica], this.steps[i]);
+      for (const pull of this.landings.get(i) ?? []) for (const block of pull.blocks) state[pull.replica]?.used.add(block);
+      apply(state, this.steps[i]);
     }
     return state;
   }
@@ -85,7 +112,9 @@ export class Recording {
       const replica = world.replicas.get(name) ?? { name, device: new Tier(this.numBlocks), host: new Tier(0) };
       world.replicas.set(name, replica);
       draw(replica.device, state[name]);
+      Object.assign(replica, { num_pinned: 0, pulled_blocks: 0, lent_blocks: 0 });
     }
+    this.#showPulls(world, atS, this.steps[index]?.done_s ?? -Infinity);
     world.sequences = new Map(this.requests.map((request) => [request.sequences[0].id, { ...request.sequences[0], requestId: request.id, choice: 0 }]));
     world.requests = new Map();
     world.over = [];
@@ -96,6 +125,35 @@ export class Recording {
     }
     this.follow(world);
     world.tell("state");
+  }
+
+  /** Blocks on their way are held on both sides; those that have come are cached, and flash. The tables know of those
+   * that had come by `knownS`. */
+  #showPulls(world, atS, knownS) {
+    const now = performance.now();
+    for (const { device } of world.replicas.values()) for (const flash of device.flashes.values()) flash[1] = -Infinity;
+    for (const pull of this.pulls) {
+      if (pull.ordered_s > atS) break;
+      const target = world.replicas.get(pull.replica), lender = world.replicas.get(pull.lender);
+      if ((pull.ended_s ?? Infinity) > atS) {
+        pin(lender, pull.sources, pull.waiting);
+        pin(target, pull.blocks, pull.waiting);
+      } else if (pull.there) {
+        if (lender) lender.lent_blocks += pull.sources.length;
+        if (!target) continue;
+        target.pulled_blocks += pull.blocks.length;
+        const ageMs = 1000 * (atS - pull.ended_s);
+        for (const block of pull.ended_s > knownS || ageMs < FLASH_MS ? pull.blocks : []) {
+          if (target.device.owners[block] === FREE) target.device.owners[block] = CACHED;
+          if (ageMs < FLASH_MS) target.device.flashes.set(block, [FLASH_PULLED, now - ageMs]);
+        }
+      }
+    }
+  }
+
+  /** The pulls from and to one replica. */
+  pullsOf(replica) {
+    return this.pulls.filter((pull) => pull.replica === replica || pull.lender === replica);
   }
 
   /** The block tables of who is followed. */
@@ -113,19 +171,34 @@ export class Recording {
 
   world() {
     const world = new World();
-    this.shown = Map.groupBy(this.steps.map((row) => ({ ...row, prefill: row.prefill_tokens, wasted: 0, landed_s: row.done_s, busy_s: row.busy_s ?? 0 })), (row) => row.replica);
+    const ordered = Map.groupBy(this.pulls, (pull) => `${pull.replica} ${pull.ordered_s}`);
+    this.shown = Map.groupBy(this.steps.map((row) => ({ ...row, pulls: ordered.get(`${row.replica} ${row.planned_s}`), prefill: row.prefill_tokens, wasted: 0, landed_s: row.done_s, busy_s: row.busy_s ?? 0 })), (row) => row.replica);
     world.clockGapS = null;
     return world;
   }
+}
+
+/** Blocks are copied, unless somebody has them who does not wait for it. */
+function pin(replica, blocks, waiting) {
+  if (!replica) return;
+  const { owners } = replica.device;
+  for (const block of blocks) if (owners[block] <= 0 || waiting.has(owners[block])) owners[block] = PINNED;
+  replica.num_pinned += blocks.length;
 }
 
 function blocksOf(row) {
   return [...(row.entered ?? []).flatMap((each) => each[3]), ...(row.appended ?? []).map((each) => each[1])];
 }
 
-function apply({ slots, used }, row) {
+function apply(state, row) {
+  const { slots, used } = state[row.replica];
   for (const slot of row.freed ?? []) slots.delete(slot);
-  for (const [slot, id, , blocks] of row.entered ?? []) slots.set(slot, [id, [...blocks]]);
+  for (const [slot, id, , blocks] of row.entered ?? []) {
+    for (const [name, other] of Object.entries(state)) { // an executor that it has left may be told later, or never
+      if (name !== row.replica) for (const [old, [owner]] of other.slots) if (owner === id) other.slots.delete(old);
+    }
+    slots.set(slot, [id, [...blocks]]);
+  }
   for (const [slot, block] of row.appended ?? []) slots.get(slot)?.[1].push(block);
   for (const block of blocksOf(row)) used.add(block);
 }

@@ -13,7 +13,7 @@ import { readLines, Recording } from "../replay/recording.js";
 import { key as stepKey } from "./steps.js";
 
 const SAMPLE = new URL("../../sample/cpu-run.jsonl.gz", import.meta.url).pathname;
-const NAMES = ["Time", "Step", "Running", "Blocks held", "Ended", "Preempted"];
+const NAMES = ["Time", "Step", "Running", "Blocks held", "Ended", "Preempted", "Pulled / lent"];
 const WINDOW_S = 4;
 
 export function replayView({ view, tools, signal }) {
@@ -51,7 +51,8 @@ function player(recording, name, signal) {
   recording.show(world, atS);
   const figures = new Figures(NAMES);
   const memory = h("div", { class: "view" }), choice = h("div", {});
-  const timeline = new Timeline({ steps: () => recording.stepsOf(replica), nowS: () => atS, windowS: WINDOW_S, lanes: ["Decode", "Prefill", "Device", "Bus"], zeroS: recording.startS, signal });
+  const timeline = new Timeline({ steps: () => recording.stepsOf(replica), nowS: () => atS, windowS: WINDOW_S, lanes: ["Decode", "Prefill", "Device", "Bus", "Pulls"], zeroS: recording.startS,
+    pulls: recording.pulls.length ? () => recording.pullsOf(replica) : null, signal });
   const waterfall = new Waterfall({ choose: (id) => world.follow(id) });
   world.on("follow", () => { recording.follow(world); world.tell("tables"); draw(); }, signal);
   const slider = h("input", { type: "range", min: String(recording.startS), max: String(recording.endS), step: "any", "aria-label": "Time in the recording",
@@ -91,13 +92,15 @@ function player(recording, name, signal) {
     const living = [...world.requests.values()].sort((a, b) => b.arrived_s - a.arrived_s);
     const shown = [...living, ...world.over.toReversed()].slice(0, 40);
     waterfall.show(shown, Math.max(recording.startS, atS - 6), atS, world.followed);
-    const counts = world.replicas.get(replica).device.counts();
+    const { device, pulled_blocks: pulled, lent_blocks: lent } = world.replicas.get(replica), counts = device.counts();
     const steps = recording.stepsOf(replica), index = recording.indexAt(atS, steps);
     figures.set("Time", span(atS - recording.startS), `of ${span(recording.endS - recording.startS)}`);
     figures.set("Step", index < 0 ? "–" : count(steps[index].step), `of ${count(steps.at(-1).step)}`);
     figures.set("Running", count(world.requests.size));
     figures.set("Blocks held", count(counts.held), `of ${count(counts.size)}`);
     figures.set("Ended", count(world.over.length));
+    figures.show("Pulled / lent", recording.pulls.length > 0);
+    figures.set("Pulled / lent", `${count(pulled)} / ${count(lent)}`);
     figures.set("Preempted", count([...world.requests.values(), ...world.over].filter((each) => each.num_preemptions).length));
   }
 

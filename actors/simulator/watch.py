@@ -6,7 +6,6 @@ from typing import IO
 
 import numpy as np
 
-from pagebus.actors.scheduler.events import Note
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.simulator.deployment import Deployment
 from pagebus.actors.simulator.drawing.plots import CACHED, MAX_MAP_BLOCKS, MAX_SAMPLES, Run
@@ -90,6 +89,7 @@ class StepLog(Observer):
         self._names = Names()
         self._simulation = deployment.simulation
         self._lenders: dict[str, str] = {}
+        self._num_lost = 0
         (joined, *_) = (member.executor.joined for member in deployment.simulation.members.values())
         self._recording = Recording(out, self._names, 0.0, joined.block_size, joined.num_blocks, self._lenders)
 
@@ -103,6 +103,7 @@ class StepLog(Observer):
         self._take(self._names.sequences(""), ended)
 
     def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
+        self._lose()
         if plan.pulls:
             self._lenders |= {member.address: name for name, member in self._simulation.members.items()}
         self._take(self._names.steps(replica), plan)
@@ -113,14 +114,16 @@ class StepLog(Observer):
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
         self._take(self._names.results(replica), result)
 
-    def noted(self, at_s: float, note: Note) -> None:
-        if note.event == "replica left":
-            name = str(note.fields["replica"])
+    def _lose(self) -> None:
+        """Say which executors have gone since the last time."""
+        for name, _ in self._simulation.past[self._num_lost :]:
             self._take(self._names.results(name), ReplicaFenced(replica=name, reason=""))
+        self._num_lost = len(self._simulation.past)
 
     def _take(self, stream: str, message: Message) -> None:
         self._recording.take(Entry(stream, EntryId(self._simulation.core.config.epoch, 1), message))
 
     def finish(self) -> None:
         """The run is over."""
+        self._lose()
         self._recording.finish()

@@ -96,14 +96,20 @@ def test_pulls_of_a_recording_are_on_both_maps(page: Page, recorded: Path) -> No
     pulls = [row for row in read_rows(recorded) if "pull" in row]
     pull = max(pulls, key=lambda row: len(row["blocks"]))
     before_s, after_s = pull["ordered_s"] - 1e-6, pull["ended_s"] + 1e-6
-    times = [after_s, before_s, (before_s + after_s) / 2, after_s, after_s + 2]
-    again, before, during, after, late = page.evaluate(RECORDED, [recorded.read_text(), times])
+    steps = [row for row in read_rows(recorded) if row.get("replica") == "executor-1" and row.get("entered")]
+    entered_s = min(row["done_s"] for row in steps if row["planned_s"] >= pull["ended_s"])
+    times = [after_s, before_s, (before_s + after_s) / 2, after_s, entered_s, after_s + 1]
+    again, before, during, after, entered, late = page.evaluate(RECORDED, [recorded.read_text(), times])
     for name, side in (("executor-0", "sources"), ("executor-1", "blocks")):
         marked = [[shown[name]["owners"][block] for block in pull[side]] for shown in (before, during, after)]
         assert PINNED not in marked[0]
         assert set(marked[1]) == {PINNED}
         assert PINNED not in marked[2]
         assert FREE not in marked[2]
+    waited = entered["executor-1"]["owners"][pull["blocks"][-1]]
+    assert waited > 0
+    assert waited in before["executor-0"]["owners"]
+    assert not any(waited in shown["executor-0"]["owners"] for shown in (after, entered))
     assert after == again
     assert set(pull["blocks"]) <= set(after["executor-1"]["flashes"])
     assert not set(pull["blocks"]) & {*before["executor-1"]["flashes"], *during["executor-1"]["flashes"]}
@@ -124,9 +130,10 @@ def test_a_replay_tells_of_pulls(page: Page, recorded: Path) -> None:
     expect(page.get_by_text("pulls.jsonl")).to_be_visible()
     page.get_by_label("Time in the recording").press("End")
     total = sum(len(row["blocks"]) for row in pulls)
-    expect(figure).to_have_text(f"0 / {total}")
+    expect(figure).to_have_text(f"0 / {total:,}")
+    expect(page.locator(".figure", has_text="Preempted").locator("dd")).to_have_text("0")  # they moved
     page.get_by_role("button", name="executor-1").click()
-    expect(figure).to_have_text(f"{total} / 0")
+    expect(figure).to_have_text(f"{total:,} / 0")
     expect(page.get_by_text("Just pulled from another executor")).to_be_visible()
     canvas, tip = page.get_by_label("Steps over time"), page.locator("#tip")
     last = pulls[-1]

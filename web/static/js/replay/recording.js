@@ -39,15 +39,16 @@ export class Recording {
     return index >= 0 && this.steps[index].done_s === atS ? index : index + 1;
   }
 
-  /** Who waited for the blocks of each pull: `waiting`, ids of sequences that entered with some of them. */
+  /** Who waited for the blocks of each pull: `waiting`, ids of sequences that entered with some of them, and when. */
   #findWaiting() {
     const brought = new Map(), landed = this.pulls.filter((pull) => pull.there).sort((a, b) => a.ended_s - b.ended_s);
-    for (const pull of this.pulls) pull.waiting = new Set();
+    for (const pull of this.pulls) pull.waiting = new Map();
     let next = 0;
     for (const row of this.steps) {
       for (; landed[next]?.ended_s <= row.planned_s; next++) for (const block of landed[next].blocks) brought.set(`${landed[next].replica} ${block}`, landed[next]);
       for (const [, id, computed, blocks] of row.entered ?? []) {
-        for (const block of blocks.slice(0, computed / this.blockSize)) brought.get(`${row.replica} ${block}`)?.waiting.add(id);
+        const pulls = new Set(blocks.slice(0, computed / this.blockSize).map((block) => brought.get(`${row.replica} ${block}`)));
+        for (const pull of pulls) if (pull && !pull.waiting.has(id)) pull.waiting.set(id, row.done_s);
       }
     }
   }
@@ -136,10 +137,11 @@ export class Recording {
       if (pull.ordered_s > atS) break;
       const target = world.replicas.get(pull.replica), lender = world.replicas.get(pull.lender);
       if ((pull.ended_s ?? Infinity) > atS) {
-        pin(lender, pull.sources, pull.waiting);
-        pin(target, pull.blocks, pull.waiting);
+        mark(lender, pull.sources, PINNED, pull.waiting, atS);
+        mark(target, pull.blocks, PINNED, pull.waiting, atS);
       } else if (pull.there) {
         if (lender) lender.lent_blocks += pull.sources.length;
+        if ([...pull.waiting.values()].some((enteredS) => enteredS > atS)) mark(lender, pull.sources, CACHED, pull.waiting, atS);
         if (!target) continue;
         target.pulled_blocks += pull.blocks.length;
         const ageMs = 1000 * (atS - pull.ended_s);
@@ -178,12 +180,13 @@ export class Recording {
   }
 }
 
-/** Blocks are copied, unless somebody has them who does not wait for it. */
-function pin(replica, blocks, waiting) {
+/** Blocks are copied, or have been, unless somebody has them. Who waits for the copies has them no more, though its
+ * executor may not have been told yet. */
+function mark(replica, blocks, what, waiting, atS) {
   if (!replica) return;
   const { owners } = replica.device;
-  for (const block of blocks) if (owners[block] <= 0 || waiting.has(owners[block])) owners[block] = PINNED;
-  replica.num_pinned += blocks.length;
+  for (const block of blocks) if ((owners[block] <= 0 && what === PINNED) || waiting.get(owners[block]) > atS) owners[block] = what;
+  if (what === PINNED) replica.num_pinned += blocks.length;
 }
 
 function blocksOf(row) {

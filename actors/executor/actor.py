@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from msgspec.structs import replace
-
 from pagebus.actors.executor.cache_labels import cache_labels
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is_device_fault
 from pagebus.actors.executor.device.gpu_limits import check_gpu
@@ -25,7 +23,7 @@ from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequant
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.executor.moves.leaving import Leaving
-from pagebus.actors.executor.moves.reports import PullReports
+from pagebus.actors.executor.moves.reports import Reports
 from pagebus.actors.executor.preload import import_engine, open_gpu, preload
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
@@ -89,7 +87,7 @@ class ExecutorActor(Actor):
         self._sleeping, self._leaving = Sleeping(bus, self.metrics, name), Leaving(settings.drain_timeout_s)
         self._graphs: tuple[int, int] | None = None
         self._spans = spans_of(settings, name)
-        self._kernels, self._pull_reports = KernelMetrics(self.metrics, name), PullReports()
+        self._kernels, self._reports = KernelMetrics(self.metrics, name), Reports()
         self._experts: ExpertMetrics | None = None
         counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
@@ -249,10 +247,10 @@ class ExecutorActor(Actor):
         await self._outbox.flush()
 
     def bus_restarted(self) -> None:
-        """Repeat reports of pulls; end if a result was lost, for which readers would wait forever."""
+        """Repeat reports; end if a result was lost, for which readers would wait forever."""
         if self._outbox is not None:
             self._outbox.bus_restarted()
-            for report in self._pull_reports.take():
+            for report in self._reports.take():
                 self._publish(report)
 
     async def stop(self) -> None:
@@ -310,11 +308,11 @@ class ExecutorActor(Actor):
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
-        if isinstance(result, PullReport) and self._pull_reports.note(result):
+        if isinstance(result, PullReport) and result.error:
             self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
         try:
             if not isinstance(result, StepResult):
-                told = replace(result, replica=self.replica, executor_epoch=self.generation)
+                told = self._reports.note(result, self.replica, self.generation)
                 return self._outbox.publish(self.names.control, told)
             self._outbox.append(self.names.results(self.name), result)
             self._count(result)

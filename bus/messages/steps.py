@@ -247,6 +247,8 @@ class DiskReport(Record, frozen=True, kw_only=True):
     found: tuple[str, ...] = ()
     bytes_per_s: float = 0.0
     error: str = ""
+    number: int = 0
+    """Counts the reports of an executor, which may repeat them; 0: it does not."""
 
 
 FromExecutor = StepResult | AdapterRead | DiskReport | PullReport

@@ -1,30 +1,45 @@
-"""What has been said of pulls, for a bus that has been started anew: it may have lost what nobody had read."""
+"""What has been said over ``control``, for a bus that has been started anew: it may have lost what nobody had read.
+
+Without it a pull, or orders to a disk, would hold blocks until the executor ends, and sequences would wait for an
+adapter for ever.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 
-from pagebus.bus.messages import PullReport
+from msgspec.structs import replace
+
+from pagebus.bus.messages import AdapterRead, DiskReport, PullReport
 
 MOST = 1024
-"""Reports that are kept; a pull whose report is lost holds blocks until its executor ends."""
+"""Reports of each kind that are kept."""
+
+Report = AdapterRead | DiskReport | PullReport
 
 
-class PullReports:
-    """Of one executor, the newest for one scheduler. Saying them again changes nothing."""
+class Reports:
+    """Of one executor, the newest for one scheduler. Saying them again changes nothing: pulls, and plans that want an
+    adapter, have numbers of their own. Those of disks are numbered here, because a content may be read twice."""
 
     def __init__(self) -> None:
-        self._told: deque[PullReport] = deque(maxlen=MOST)
+        self._told: dict[type[Report], deque[Report]] = {}
+        self._num_numbered = 0
 
-    def note(self, report: PullReport) -> bool:
-        """Keep a report. Returns whether it is of a pull that has failed."""
-        if self._told and self._told[-1].scheduler_epoch < report.scheduler_epoch:
-            self._told.clear()
-        self._told.append(report)
-        return bool(report.error)
+    def note(self, report: Report, name: str, epoch: int) -> Report:
+        """Keep a report. Returns what this executor says, under its name and epoch."""
+        report = replace(report, replica=name, executor_epoch=epoch)
+        if isinstance(report, DiskReport) and not report.number:
+            self._num_numbered += 1
+            report = replace(report, number=self._num_numbered)
+        told = self._told.setdefault(type(report), deque(maxlen=MOST))
+        if told and told[-1].scheduler_epoch < report.scheduler_epoch:
+            told.clear()
+        told.append(report)
+        return report
 
-    def take(self) -> list[PullReport]:
-        """All of them, to be said and noted again."""
-        told = list(self._told)
+    def take(self) -> list[Report]:
+        """All of them, each kind in its order, to be said and noted again."""
+        told = [report for each in self._told.values() for report in each]
         self._told.clear()
         return told

@@ -20,6 +20,7 @@ class FakeDisk:
     fails: int = 0
     stored: dict[str, np.ndarray] = field(default_factory=dict)
     num_orders: int = 0
+    num_reports: int = 0
 
     def begin(self, host: np.ndarray, name: str, epoch: int) -> None:
         """An executor with these host blocks has it now."""
@@ -53,9 +54,11 @@ class FakeDisk:
                 self.stored.pop(name, None)
             told["read" if works else "not_read"].append(name)
         assert len(self.stored) <= self.num_blocks, "more is stored than may be"
+        self.num_reports += 1
         columns = {column: tuple(names) for column, names in told.items()}
         return DiskReport(
             replica=self._name, executor_epoch=self._epoch, scheduler_epoch=epoch, found=found, bytes_per_s=1e6,
+            number=self.num_reports,
             **columns,
         )  # fmt: skip
 

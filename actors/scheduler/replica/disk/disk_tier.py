@@ -29,6 +29,8 @@ SHARE = 0.5
 MOST_WRITES = 256
 """Blocks that are being written at most."""
 MOST_CANDIDATES = 2**14
+MOST_TAKEN = 4096
+"""Reports of which is known that they were applied: more than an executor repeats."""
 PATIENCE_S = 10.0
 """A disk that has not said anything for so long, with reads under way, hangs: what waits for these is computed."""
 
@@ -55,6 +57,8 @@ class DiskTier:
         self._late: set[bytes] = set()
         """Contents whose reads nobody waits for any more."""
         self._quiet_since_s: float | None = None
+        self._taken: dict[int, None] = {}
+        """Numbers of reports, the oldest first."""
         self._is_told = False
         """Whether it is known what the disk has; nothing is written before."""
         self._candidates: deque[tuple[bytes, int]] = deque(maxlen=MOST_CANDIDATES)
@@ -178,7 +182,13 @@ class DiskTier:
 
     # -- what the executor says ---------------------------------------------------------------------------------------
     def take(self, report: DiskReport) -> None:
-        """Apply a report of this replica's executor."""
+        """Apply a report of this replica's executor, once: what it says may be under way anew."""
+        if report.number in self._taken:
+            return
+        if report.number:
+            self._taken[report.number] = None
+            if len(self._taken) > MOST_TAKEN:
+                del self._taken[next(iter(self._taken))]
         self._is_told = True
         self._quiet_since_s = None
         self._builder.disk.dropped += map(name_of, self.pool.found(map(bytes.fromhex, report.found)))

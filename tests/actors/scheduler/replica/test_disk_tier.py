@@ -148,6 +148,47 @@ def test_a_report_of_another_life_is_ignored() -> None:
     assert len(tier(world).pool.stored) == 1
 
 
+def test_a_report_that_is_repeated_counts_once() -> None:
+    """What it says was read before may be read anew, into a block that does not hold it yet."""
+    world, executor = stored()
+    ask(world, "a")
+    world, executor = restarted(world, executor)
+    world.send(request("b", LONG, max_tokens=3))
+    while not executor.disk.orders:
+        world.step()
+    first = executor.disk.obey_one()
+    assert first.read
+    world.send(first)
+    assert tier(world).num_in == len(first.read)
+    content = bytes.fromhex(first.read[0])
+    (host,) = tier(world)._host.pool.allocate(1)
+    tier(world)._reads[content] = host
+    world.send(first)
+    assert tier(world)._reads == {content: host}
+    world.send(replace(first, number=first.number + 1))
+    assert not tier(world)._reads
+    world.run()
+    world.check_end()
+
+
+def test_a_report_that_was_lost_and_is_repeated_late_counts() -> None:
+    """Behind one that was written after it."""
+    world, executor = stored()
+    ask(world, "a")
+    world, executor = restarted(world, executor)
+    world.send(request("b", LONG, max_tokens=3))
+    while not executor.disk.orders:
+        world.step()
+    lost = executor.disk.obey_one()
+    world.send(replace(lost, number=lost.number + 1, read=(), not_read=(), found=()))
+    assert tier(world).is_awaited
+    world.send(lost)
+    assert not tier(world).is_awaited
+    world.run()
+    world.check_end()
+    assert executor.num_computed == 40 - 36 + 2
+
+
 def test_nothing_is_written_before_it_is_known_what_is_there() -> None:
     """So a full disk never has more than it may, however late it answers."""
     world, executor = stored(disk=FakeDisk(10))

@@ -206,7 +206,7 @@ class Moe:
     one is judged. ``router_bias`` is added to the logits, ``choice_bias`` (float32) to the scores for the choice alone.
     ``weight_on_input``: a token is multiplied by its weight before its expert, not behind it. ``limit`` clamps
     ``swiglu_clamped``, ``alpha`` is in its sigmoid. ``shared`` is a part for all tokens, ``shared_gate``: times
-    sigmoid(x w).
+    sigmoid(x w). ``own``: which of the experts a rank has; None: all.
     """
 
     experts: int
@@ -227,6 +227,12 @@ class Moe:
     alpha: float = 1.0
     shared: Dense | None = None
     shared_gate: bool = False
+    own: range | None = None
+
+    @property
+    def here(self) -> range:
+        """The experts whose weights are here, in their numbers among all."""
+        return range(self.experts) if self.own is None else self.own
 
 
 Feed: TypeAlias = Dense | Moe
@@ -295,4 +301,5 @@ def _feed_weights(feed: Feed, hidden: int) -> int:
     if isinstance(feed, Dense):
         return (3 if feed.gated else 2) * hidden * feed.width
     shared = 0 if feed.shared is None else _feed_weights(feed.shared, hidden)
-    return hidden * (feed.experts + 3 * feed.top_k * feed.width) + shared
+    chosen = 3 * feed.top_k * feed.width * len(feed.here) // feed.experts  # in the mean, of those that are here
+    return hidden * (feed.experts + chosen) + shared

@@ -55,6 +55,9 @@ class ProcessSettings:
         low=1,
         high=64,
     )
+    enable_expert_parallel: bool = setting(
+        False, help="divide the experts of a layer among ranks as a whole, in place of a part of each for every rank"
+    )
     rank: int = setting(0, help="which rank of its executor `pagebus actor executor` is", low=0, high=63)
     tokenizers: int | None = setting(None, help=f"tokenizers to start {SHARED_OUT}", low=1, high=1024)
     schedulers: int = setting(1, help="schedulers to start: one leads, others stand by", low=1, high=16)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pagebus.actors.settings.declaring import SettingsError
 from pagebus.actors.settings.vllm_objects import settings_in, takes_object
-from pagebus.actors.settings.vllm_rows import ALIASES, ANY, FLAGS, REFUSED, TAKEN, Flag
+from pagebus.actors.settings.vllm_rows import ALIASES, ANY, FLAGS, REFUSED, SWITCHES, TAKEN, Flag
 
 __all__ = ["ALIASES", "ANY", "FLAGS", "REFUSED", "TAKEN", "Flag", "add_foreign", "add_other_names", "is_foreign",
            "settings_of", "undotted"]  # fmt: skip
@@ -35,7 +35,8 @@ def add_foreign(parser: argparse.ArgumentParser) -> None:
 def add_other_names(parser: argparse.ArgumentParser) -> None:
     """Have ``parser`` know vLLM's names of our settings."""
     for name, setting in ALIASES.items():
-        parser.add_argument(name, dest=setting, **HIDDEN)
+        how: dict[str, Any] = {"action": "store_true"} if setting in SWITCHES else {}
+        parser.add_argument(name, dest=setting, **how, **HIDDEN)
 
 
 def opposites() -> Iterator[str]:

@@ -34,6 +34,7 @@ ALIASES = {
     "-dp": "executors",
     "-tp": "tensor_parallel_size",
     "-pp": "pipeline_parallel_size",
+    "-ep": "enable_expert_parallel",
     "-q": "quantization",
     "--max-num-queued-reqs": "max_num_queued_requests",
     "--renderer-num-workers": "tokenizers",
@@ -43,9 +44,11 @@ ALIASES = {
     "--speculative-model": "spec_model",
 }
 """vLLM's names of settings that have another name here."""
-SHARDS = "models are divided by --tensor-parallel-size and --pipeline-parallel-size alone"
-ONE_GPU = f"{SHARDS}; more GPUs serve more requests with "
-EXPERTS = f"all experts of a layer are computed together, and {SHARDS}"
+SWITCHES = ("enable_expert_parallel",)
+"""Settings among them whose names take no value."""
+SHARDS = "ranks divide heads, widths, experts and the vocabulary, stages divide layers (docs/scale.md)"
+MORE_GPUS = f"{SHARDS}; more GPUs serve more requests with --executors"
+EXPERTS = f"experts stay where --enable-expert-parallel puts them, and {SHARDS}"
 ADAPTERS = "adapters are of the linear layers of text models (docs/lora.md)"
 GRAPHS = "see --enforce-eager, --max-cudagraph-capture-size and `pagebus compile-kernels`"
 PROXY = "put a proxy in front"
@@ -77,6 +80,7 @@ TAKEN = (
     _same("--enable-request-id-headers", "every answer has X-Request-Id"),
     _same("--enable-scale-out", "/render, /derender and /inference/v1/generate are always there"),
     _same("--enable-offline-docs", "/docs asks nobody else for anything"),
+    _same("--enable-ep-weight-filter", "ranks read only the experts that they have"),
     _same("--enable-sleep-mode", "/sleep and /wake_up are always there, for the operator"),
     _same("--enable-cumem-allocator --enable-nccl-comm-suspend", "an executor that sleeps gives all memory back"),
     Flag("--sleep-mode-backend", "an executor that sleeps gives all memory back", ANY),
@@ -118,6 +122,7 @@ TAKEN = (
     Flag("--performance-mode", "see --max-num-seqs, --max-num-batched-tokens and --itl-target-ms", ("balanced",)),
     Flag("--logprobs-mode", "log probabilities are those before sampling parameters", ("raw_logprobs",)),
     Flag("--fingerprint-mode", "answers have no system fingerprint", ("none",)),
+    Flag("--expert-placement-strategy", "each rank has experts that follow each other", ("linear",)),
     Flag("--moe-backend --linear-backend --sparse-indexer-topk-backend", KERNELS, ("auto",)),
     Flag("--tool-strict-level", "tools say `strict` themselves", ("auto",)),
     Flag("--watermark", "blocks are given out to the last; who has none gives way", ("0", "0.0")),
@@ -125,13 +130,12 @@ TAKEN = (
 )
 """That ask, at least with some values, for how things are anyway."""
 REFUSED = (
-    Flag("--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp", ONE_GPU + "--executors", ("1",)),
+    Flag("--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp", MORE_GPUS, ("1",)),
     Flag("--dcp-comm-backend --dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size", SHARDS),
     Flag("--dcp-q-replicate --enable-hc-sp --enable-batch-sharded-sampling", SHARDS, switch=True),
-    Flag("--enable-expert-parallel -ep", ONE_GPU + "--executors N", switch=True),
-    Flag("--enable-ep-weight-filter --enable-dbo --enable-elastic-ep --enable-eplb", EXPERTS, switch=True),
+    Flag("--enable-dbo --enable-elastic-ep --enable-eplb", EXPERTS, switch=True),
     Flag("--all2all-backend --ubatch-size --dbo-decode-token-threshold --dbo-prefill-token-threshold", EXPERTS),
-    Flag("--elastic-ep-max-dp-size --eplb-config --expert-placement-strategy", EXPERTS),
+    Flag("--elastic-ep-max-dp-size --eplb-config", EXPERTS),
     Flag("--enable-return-routed-experts", "answers do not say which experts computed a token", switch=True),
     Flag("--data-parallel-size-local -dpl --data-parallel-address -dpa --data-parallel-rank -dpn", MACHINES),
     Flag("--data-parallel-rpc-port -dpp --data-parallel-start-rank -dpr", MACHINES),

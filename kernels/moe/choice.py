@@ -24,8 +24,10 @@ from pagebus.kernels.moe.launch.shapes import (
     Shape,
     Unsorted,
     bucket_of,
+    brought_here,
     buckets,
     kernel_of,
+    last_bringing,
     rule_ends,
 )
 from pagebus.kernels.moe.launch.tables import TABLES, Table, load_table, load_user_table
@@ -131,12 +133,15 @@ def candidates_for(num_tokens: int, shape: Shape, target: Target, count: int) ->
     return costs_of(target).ranked(num_tokens, shape, count)
 
 
-def token_counts(shape: Shape, most: int, dtype: torch.dtype, target: Target | None) -> list[int]:
+def token_counts(
+    shape: Shape, most: int, dtype: torch.dtype, target: Target | None, among: int = 0
+) -> list[int]:
     """Numbers of tokens up to ``most`` which together launch every kernel that fewer tokens than that may launch:
-    between two of them nothing changes but the number of programs."""
-    known = buckets(shape)
-    chosen = [choose(bucket, shape, dtype, target) for bucket in known]
-    ends = {end for end, one, other in zip(known, chosen, chosen[1:], strict=False) if one != other}
-    ends |= {WIDE_GRID, *rule_ends(shape)}
+    between two of them nothing changes but the number of programs. ``among`` as in `brought_here`."""
+    part = brought_here(1, shape, among)[1]
+    known = buckets(part)
+    chosen = [choose(bucket, part, dtype, target) for bucket in known]
+    changes = {end for end, one, other in zip(known, chosen, chosen[1:], strict=False) if one != other}
+    ends = {last_bringing(end, shape, among) for end in (*changes, *rule_ends(part))} | {WIDE_GRID}
     ends |= {(1 << bit) // shape.top_k for bit in range(FEW_PAIRS.bit_length() - 1, MOST_PAIRS.bit_length())}
     return sorted({most, *(end for end in ends if 0 < end < most)})

@@ -15,7 +15,7 @@ from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.grouped import combine_reference, grouped_experts
 from pagebus.kernels.moe.hopper_experts import specialized_experts
 from pagebus.kernels.moe.launch.rule import choose_invariant
-from pagebus.kernels.moe.launch.shapes import Config, Shape, Specialized, Unsorted
+from pagebus.kernels.moe.launch.shapes import Config, Shape, Specialized, Unsorted, brought_here
 from pagebus.kernels.moe.pairs import pair_experts
 from pagebus.kernels.moe.sorting import sort_pairs
 from pagebus.kernels.moe.weights import ExpertWeights
@@ -56,7 +56,8 @@ def moe_experts(
     for each token, [T, H]; of a token without experts 0. ``config``: this launch shape instead of the chosen one."""
     if len(x) == 0:
         return torch.empty_like(x)
-    config = config or choose(len(x), shape_of(layer, experts.shape[1]), x.dtype, target_of(x.device))
+    if config is None:
+        config = choose(*_brought(x, experts, layer), x.dtype, target_of(x.device))
     if isinstance(config, Unsorted):
         return pair_experts(x, weights, experts, layer, config.gate_up, config.down)
     pairs = sort_pairs(experts, len(layer.down), config.tokens)
@@ -69,11 +70,16 @@ def moe_experts_invariant(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: ExpertWeights
 ) -> torch.Tensor:
     """`moe_experts`, of each token alone."""
-    config = choose_invariant(len(x), shape_of(layer, experts.shape[1]), x.dtype, target_of(x.device))
+    config = choose_invariant(*_brought(x, experts, layer), x.dtype, target_of(x.device))
     return moe_experts(x, weights, experts, layer, config)
 
 
+def _brought(x: torch.Tensor, experts: torch.Tensor, layer: ExpertWeights) -> tuple[int, Shape]:
+    """The tokens and the experts that launch shapes are chosen by."""
+    return brought_here(len(x), shape_of(layer, experts.shape[1]), layer.among)
+
+
 def shape_of(layer: ExpertWeights, top_k: int) -> Shape:
-    """What launch shapes are chosen by."""
+    """The experts, of which each token gets ``top_k``."""
     num_experts, hidden, width = layer.down.shape
     return Shape(num_experts, top_k, hidden, width)

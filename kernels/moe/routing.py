@@ -67,13 +67,14 @@ _SOFTMAX, _SIGMOID, _SOFTMAX_OF_TOP = (constant(str(score)) for score in Score)
 def route_reference(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None,
     logit_bias: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None, own: range | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """logits [T, E], bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best first.
 
     ``padding`` [T]: where it is negative there is no token, whose experts are -1 and whose weights are 0.
     ``logit_bias`` [E] float32 is added to the logits.
     ``counts`` [E] int32: to each is added how many tokens chose the expert; they wrap around.
+    ``own``: only these experts are here. They are numbered from 0 on in what is returned, all others are -1 there.
     """
     logits = logits.float() if logit_bias is None else logits.float() + logit_bias
     logits = logits.nan_to_num(SMALLEST, -SMALLEST, SMALLEST).clamp(SMALLEST, -SMALLEST)
@@ -95,6 +96,8 @@ def route_reference(
     if counts is not None:
         chosen = experts.flatten().long()
         counts.add_(torch.bincount(chosen[chosen >= 0], minlength=len(counts)).int())
+    if own is not None:
+        experts = torch.where((experts >= own.start) & (experts < own.stop), experts - own.start, -1)
     return weights, experts
 
 
@@ -145,7 +148,7 @@ def _leave_out_groups(
     return tl.where((kept > 0) | (column >= num_experts)[None, :], order, _LEFT_OUT)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "first_own", "num_own"])
 def _route_kernel(
     logits_ptr,  # [T, E]
     bias_ptr,  # [E] float32 or None
@@ -157,6 +160,8 @@ def _route_kernel(
     stride_logits,
     num_tokens,
     num_experts,  # E
+    first_own,  # of the experts that are here
+    num_own,
     factor,
     SCORE: tl.constexpr,
     RENORMALISE: tl.constexpr,
@@ -222,7 +227,8 @@ def _route_kernel(
     target = token[:, None] * TOP_K + choice[None, :]
     mask = (token < num_tokens)[:, None] & (choice < TOP_K)[None, :]
     tl.store(weights_ptr + target, weights, mask=mask)
-    tl.store(experts_ptr + target, experts, mask=mask)
+    place = experts - first_own
+    tl.store(experts_ptr + target, tl.where((place >= 0) & (place < num_own), place, -1), mask=mask)
     if counts_ptr is not None:  # whole numbers: the order of these does not matter
         tl.atomic_add(counts_ptr + experts, 1, mask=mask & (experts >= 0), sem="relaxed")
 
@@ -230,13 +236,14 @@ def _route_kernel(
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None, padding: torch.Tensor | None = None,
     logit_bias: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None, own: range | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """logits [T, E], bias [E] float32 -> weights [T, k] float32 and experts [T, k] int32, best first.
 
     ``padding`` [T]: where it is negative there is no token, whose experts are -1 and whose weights are 0.
     ``logit_bias`` [E] float32 is added to the logits.
     ``counts`` [E] int32: to each is added how many tokens chose the expert; they wrap around.
+    ``own``: only these experts are here. They are numbered from 0 on in what is returned, all others are -1 there.
     """
     (num_tokens, num_experts), device = logits.shape, logits.device
     routing.check(num_experts)
@@ -248,11 +255,12 @@ def route(
     experts = torch.empty((num_tokens, routing.top_k), dtype=torch.int32, device=device)
     if num_tokens == 0:
         return weights, experts
+    own = range(num_experts) if own is None else own
     # A warp has a token: its maxima need no shared memory. The interpreter is faster with many tokens at once.
     block_rows = 16 if target_of(device) is None else 4 if num_tokens > WIDE_GRID else 1
     _route_kernel[(-(-num_tokens // block_rows),)](
         logits, bias, logit_bias, padding, weights, experts, counts, logits.stride(0), num_tokens, num_experts,
-        routing.factor,
+        own.start, len(own), routing.factor,
         SCORE=str(routing.score), RENORMALISE=routing.renormalise,
         TOP_K=routing.top_k, BLOCK_K=next_power_of_2(routing.top_k),
         GROUPS=routing.groups, BLOCK_GROUPS=next_power_of_2(routing.groups), KEEP=routing.keep_groups,

@@ -15,7 +15,7 @@ from pagebus.kernels.moe import experts as dense_experts
 from pagebus.kernels.moe.activation import Gate, gate_reference
 from pagebus.kernels.moe.coded import CodedConfig, CodedExperts, coded_experts
 from pagebus.kernels.moe.grouped import combine_reference
-from pagebus.kernels.moe.launch.shapes import Shape
+from pagebus.kernels.moe.launch.shapes import Shape, brought_here
 from pagebus.kernels.moe.weights import ExpertWeights
 from pagebus.kernels.quantized.coding import coded_of, experts_kind_of
 from pagebus.kernels.quantized.dequantize import dequantize
@@ -31,6 +31,7 @@ class QuantizedExperts(NamedTuple):
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     gate: Gate = Gate()
+    among: int = 0
 
 
 Experts: TypeAlias = ExpertWeights | QuantizedExperts
@@ -88,7 +89,8 @@ def _quantized(
     num_experts, hidden, width = layer.down.shape
     shape, target = Shape(num_experts, experts.shape[1], hidden, width), target_of(x.device)
     kinds = experts_kind_of(layer.gate_up), experts_kind_of(layer.down)
-    choice = choose_quantized_experts(len(x), shape, kinds, x.dtype, target, invariant=invariant)
+    num_tokens, shape = brought_here(len(x), shape, layer.among)
+    choice = choose_quantized_experts(num_tokens, shape, kinds, x.dtype, target, invariant=invariant)
     if isinstance(choice.config, CodedConfig):
         return coded_experts(x, weights, experts, coded_layer(layer), choice.config)
     product = dense_experts.moe_experts_invariant if invariant else dense_experts.moe_experts
@@ -100,7 +102,7 @@ def coded_layer(layer: QuantizedExperts) -> CodedExperts:
     gate_up, down = coded_of(layer.gate_up), coded_of(layer.down)
     assert gate_up is not None
     assert down is not None
-    return CodedExperts(gate_up, down, *layer[2:])
+    return CodedExperts(gate_up, down, layer.gate_up_bias, layer.down_bias, layer.gate)
 
 
 def dequantized_layer(layer: QuantizedExperts, dtype: torch.dtype) -> ExpertWeights:

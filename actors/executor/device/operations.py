@@ -119,7 +119,7 @@ class Route(Protocol):
     def __call__(
         self, logits: Tensor, routing: Routing, bias: Tensor | None = None, padding: Tensor | None = None,
         logit_bias: Tensor | None = None,
-        counts: Tensor | None = None,
+        counts: Tensor | None = None, own: range | None = None,
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 

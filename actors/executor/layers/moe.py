@@ -72,8 +72,9 @@ class MixtureOfExperts:
         """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
         logits, count = self._ops.linear(x, self._router, None, torch.float32), self._spec.experts
         weights, experts = self._ops.route(
-            logits[:, :count], self._routing, self._choice_bias, padding, self._router_bias, counts=self._counts
-        )
+            logits[:, :count], self._routing, self._choice_bias, padding, self._router_bias, counts=self._counts,
+            own=self._spec.own,
+        )  # fmt: skip
         if self._spec.weight_on_input:
             total = self._weighted_before(x, weights, experts)
         else:
@@ -160,7 +161,7 @@ def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str,
             """Each expert's rows, divided among ``words``."""
             return lambda: {
                 f"{prefix}.experts.{index}.{word}.{kind}": rows
-                for index, expert in enumerate(tensor)
+                for index, expert in zip(spec.here, tensor, strict=True)
                 for word, rows in zip(words, expert.chunk(len(words)), strict=True)
             }
 
@@ -169,7 +170,7 @@ def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str,
                 put_in_order(found, columns_first=names.columns_first, by_turns=by_turns)
 
         found = parameters.stored_in_ways(
-            (spec.experts, *shape),
+            (len(spec.here), *shape),
             lambda tensor: [stacked(tensor), *(one_by_one(tensor, words[parts]) for words in SPELLINGS)],
         )
         by_turns = names.gates_by_turns and part == 0
@@ -180,5 +181,6 @@ def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str,
     gate_up, down = stored(0, "weight", 2 * spec.width, hidden), stored(1, "weight", hidden, spec.width)
     gate = Gate(GateKind(spec.act), spec.alpha, spec.limit)
     if not spec.bias:
-        return ExpertWeights(gate_up, down, gate=gate)
-    return ExpertWeights(gate_up, down, stored(0, "bias", 2 * spec.width), stored(1, "bias", hidden), gate)
+        return ExpertWeights(gate_up, down, gate=gate, among=spec.experts)
+    biases = stored(0, "bias", 2 * spec.width), stored(1, "bias", hidden)
+    return ExpertWeights(gate_up, down, *biases, gate, spec.experts)

@@ -67,20 +67,21 @@ class Parameters:
             start += rows
         return layout
 
-    def expert_weight(self, shape: tuple[int, int, int], stacked: str, ways: Sequence[Sequence[str]]) -> Layout | None:
-        """[E, N, columns] of experts, if they are quantized: one module has them all, or each expert has those of one
-        of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly.
+    def expert_weight(
+        self, experts: range, rows: int, columns: int, stacked: str, ways: Sequence[Sequence[str]]
+    ) -> Layout | None:
+        """[E, rows, columns] of the ``experts`` of these numbers, if they are quantized: one module has them all, or
+        each has those of one of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly.
 
         Raises:
             ModelError: experts are quantized in different ways.
         """
-        experts, rows, columns = shape
-        named = [[[name.format(expert) for name in names] for expert in range(experts)] for names in ways]
+        named = [[[name.format(expert) for name in names] for expert in experts] for names in ways]
         scheme = self.scheme([stacked, *(name for way in named for names in way for name in names)])
         if scheme is None:
             return None
         size = len(ways[0])
-        layout = empty_layout(scheme, (rows // size,) * size, columns, self.device, experts=experts)
+        layout = empty_layout(scheme, (rows // size,) * size, columns, self.device, experts=len(experts))
         self.layouts.append(layout)
         self.parts.append([[QuantizedPart(stacked, scheme, layout)]])
         step = rows // size

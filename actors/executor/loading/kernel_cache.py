@@ -60,7 +60,7 @@ def mark_path(settings: Settings, config: ModelConfig, target: Target) -> Path:
     for tuned in Tuned:
         with contextlib.suppress(OSError):  # most have measured nothing
             digest.update(user_path(target, launch_shapes_folder(settings), tuned).read_bytes())
-    ranks = "tensor_parallel_size", "pipeline_parallel_size", "rank"
+    ranks = "tensor_parallel_size", "pipeline_parallel_size", "rank", "enable_expert_parallel"
     decisive |= {name: getattr(settings, name) for name in ranks}
     digest.update(repr((decisive, config, target, _version("triton"), _version("torch"), sys.version)).encode())
     return cache_dir() / f"pagebus-{digest.hexdigest()[:32]}"

@@ -27,7 +27,7 @@ from pagebus.actors.model.config import ModelConfig, ModelError, read_json
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.model.pooling.pooler import Pooler
-from pagebus.actors.model.shards.cuts import cut_of
+from pagebus.actors.model.shards.cuts import cut_of, is_absent
 from pagebus.actors.model.shards.quantized import module_cut
 from pagebus.actors.model.shards.shard import Shard
 
@@ -97,7 +97,8 @@ def check_files(model: Weighted, path: Path) -> None:
 def unmatched_entries(model: Weighted) -> list[str]:
     """Entries of the checkpoint's lists of what is not quantized, or is otherwise, that mean no weight of the model."""
     config = model.config
-    if config.quantization is None or config.stage is not None:  # they may mean a weight of another stage
+    elsewhere = config.stage is not None or (config.shard is not None and config.shard.by_expert)
+    if config.quantization is None or elsewhere:  # they may mean a weight of another stage or rank
         return []
     views = [name.removesuffix(".weight") for name in model.parameters.views]
     return config.quantization.unmatched([*model.parameters.modules, *views], config.names)
@@ -148,7 +149,8 @@ def own_parts(stored: dict[str, StoredTensor], model: Weighted) -> dict[str, Sto
         stored = {name: tensor for name, tensor in stored.items() if stage.has(name)}
     if shard is None:
         return stored
-    return {name: replace(tensor, cut=cut_of(name, shard, names)) for name, tensor in stored.items()}
+    here = {name: tensor for name, tensor in stored.items() if not is_absent(name, shard)}
+    return {name: replace(tensor, cut=cut_of(name, shard, names)) for name, tensor in here.items()}
 
 
 def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]:

@@ -52,7 +52,8 @@ def description(settings: Settings, config: ModelConfig) -> dict[str, str]:
     groups = ("engine", "memory", "model")
     names = [field.name for group in groups for field in dataclasses.fields(GROUPS[group])]
     values = [(name, getattr(settings, name)) for name in names if name not in OWN_SETTINGS]
-    values.append(("ranks", (settings.tensor_parallel_size, settings.pipeline_parallel_size)))
+    sizes = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    values.append(("ranks", (*sizes, settings.enable_expert_parallel)))
     return {"version": version(), "settings": _digest(values), "model": _digest(config)}
 
 

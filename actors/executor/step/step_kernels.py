@@ -19,7 +19,7 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, WIDE_BUCKETS, Product, tokens_class
 from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts, token_counts
-from pagebus.kernels.moe.launch.shapes import Shape
+from pagebus.kernels.moe.launch.shapes import Shape, brought_here
 from pagebus.kernels.quantized.choice import (
     OTHER,
     choose_quantized,
@@ -141,7 +141,8 @@ class KernelChooser:
         return choose_quantized_residual(*given, kind, setup.dtype, setup.target, biased=biased, norms=norms)
 
     def _experts(self, moe: Moe, num_tokens: int) -> ExpertsChoice:
-        setup, shape = self.attention.setup, expert_shape(moe, self._config.hidden_size)
+        setup = self.attention.setup
+        num_tokens, shape = brought_here(num_tokens, expert_shape(moe, self._config.hidden_size), moe.experts)
         if EXPERT_WEIGHTS[0] in self._kinds:
             kinds = self._kinds[EXPERT_WEIGHTS[0]], self._kinds[EXPERT_WEIGHTS[1]]
             return choose_quantized_experts(
@@ -154,8 +155,8 @@ class KernelChooser:
         step."""
         if self._moe is None:
             return []
-        setup = self.attention.setup
-        return token_counts(expert_shape(self._moe, self._config.hidden_size), most, setup.dtype, setup.target)
+        setup, shape = self.attention.setup, expert_shape(self._moe, self._config.hidden_size)
+        return token_counts(shape, most, setup.dtype, setup.target, self._moe.experts)
 
     def wide_counts(self) -> list[int]:
         """Numbers of tokens above those of `BUCKETS` at which a product of a quantized weight has a kernel of ours."""
@@ -253,8 +254,8 @@ def moe_of(spec: ModelSpec) -> Moe | None:
 
 
 def expert_shape(moe: Moe, hidden: int) -> Shape:
-    """What its launch shapes are chosen by."""
-    return Shape(moe.experts, moe.top_k, hidden, moe.width)
+    """Its experts that are here, of which a token may get all that it chooses."""
+    return Shape(len(moe.here), moe.top_k, hidden, moe.width)
 
 
 def _span(first: int, last: int) -> str:

@@ -5,7 +5,7 @@
 - Embedding and head: rows, by ranges of the vocabulary.
 - All other tensors are whole on each rank.
 
-Experts are divided by their width, as feed-forward parts are.
+Experts are divided by their width, as feed-forward parts are; or, where the shard is ``by_expert``, into whole ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.model.spec import Feed, Gqa, Mla, Moe
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-EXPERT = re.compile(r"experts\.\d+\.")
+EXPERT = re.compile(r"experts\.(\d+)\.")
 GATES, DOWNS = ("gate_proj", "up_proj", "w1", "w3"), ("down_proj", "w2")
 """Names of products of a feed-forward part: into its width, and out of it."""
 
@@ -59,6 +59,16 @@ def cut_of(name: str, shard: Shard, names: NameMap) -> Cut | None:
     if part.startswith("mlp."):
         return _feed(part.removeprefix("mlp."), layer.feed, shard, names)
     return None
+
+
+def is_absent(name: str, shard: Shard) -> bool:
+    """Whether a tensor, by our name of it, is of an expert of another rank alone."""
+    found = LAYER.fullmatch(name)
+    expert = None if found is None else EXPERT.match(found[2].removeprefix("mlp."))
+    if not shard.by_expert or found is None or expert is None:
+        return False
+    feed = shard.whole.layers[int(found[1])].feed
+    return isinstance(feed, Moe) and int(expert[1]) not in shard.of(feed.experts)
 
 
 def _attention(part: str, mixer: Gqa, shard: Shard, names: NameMap) -> Cut | None:
@@ -109,6 +119,9 @@ def _feed(part: str, feed: Feed, shard: Shard, names: NameMap) -> Cut | None:
         assert feed.shared is not None
         return _products(part.removeprefix("shared_expert."), feed.shared.width, shard, names.gate_up)
     if part.startswith("experts."):
+        if shard.by_expert:
+            assert isinstance(feed, Moe)
+            return None if EXPERT.match(part) else Cut(0, feed.experts, (shard.of(feed.experts),))
         if EXPERT.match(part):
             return _products(EXPERT.sub("", part), feed.width, shard, None)
         return _stacked(part.removeprefix("experts."), feed.width, shard, names)

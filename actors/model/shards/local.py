@@ -11,8 +11,9 @@ from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.model.spec import Dense, Feed, LayerSpec, Moe
 
 
-def local_config(config: ModelConfig, rank: int, world: int) -> ModelConfig:
+def local_config(config: ModelConfig, rank: int, world: int, *, by_expert: bool = False) -> ModelConfig:
     """The part of ``rank`` of the model, ``shard`` saying of what; the same configuration for a ``world`` of 1.
+    ``by_expert``: mixtures are divided into whole experts.
 
     Raises:
         ModelError: the model cannot be divided among so many ranks; the text names what is in the way.
@@ -20,7 +21,7 @@ def local_config(config: ModelConfig, rank: int, world: int) -> ModelConfig:
     if world == 1:
         return config
     check(config, world)
-    shard = Shard(rank, world, config.spec)
+    shard = Shard(rank, world, config.spec, by_expert=by_expert)
     if config.architecture == ORACLE:  # it has no weights, and one head: each rank computes the hash
         return replace(config, shard=replace(shard, divides_layers=False))
     layers = tuple(_local_layer(layer, shard) for layer in config.spec.layers)
@@ -63,13 +64,27 @@ def _local_layer(layer: LayerSpec, shard: Shard) -> LayerSpec:
 
 
 def _local_feed(feed: Feed, shard: Shard) -> Feed:
+    if isinstance(feed, Moe) and shard.by_expert:
+        return replace(_with_local_shared(feed, shard), own=_own_experts(feed, shard))
     if feed.width < shard.world:
         raise ModelError(f"--tensor-parallel-size {shard.world}: a feed-forward part is only {feed.width} wide")
     width = len(shard.of(feed.width))
     if isinstance(feed, Dense):
         return replace(feed, width=width)
-    shared = feed.shared
-    return replace(feed, width=width, shared=None if shared is None else _local_dense(shared, shard))
+    return replace(_with_local_shared(feed, shard), width=width)
+
+
+def _own_experts(feed: Moe, shard: Shard) -> range:
+    if feed.experts < shard.world:
+        raise ModelError(
+            f"--tensor-parallel-size {shard.world}: --enable-expert-parallel: there are only {feed.experts} experts"
+        )
+    return shard.of(feed.experts)
+
+
+def _with_local_shared(feed: Moe, shard: Shard) -> Moe:
+    """The expert that all tokens share is divided by its width in any case."""
+    return replace(feed, shared=None if feed.shared is None else _local_dense(feed.shared, shard))
 
 
 def _local_dense(feed: Dense, shard: Shard) -> Dense:

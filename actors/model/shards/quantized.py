@@ -31,7 +31,7 @@ def check_whole_groups(module: str, cut: Cut | None, scheme: Scheme, shape: Sequ
         ModelError: one does, or its columns are in an order of their own; the text names the module and what the ranks'
             shares have to be multiples of.
     """
-    if cut is None:
+    if cut is None or cut.dim == len(shape) - 3:  # whole experts
         return
     by_rows, flag = cut.dim == len(shape) - 2, f"--tensor-parallel-size {world}: {module}"
     unit, what = (scheme.block[0], "rows") if by_rows else (scheme.block[1], "columns")

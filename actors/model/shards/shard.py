@@ -14,13 +14,14 @@ class Shard:
 
     What is divided is divided into ranges of almost equal length, in the order of ranks. All ranks compute the same
     residual stream: norms of the hidden size, routers and pooled heads are whole on each. Without ``divides_layers`` so
-    are all layers.
+    are all layers. ``by_expert``: each rank has some experts of a mixture, whole, in place of a part of each.
     """
 
     rank: int
     world: int
     whole: ModelSpec
     divides_layers: bool = True
+    by_expert: bool = False
 
     def of(self, count: int) -> range:
         """This rank's of ``count`` things."""

@@ -30,7 +30,8 @@ def rank_config(config: ModelConfig, settings: Settings) -> ModelConfig:
     """
     stages, tensor_parallel = settings.pipeline_parallel_size, settings.tensor_parallel_size
     stage, within = place_of(settings.rank, tensor_parallel, stages)
-    return staged_config(local_config(config, within, tensor_parallel), stage, stages)
+    local = local_config(config, within, tensor_parallel, by_expert=settings.enable_expert_parallel)
+    return staged_config(local, stage, stages)
 
 
 def staged_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
@@ -48,7 +49,8 @@ def staged_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
         why = f"a model of {len(spec.layers)} layers has fewer than that"
     if why:
         raise ModelError(f"--pipeline-parallel-size {count}: {why} ({config.architecture})")
-    costs = [replace(spec, layers=(layer,)).layer_weights() for layer in spec.layers]
+    whole = spec if config.shard is None else config.shard.whole  # all ranks of a stage divide alike
+    costs = [replace(whole, layers=(layer,)).layer_weights() for layer in whole.layers]
     layers = divide(costs, config.vocab_size * config.hidden_size, count)[index]
     return replace(
         config, spec=replace(spec, layers=spec.layers[layers.start : layers.stop]), num_layers=len(layers),

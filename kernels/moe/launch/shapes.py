@@ -145,6 +145,28 @@ def items_of(config: Config) -> int:
     return 1 if isinstance(config, Unsorted) else config.tokens
 
 
+def brought_here(num_tokens: int, shape: Shape, among: int) -> tuple[int, Shape]:
+    """Tokens and experts by which launch shapes are chosen where the experts of ``shape`` are a part of ``among``, each
+    as likely as the others: these experts bring as many pairs in the mean as a mixture of their own, of fewer choices
+    for each token, would have of so many tokens. ``among`` of 0: they are all."""
+    if among in (0, shape.experts):
+        return num_tokens, shape
+    part = _part(shape, among)
+    return -(-num_tokens * shape.top_k * shape.experts // (among * part.top_k)), part
+
+
+def last_bringing(num_tokens: int, shape: Shape, among: int) -> int:
+    """The most tokens of which `brought_here` says no more than ``num_tokens``."""
+    if among in (0, shape.experts):
+        return num_tokens
+    return num_tokens * among * _part(shape, among).top_k // (shape.top_k * shape.experts)
+
+
+def _part(shape: Shape, among: int) -> Shape:
+    """With as many choices as are here in the mean, rounded, but at least one."""
+    return shape._replace(top_k=max(1, (2 * shape.top_k * shape.experts + among) // (2 * among)))
+
+
 def leaves_unsorted(num_pairs: int, shape: Shape) -> bool:
     """Whether so few pairs have hardly an expert in common: those of one token have none, and each would read the
     weights of its expert anew."""

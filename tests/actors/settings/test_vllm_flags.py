@@ -64,7 +64,7 @@ def test_what_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
             assert (ended.value.code, capsys.readouterr().err) == (2, f"pagebus: {name}: {flag.text}{why}\n")
     with pytest.raises(SystemExit):
         main(["serve", "m", "-dcp", "2"])
-    assert "pagebus: -dcp: models are divided by --tensor-parallel-size" in capsys.readouterr().err
+    assert "pagebus: -dcp: ranks divide heads, widths, experts" in capsys.readouterr().err
 
 
 def test_other_names_of_settings() -> None:
@@ -74,6 +74,9 @@ def test_other_names_of_settings() -> None:
     assert (told.ingresses, told.executors, told.max_num_queued_requests) == (3, 2, 7)
     assert (told.tensor_parallel_size, told.pipeline_parallel_size) == (4, 3)
     assert (told.drain_timeout_s, told.tokenizers) == (9, 4)
+    assert [settings_of(f"m {flag}").enable_expert_parallel for flag in ("-ep", "--enable-expert-parallel", "")] == [
+        True, True, False,
+    ]  # fmt: skip
 
 
 def test_opposites_of_switches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +188,7 @@ def test_arguments_of_programs() -> None:
     for name in ("enable_chunked_prefill", "async_scheduling"):
         with pytest.raises(TypeError, match=f"{name}: "):
             is_foreign(name, False)
-    with pytest.raises(TypeError, match="decode_context_parallel_size: models are divided by --tensor"):
+    with pytest.raises(TypeError, match="decode_context_parallel_size: ranks divide heads"):
         is_foreign("decode_context_parallel_size", 2)
     assert checked({"pooler_config": {"pooling_type": "MEAN"}, "data_parallel_size": 2, "hf_overrides": None}) == {
         "pooling_type": "mean",

@@ -73,7 +73,8 @@ class RankDriver(Driver):
         whole = with_quantization(self.settings, ModelConfig.load(path))
         self.engines = [
             Engine(
-                self.settings, local_config(whole, rank, world), path=path, comm=comm, on_error=self.results.put,
+                self.settings, local_config(whole, rank, world, by_expert=self.settings.enable_expert_parallel),
+                path=path, comm=comm, on_error=self.results.put,
                 on_result=self.results.put if rank == 0 else lambda result: None,
             )
             for rank, comm in enumerate(comms or meeting(world))

@@ -19,7 +19,16 @@ from pagebus.kernels.moe.experts import (
 )
 from pagebus.kernels.moe.grouped import combine, combine_reference
 from pagebus.kernels.moe.launch.rule import choose_invariant
-from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, PairConfig, Shape, Unsorted, leaves_unsorted
+from pagebus.kernels.moe.launch.shapes import (
+    Config,
+    GroupConfig,
+    Grouped,
+    PairConfig,
+    Shape,
+    Unsorted,
+    brought_here,
+    leaves_unsorted,
+)
 from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import (
     CHUNKS,
@@ -156,10 +165,10 @@ def test_counts_launch_all_that_fewer_launch() -> None:
             assert launched(tokens, shape) == launched(following, shape), (tokens, following)
 
 
-def launched(tokens: int, shape: Shape) -> tuple[object, ...]:
-    """All that decides about kernels."""
-    chosen, pairs = choose(tokens, shape, torch.bfloat16, H200), tokens * shape.top_k
-    invariant = choose_invariant(tokens, shape, torch.bfloat16, H200)
+def launched(tokens: int, shape: Shape, among: int = 0) -> tuple[object, ...]:
+    """All that decides about kernels. ``among`` as in `brought_here`."""
+    chosen, pairs = choose(*brought_here(tokens, shape, among), torch.bfloat16, H200), tokens * shape.top_k
+    invariant = choose_invariant(*brought_here(tokens, shape, among), torch.bfloat16, H200)
     sorted_by = min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs))), pairs > MOST_PAIRS
     return chosen, invariant, tokens > WIDE_GRID, sorted_by
 

@@ -38,7 +38,7 @@ CHAT, COMPLETION = "POST /v1/chat/completions", "POST /v1/completions"
 SAME_FLAGS = words(
     "allowed_origins api_key attention_backend block_size calculate_kv_scales chat_template "
     "disable_access_log_for_endpoints disable_custom_all_reduce disable_hybrid_kv_cache_manager dtype "
-    "enable_auto_tool_choice enable_force_include_usage enable_log_outputs enable_log_requests enable_lora "
+    "enable_auto_tool_choice enable_expert_parallel enable_force_include_usage enable_log_outputs enable_log_requests enable_lora "
     "enable_per_request_metrics "
     "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
     "kv_cache_dtype kv_cache_memory_bytes load_format log_level lora_modules max_cpu_loras max_cudagraph_capture_size "

@@ -29,10 +29,10 @@ def quantized_experts(
     """
     each = [tuple(f"{prefix}.experts.{{}}.{name}" for name in names) for names in spellings]
     gate_up = parameters.expert_weight(
-        (spec.experts, 2 * spec.width, hidden), f"{prefix}.{stacked[0]}", [names[:2] for names in each]
+        spec.here, 2 * spec.width, hidden, f"{prefix}.{stacked[0]}", [names[:2] for names in each]
     )
     down = parameters.expert_weight(
-        (spec.experts, hidden, spec.width), f"{prefix}.{stacked[1]}", [names[2:] for names in each]
+        spec.here, hidden, spec.width, f"{prefix}.{stacked[1]}", [names[2:] for names in each]
     )
     if gate_up is None and down is None:
         return None
@@ -50,7 +50,7 @@ def quantized_experts(
     down_bias = _bias(parameters, second, down) if spec.bias else None
     if by_turns:
         parameters.after_load(lambda: _separate(gate_up, gate_up_bias))
-    return QuantizedExperts(gate_up, down, gate_up_bias, down_bias, gate)
+    return QuantizedExperts(gate_up, down, gate_up_bias, down_bias, gate, spec.experts)
 
 
 def _bias(parameters: Parameters, name: str, weight: Layout) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -74,6 +74,9 @@ def find_modules(
     for part in parameters.chosen_parts(lambda part: _any(part.module, part.scheme, part.weight.shape, stored)):
         cut, shape = _whole(part.module, part.scheme, part.weight.shape, names, shard)
         tensors, taken = _tensors(part.module, part.scheme, shape, stored)
+        if cut is not None and cut.dim == len(shape) - 3:  # whole experts, which lie behind each other
+            tensors = {name: _experts_of(tensor, cut) for name, tensor in tensors.items()}
+            cut, shape = None, tuple(part.weight.shape)
         modules.append(Module(part.module, part.scheme, tensors, shape, part, cut=cut))
         used |= taken
     for name, view in parameters.views.items():
@@ -100,6 +103,13 @@ def _whole(
     shape = cut.stored_shape(local)
     check_whole_groups(module, cut, scheme, shape, shard.world)
     return cut, shape
+
+
+def _experts_of(tensor: StoredTensor, cut: Cut) -> StoredTensor:
+    """The part of a tensor of all experts that has those of one range."""
+    (own,), size = cut.ranges, tensor.num_bytes // cut.whole
+    shape = (len(own), *tensor.shape[1:])
+    return replace(tensor, offset=tensor.offset + own.start * size, shape=shape, num_bytes=len(own) * size, cut=None)
 
 
 def _is_dense(tensor: StoredTensor | None) -> bool:

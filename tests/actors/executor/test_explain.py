@@ -19,6 +19,7 @@ from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.device import resolve_dtype
 from pagebus.actors.executor.explain import DECODES, MIXED, PROMPTS, AbsentEngine
+from pagebus.actors.executor.loading.compile_command import parse_target
 from pagebus.actors.executor.loading.dry_run import META, make_runner
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
@@ -27,7 +28,10 @@ from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.user_tables import read_user_tables, user_path
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.tables import merge_table
+from pagebus.kernels.moe.choice import choose_experts
+from pagebus.kernels.moe.launch.shapes import Shape
 from tests.helpers.engine_driver import HandScheduler
+from tests.helpers.model_factory import make_golden
 from tests.helpers.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
@@ -221,6 +225,21 @@ def test_a_rank_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["steps"]
     assert main(["explain", str(folder), "--target", "cpu", "-tp", "2", "--rank", "1", "--actor-name", "x"]) == 0
     assert "rank 1 of 2" in capsys.readouterr().out
+
+
+def test_a_rank_with_some_experts_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With the kernels of a mixture of its own that gets half of the pairs: one of two choices of each token."""
+    fields = {"num_experts": 32, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    folder = make_golden(tmp_path, "qwen3_moe", fields)
+    options = ("--target", "sm_90", "-tp", "2", "--dtype", "bfloat16", "--enforce-eager", "--enable-expert-parallel")
+    steps = [step for step in explained(capsys, folder, *options)["steps"] if not step["prompt_tokens"]]
+    part = Shape(16, 1, ModelConfig.load(folder).hidden_size, 64)
+    expected = {
+        count: str(choose_experts(count, part, torch.bfloat16, parse_target("sm_90", None)).kernel) for count in DECODES
+    }
+    told = {step["decodes"]: step["products"]["experts"]["kernel"] for step in steps}
+    assert told.items() <= expected.items()
+    assert set(told.values()) == {"moe_pairs", "moe_grouped"}
 
 
 @needs_triton

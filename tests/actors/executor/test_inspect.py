@@ -15,6 +15,7 @@ from tests.helpers.quantized.packers import PACKERS
 
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_hidden_layers": 2}
 FIELDS = {"hidden_size": 64, "intermediate_size": 128}
+EXPERTS_DOWN = "model.layers.*.mlp.experts.down_proj"
 
 
 def inspect(capsys: pytest.CaptureFixture[str], folder: Path, *options: str) -> dict[str, Any]:
@@ -40,6 +41,18 @@ def test_a_dense_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kv_cache"]["most_blocks"] > 1_000_000
     assert (found["kv_cache"]["window"], found["kv_cache"]["sequence_blocks"]) == (0, 512 // 16)
     assert "attention" in found["runs"]
+
+
+def test_a_rank_has_whole_experts_or_a_part_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 8 experts 4, of their shape in the file."""
+    folder = make_golden(tmp_path, "qwen3_moe", FIELDS | MOE)
+    found = [
+        {group["name"]: group for group in inspect(capsys, folder, "--target", "cpu", "-tp", "2", *more)["weights"]}
+        for more in ((), ("-ep",))
+    ]
+    assert [(each[EXPERTS_DOWN]["count"], each[EXPERTS_DOWN]["shape"]) for each in found] == [
+        (2, [8, 64, 16]), (2, [4, 64, 32]),
+    ]  # fmt: skip
 
 
 def test_windows_bound_what_a_sequence_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

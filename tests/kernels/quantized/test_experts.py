@@ -76,6 +76,18 @@ def test_products_are_those_of_dense_experts(gate_up: str, down: str, ordered: b
     assert error(result[:-1], moe_experts_reference(*tokens, layer)[:-1]) < LIMIT
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_choices_that_are_elsewhere_are_left_out(ordered: bool, device: torch.device) -> None:
+    """A token may have some experts here and others not; both parts add up to the whole."""
+    layer, (x, weights, experts) = make_layer("mxfp4", "fp8 blocks of 128x128", device), make_tokens(9, device)
+    config, whole = config_of(layer, ordered=ordered), moe_experts_reference(x, weights, experts, layer)
+    here = [torch.where(experts == 1, experts, -1), torch.where(experts == 1, -1, experts)]
+    parts = [coded_experts(x, weights, some, coded_layer(layer), config) for some in here]
+    for some, part in zip(here, parts, strict=True):
+        assert error(part, moe_experts_reference(x, weights, some, layer)) < LIMIT
+    assert error(parts[0] + parts[1], whole) < LIMIT
+
+
 def test_a_tokens_bits_are_its_own(device: torch.device) -> None:
     """Whatever stands beside it, sorted or not: all to one expert, so that there is a full item and one more."""
     layer, (x, weights, experts) = make_layer("mxfp4", "fp8 blocks of 128x128", device), make_tokens(18, device)

@@ -34,6 +34,7 @@ MOE = {
     "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 352,
     "shared_expert_intermediate_size": 704, "decoder_sparse_step": 2, "num_hidden_layers": 4,
 }  # fmt: skip
+RANK_OF_EXPERTS = {"tensor_parallel_size": 4, "rank": 3, "actor_name": "x", "enable_expert_parallel": True}
 GPT_OSS = {
     "architectures": ["GptOssForCausalLM"],
     "head_dim": 64,
@@ -88,11 +89,13 @@ def test_a_rehearsal_foresees_every_kernel_of_a_random_workload(
     assert found["hits"] == [False, True]
 
 
-@pytest.mark.parametrize("fields", [MOE, GPT_OSS], ids=["shared", "biased"])
-def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
-    """Their kernels depend on numbers of tokens that no dense product knows."""
+@pytest.mark.parametrize(
+    ("fields", "ranks"), [(MOE, {}), (GPT_OSS, {}), (MOE, RANK_OF_EXPERTS)], ids=["shared", "biased", "some of them"]
+)
+def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str, Any], ranks: dict[str, Any]) -> None:
+    """Their kernels depend on numbers of tokens that no dense product knows; also of a rank that has some of them."""
     (folder / "config.json").write_text(json.dumps(CONFIG | fields))
-    settings = json.dumps({"max_model_len": 4096, "enforce_eager": True})
+    settings = json.dumps({"max_model_len": 4096, "enforce_eager": True, **ranks})
 
     done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
 
@@ -157,8 +160,9 @@ def test_the_mark_names_what_decides_about_kernels(folder: Path, monkeypatch: py
 
     marks = {mark(), mark(max_num_seqs=8), mark(dtype="float16"), mark(Target(80, 108)), mark(kv_cache_dtype="fp8")}
     marks |= {mark(pipeline_parallel_size=2), mark(pipeline_parallel_size=2, rank=1)}
+    marks |= {mark(tensor_parallel_size=2), mark(tensor_parallel_size=2, enable_expert_parallel=True)}
 
-    assert len(marks) == 7
+    assert len(marks) == 9
     assert mark(port=1) == mark()
     assert {path.parent for path in marks} == {folder / "cache"}
 

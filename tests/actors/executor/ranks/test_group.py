@@ -85,6 +85,8 @@ def test_what_ranks_compute_with_is_compared(tmp_path: Path) -> None:
     assert own["settings"] != adapting["settings"]
     assert adapting == description(Settings(tensor_parallel_size=2, enable_lora=True), config)
     assert own["settings"] != description(Settings(kv_cache_dtype="fp8"), config)["settings"]
+    apart = Settings(tensor_parallel_size=2, enable_expert_parallel=True)
+    assert own["settings"] != description(apart, config)["settings"]
     assert own["model"] != description(Settings(), other)["model"]
 
 

@@ -9,14 +9,18 @@ import pytest
 
 from pagebus.actors.model.config import ModelConfig, ModelError, parse_config
 from pagebus.actors.model.family import NameMap
-from pagebus.actors.model.shards.cuts import Cut, cut_of
+from pagebus.actors.model.shards.cuts import Cut, cut_of, is_absent
 from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.model.shards.shard import Shard, share
+from pagebus.actors.model.spec import Moe
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 48,
     "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 128,
+}  # fmt: skip
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2,
 }  # fmt: skip
 QUERY, KEY = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.bias"
 OUT, OUT_BIAS = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.mlp.down_proj.bias"
@@ -95,6 +99,40 @@ def test_fused_tensors_are_cut_in_each_part() -> None:
     assert gate_up == Cut(0, 96, (range(24, 48), range(72, 96)))
     by_head = cut_of("model.layers.0.self_attn.qkv_proj.weight", second, replace(names, qkv_by_head=True))
     assert by_head == Cut(0, 192, (range(96, 160), range(160, 192)))
+
+
+def test_cuts_of_experts() -> None:
+    """Whole ones of a range, with all that is theirs; what is of one expert is on its rank alone. Without the flag
+    each is divided by its width."""
+    whole = parse_config(LLAMA | MIXTRAL, {})
+    [_, second] = [local_config(whole, rank, 2, by_expert=True) for rank in range(2)]
+    shard, plain = second.shard, local_config(whole, 1, 2).shard
+    assert shard is not None
+    assert plain is not None
+    feed = second.spec.layers[0].feed
+    assert isinstance(feed, Moe)
+    assert (feed.own, feed.experts, feed.width) == (range(2, 5), 5, 48)
+    each, stacked = "model.layers.0.mlp.experts.{}.w2.weight", "model.layers.1.mlp.experts.down_proj_bias"
+    assert [is_absent(each.format(expert), shard) for expert in range(5)] == [True, True, False, False, False]
+    assert not any(is_absent(each.format(expert), plain) for expert in range(5))
+    assert cut_of(each.format(3), shard, NameMap()) is None
+    assert cut_of(each.format(3), plain, NameMap()) == Cut(1, 48, (range(24, 48),))
+    assert cut_of(stacked, shard, NameMap()) == Cut(0, 5, (range(2, 5),))
+    assert cut_of(QUERY, shard, NameMap()) == cut_of(QUERY, plain, NameMap())
+    for name in ("model.layers.0.mlp.gate.weight", "model.norm.weight"):
+        assert cut_of(name, shard, NameMap()) is None
+        assert not is_absent(name, shard)
+
+
+def test_weights_of_a_rank_are_those_that_are_chosen_there_in_the_mean() -> None:
+    """By which graphs are made for fewer tokens."""
+    whole = parse_config(LLAMA | MIXTRAL | {"num_local_experts": 4}, {})
+    local = local_config(whole, 0, 2, by_expert=True)
+    counts = [
+        config.spec.layer_weights() - 2 * config.spec.layers[0].mixer.weights(64) - 2 * 64 * 4
+        for config in (whole, local)
+    ]
+    assert counts == [2 * 3 * 64 * 48 * 2, 2 * 3 * 64 * 48]
 
 
 def test_a_stored_shape_is_that_of_the_whole() -> None:

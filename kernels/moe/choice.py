@@ -23,8 +23,8 @@ from pagebus.kernels.moe.launch.shapes import (
     ExpertsKernel,
     Shape,
     Unsorted,
-    bucket_of,
     brought_here,
+    bucket_of,
     buckets,
     kernel_of,
     last_bringing,
@@ -133,9 +133,7 @@ def candidates_for(num_tokens: int, shape: Shape, target: Target, count: int) ->
     return costs_of(target).ranked(num_tokens, shape, count)
 
 
-def token_counts(
-    shape: Shape, most: int, dtype: torch.dtype, target: Target | None, among: int = 0
-) -> list[int]:
+def token_counts(shape: Shape, most: int, dtype: torch.dtype, target: Target | None, among: int = 0) -> list[int]:
     """Numbers of tokens up to ``most`` which together launch every kernel that fewer tokens than that may launch:
     between two of them nothing changes but the number of programs. ``among`` as in `brought_here`."""
     part = brought_here(1, shape, among)[1]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pagebus.actors.bench.driver.shapes import SHAPES
 from pagebus.actors.commands.cli import main

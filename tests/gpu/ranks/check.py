@@ -1,7 +1,7 @@
 """Ranks on the GPUs of one host, each a process: are their tokens right, and their sums equal to the last bit?
 
     python -m tests.gpu.ranks.check [--world 2] [--families qwen2 gpt-oss ...] [--carrier peers|nccl|gloo] [--eager]
-        [--device cpu]
+        [--expert-parallel] [--device cpu]
 
 Tiny random models in float32. For each: greedy tokens against transformers' (as far as these leave no doubt), sampled
 ones against those of one rank, and log probabilities beside them; from CUDA graphs and without. Without graphs all sums
@@ -76,7 +76,8 @@ class RankDriver(Driver):
     def __init__(self, folder: Path, comm: Comm | None, rank: int, world: int, **settings: Any) -> None:
         self.settings = Settings(model=str(folder), rank=rank, tensor_parallel_size=world, **settings)
         self.results = queue.Queue()
-        config = local_config(ModelConfig.load(folder), rank, world)
+        by_expert = self.settings.enable_expert_parallel
+        config = local_config(ModelConfig.load(folder), rank, world, by_expert=by_expert)
         more = {} if comm is None else {"comm": comm}
         self.engine = Engine(
             self.settings, config, on_result=self.results.put, on_error=self.results.put, path=folder, **more
@@ -102,6 +103,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
         prompts = prompts_for(GOLDEN[name], name)
         for eager in (True,) if arguments.eager else (True, False):
             options = OPTIONS | {"enforce_eager": eager, "device": device}
+            options["enable_expert_parallel"] = arguments.expert_parallel
             settings = Settings(rank=rank, tensor_parallel_size=world, device=device)
             comm = meet(settings, f"file:{folder / f'store-{name}-{eager}'}", "127.0.0.1", arguments.carrier, 0)
             summed = Summed(comm) if eager else None
@@ -148,6 +150,7 @@ def run_all(arguments: argparse.Namespace) -> int:
             arguments.device,
         ]
         command += ["--world", str(arguments.world), "--families", *arguments.families, *(["--eager"] if eager else [])]
+        command += ["--expert-parallel"] if arguments.expert_parallel else []
         ranks = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],
@@ -209,6 +212,7 @@ def main() -> int:
     parser.add_argument("--families", nargs="+", default=list(CHOSEN))
     parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--expert-parallel", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--folder")

@@ -156,5 +156,5 @@ def test_tensors_of_other_ranks_are_no_part_of_a_rank(tmp_path: Path) -> None:
 def test_fewer_experts_than_ranks_are_refused(tmp_path: Path) -> None:
     fields = {"num_local_experts": 4, "num_attention_heads": 8, "num_key_value_heads": 8}
     whole = ModelConfig.load(make_golden(tmp_path, "mixtral", fields))
-    with pytest.raises(ModelError, match="--tensor-parallel-size 8: --enable-expert-parallel: there are only 4 experts"):
+    with pytest.raises(ModelError, match=r"--tensor-parallel-size 8: --enable-expert.* only 4 experts"):
         local_config(whole, 0, 8, by_expert=True)

@@ -15,14 +15,16 @@ from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.rank_actors import FollowingRank, LeadingRank
 from pagebus.actors.executor.ranks.group import Record, record_state
 from pagebus.actors.model.config import ModelError
+from pagebus.actors.model.spec import Moe
 from pagebus.actors.runtime.process import actor_class
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import FENCE_INDEX, START, EntryId, LeaseInfo, LogEntry
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from pagebus.bus.messages import SLEEP_STATE, ReplicaFenced, StepPlan, StepResult
 from pagebus.bus.streams import Names
+from tests.actors.executor.models.test_families import reference_tokens
 from tests.helpers.engine_driver import scheduler_for
-from tests.helpers.model_factory import make_model, reference_generate
+from tests.helpers.model_factory import make_golden, make_model, reference_generate
 from tests.helpers.waiting import LIMIT_S
 
 NAME = "executor-0"
@@ -133,6 +135,20 @@ async def test_four_ranks(folder: Path) -> None:
     """Two of them hold the same head of keys."""
     async with group(folder, 0, 1, 2, 3, world=4) as running:
         assert await running.generate(4) == reference_generate(folder, [PROMPT], 4)[0]
+
+
+async def test_ranks_with_whole_experts(tmp_path: Path) -> None:
+    """Eight experts on two ranks; both have to divide them so."""
+    folder = make_golden(tmp_path, "qwen3_moe", {"num_experts": 8, "num_experts_per_tok": 3})
+    async with group(folder, 0, 1, enable_expert_parallel=True) as running:
+        assert await running.generate(6) == reference_tokens(folder, [PROMPT], 6)[0]
+        configs = [actor._engine._config for actor in running.actors]  # type: ignore[union-attr]
+    feeds = [config.spec.layers[-1].feed for config in configs]
+    assert [feed.own for feed in feeds if isinstance(feed, Moe)] == [range(4), range(4, 8)]
+    async with group(folder, 0, enable_expert_parallel=True) as running:
+        running.start(1, enable_expert_parallel=False)
+        with pytest.raises(SettingsError, match=r"rank 1 on .* has another settings than rank 0"):
+            await running.ended(0)
 
 
 async def test_plans_for_a_group_before_are_passed_over_by_all(folder: Path) -> None:

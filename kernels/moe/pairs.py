@@ -91,6 +91,7 @@ def _pair_down_kernel(
     STAGES: tl.constexpr,
     PREFETCHED: tl.constexpr,  # inputs of each row
     PIECES: tl.constexpr,  # of a row that is prefetched, so that all threads take part
+    PARTIAL: tl.constexpr,  # many choices may be of experts that are elsewhere
     PDL: tl.constexpr,
 ):
     tile, token = tl.program_id(0), tl.program_id(1)
@@ -102,8 +103,12 @@ def _pair_down_kernel(
         gdc_launch_dependents()
         if PREFETCHED:
             for choice in tl.static_range(TOP_K):
-                expert = tl.maximum(tl.load(experts_ptr + first + choice), 0).to(tl.int64)
-                prefetch_rows(weight_ptr + expert * num_rows * size, row, size, 0, PREFETCHED, PIECES)
+                expert = tl.load(experts_ptr + first + choice).to(tl.int64)
+                matrix = weight_ptr + tl.maximum(expert, 0) * num_rows * size
+                if not PARTIAL:  # noqa: SIM114 - which of these branches there are is known when it is compiled
+                    prefetch_rows(matrix, row, size, 0, PREFETCHED, PIECES)
+                elif expert >= 0:
+                    prefetch_rows(matrix, row, size, 0, PREFETCHED, PIECES)
         gdc_wait()
     acc = tl.zeros((ROWS, BLOCK_K), tl.float32)
     for step in tl.range(0, TOP_K * CHUNKS, num_stages=STAGES):
@@ -138,6 +143,7 @@ def pair_experts(
     """`moe_experts` of a few tokens."""
     (num_tokens, size), (_, num_rows, width) = x.shape, layer.down.shape
     top_k, num_pairs = experts.shape[1], experts.numel()
+    partial = layer.among > len(layer.down)
     hidden = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((num_tokens, num_rows), dtype=x.dtype, device=x.device)
     _pair_gate_up_kernel[(-(-width // gate_up.rows), num_pairs)](
@@ -150,6 +156,6 @@ def pair_experts(
         hidden, layer.down, layer.down_bias, weights, experts, out, num_rows, width,
         TOP_K=top_k, CHUNKS=-(-width // down.depth), EVEN_K=width % down.depth == 0, ROWS=down.rows,
         BLOCK_K=down.depth, STAGES=down.stages, PREFETCHED=width if down.prefetch else 0,
-        PIECES=down.pieces(width), num_warps=down.warps, **pdl(x.device),
+        PIECES=down.pieces(width), PARTIAL=partial, num_warps=down.warps, **pdl(x.device),
     )  # fmt: skip
     return out

@@ -157,21 +157,16 @@ class Runner:
             if work.runs is not None and self.graphs is not None:
                 work.runs.can_verify = self.graphs.can_verify
             self.drafting.begin(work, deltas, self.graphs)
-        if self.graphs is not None and bucket is not None:
-            hidden, logits, sampled = self.graphs.run(bucket, self)
-            if self.model.pass_on(hidden, work.num_tokens):
-                return None
-            self._score_prompts(work, hidden, deltas, pooled=self._pools)
-        else:
-            hidden = self.forward(work, cut, launch)
-            if self.model.pass_on(hidden, work.num_tokens):
-                return None
-            self._score_prompts(work, hidden, deltas)
-            if not len(work.positions):
-                if self.drafting is not None:
-                    self.drafting.follow(work, bucket, self.graphs)
-                return None
-            logits, sampled = self._eager_tokens(work, hidden, deltas)
+        replayed = None if self.graphs is None or bucket is None else self.graphs.run(bucket, self)
+        hidden = self.forward(work, cut, launch) if replayed is None else replayed[0]
+        if self.model.pass_on(hidden, work.num_tokens):
+            return None
+        self._score_prompts(work, hidden, deltas, pooled=self._pools and replayed is not None)
+        if replayed is None and not len(work.positions):
+            if self.drafting is not None:
+                self.drafting.follow(work, bucket, self.graphs)
+            return None
+        logits, sampled = self._eager_tokens(work, hidden, deltas) if replayed is None else replayed[1:]
         if "extra_rows" in deltas:
             if self.drafting is not None:
                 self.drafting.restore(work, deltas, self._input_ids)

@@ -29,9 +29,16 @@ async def test_gauges_fall(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
         async def have_fallen() -> bool:
             return await shown() == [0] * len(GAUGES)
 
+        enough = asyncio.Event()
+
+        async def ask() -> None:
+            while not enough.is_set():
+                await client.completion([1, 2, 3], max_tokens=400, ignore_eos=True)
+
         await eventually(have_fallen)
-        asking = asyncio.create_task(client.completion([1, 2, 3], max_tokens=400, ignore_eos=True))
+        asking = asyncio.create_task(ask())
         await eventually(have_risen)
         monkeypatch.setattr(actor, "METRICS_INTERVAL_S", 3600.0)
+        enough.set()
         await asking
         await eventually(have_fallen)

@@ -142,11 +142,15 @@ def compile_kernels(settings: Settings, config: ModelConfig, target: Target, job
     return len(recorded)
 
 
+def leave_out_torch_compile() -> None:
+    """Shapes on the meta device are inferred by functions that torch marks as not to be compiled by torch.compile. It is
+    imported for that alone, and takes longer than everything else in a rehearsal."""
+    sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
+
+
 def record(settings: Settings, config: ModelConfig, target: Target, on_kernel: Callable[[Compile], None]) -> set[str]:
     """Rehearse, and give each kernel to ``on_kernel`` when it is launched first; returns their keys in the cache."""
-    # Shapes on the meta device are inferred by functions that torch marks as not to be compiled by torch.compile, which
-    # is imported for that alone, and takes longer than everything else here.
-    sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
+    leave_out_torch_compile()
     compile_for(target)
     driver.set_active(AbsentGpu(target))
     keys: set[str] = set()

@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 from typing import NamedTuple, Self
 
 import torch
@@ -79,10 +77,9 @@ def _serve(end: Connection, wanted: Wanted, todo: Measurable, target: Target) ->
     """In the process: until the other end is closed."""
     from triton.runtime import driver
 
-    from pagebus.actors.executor.loading.compilation import AbsentGpu, Processes, Recorder
+    from pagebus.actors.executor.loading.compilation import AbsentGpu, Processes, Recorder, leave_out_torch_compile
 
-    # As in `compilation.record`.
-    sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
+    leave_out_torch_compile()
     compile_for(target)
     driver.set_active(AbsentGpu(target))
     step = wanted.on(torch.device("meta"), 256, BLOCK_SIZE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from triton.runtime.jit import JITFunction
 from pagebus.actors.executor.explain import AbsentEngine
 from pagebus.actors.executor.graphs.graphs import empty_step, padded_pass
 from pagebus.actors.executor.graphs.piecewise_graphs import run_pieces
-from pagebus.actors.executor.loading.compilation import AbsentGpu, Recorder
+from pagebus.actors.executor.loading.compilation import AbsentGpu, Recorder, leave_out_torch_compile
 from pagebus.actors.executor.loading.compile_command import parse_target
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
@@ -63,7 +62,7 @@ def steps_of(folder: str, changes: dict[str, Any], target: Target) -> list[dict[
 
 def main() -> None:
     name, cases = sys.argv[1:]
-    sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
+    leave_out_torch_compile()
     target = parse_target(name, None)
     driver.set_active(AbsentGpu(target))
     with torch.inference_mode(), Recorder(set(), lambda kernel: None):

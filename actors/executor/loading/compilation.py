@@ -143,8 +143,8 @@ def compile_kernels(settings: Settings, config: ModelConfig, target: Target, job
 
 
 def leave_out_torch_compile() -> None:
-    """Shapes on the meta device are inferred by functions that torch marks as not to be compiled by torch.compile. It is
-    imported for that alone, and takes longer than everything else in a rehearsal."""
+    """Shapes on the meta device are inferred by functions that torch marks as not to be compiled by torch.compile. That
+    is imported for these marks alone, and takes longer than everything else in a rehearsal."""
     sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
 
 

@@ -307,14 +307,14 @@ def test_bfloat16_logits_are_near_float32(
     runner = runner_of(driver)
     seen: list[torch.Tensor] = []
     graphs: Any = runner.graphs
-    replay = graphs.replay
+    run_graph = graphs.run
 
-    def keeping(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        logits, tokens = replay(*arguments)
+    def keeping(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden, logits, tokens = run_graph(*arguments)
         seen.append(logits[:1].clone())
-        return logits, tokens
+        return hidden, logits, tokens
 
-    graphs.replay = keeping
+    graphs.run = keeping
     scheduler = driver.scheduler()
     sequence = scheduler.add(make_prompts(driver.info.vocab_size, 1, 3)[0] + [5, 6, 7], 8)
     while (plan := scheduler.plan()) is not None:

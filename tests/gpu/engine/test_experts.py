@@ -40,7 +40,7 @@ def test_bfloat16_is_near_float32_for_few_and_many_tokens(model_type: str, tmp_p
     """Last logits of prompts of 1 to 200 tokens, each alone and all together: every form of the experts' kernels."""
     folder = make_golden(tmp_path, model_type, MODELS[model_type], std=0.02)
     driver = Driver(folder, **SETTINGS | {"dtype": "bfloat16", "enforce_eager": True})
-    prompts = [[5], *(prompt for prompt in make_prompts(DEFAULTS["vocab_size"], 9, seed=3) if len(prompt) > 1)]
+    prompts = [[5], *(prompt for prompt in make_prompts(DEFAULTS["vocab_size"], 24, seed=3) if len(prompt) > 1)]
     runner = driver.engine._loaded.runner
     moe = moe_of(runner.model.config.spec)
     assert moe is not None

@@ -23,6 +23,7 @@ from pagebus.actors.bench.driver.deployment import BenchError
 from pagebus.actors.bench.driver.graphs import told_by_metrics, until_captured
 from pagebus.actors.bench.driver.load import ENDPOINTS, Spec, make_calls, warm_up_calls
 from pagebus.actors.bench.measures.figures import Figures, summary
+from pagebus.actors.bench.measures.full_load import full_load
 from pagebus.actors.runtime.child import python_path
 from pagebus.actors.settings import SettingsError
 from pagebus.actors.simulator.workloads import WORKLOADS
@@ -227,6 +228,7 @@ def make_figures(outcomes: Sequence[Outcome], goals: dict[str, float], percentil
     output_tokens = sum(outcome.output_tokens for outcome in good)
     prompt_tokens = sum(outcome.prompt_tokens for outcome in good)
     values = {name: np.array([each for outcome in good for each in times(outcome)[name]]) for name in METRICS}
+    full_rate, full_s = full_load(good)
     met = [all(max(times(outcome)[name], default=0.0) <= limit for name, limit in goals.items()) for outcome in good]
     figures: Figures = {
         "seconds": seconds,
@@ -238,6 +240,8 @@ def make_figures(outcomes: Sequence[Outcome], goals: dict[str, float], percentil
         "output_tokens_per_s": output_tokens / seconds,
         "total_tokens_per_s": (output_tokens + prompt_tokens) / seconds,
         "peak_concurrency": float(peak_concurrency(good)),
+        "full_load_output_tokens_per_s": full_rate,
+        "full_load_seconds": full_s,
     }
     if goals:
         figures["goodput_requests_per_s"] = sum(met) / seconds
@@ -291,6 +295,8 @@ def table(spec: Spec, figures: dict[str, dict[str, Any]], percentiles: Sequence[
         + (f" (medians of {repeats} runs)" if repeats > 1 else ""),
         f"requests/s {of('requests_per_s'):.2f}   output tokens/s {of('output_tokens_per_s'):.1f}   "
         f"all tokens/s {of('total_tokens_per_s'):.1f}",
+        f"under full load: output tokens/s {of('full_load_output_tokens_per_s'):.1f}, for "
+        f"{of('full_load_seconds'):.2f} s",
         "",
         f"{'ms':28}" + "".join(f"{column:>10}" for column in columns),
     ]

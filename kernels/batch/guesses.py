@@ -93,8 +93,9 @@ def part_guesses(logits: torch.Tensor, first: int) -> torch.Tensor:
 
 
 @triton.jit
-def _told_best(told_ptr, row, stride_rank, RANKS: tl.constexpr):
-    """What the rank with the largest logit told, the first of several."""
+def _told_best(told_ptr, row, RANKS: tl.constexpr):
+    """What the rank with the largest logit told of this row, of as many as there are programs; the first of several."""
+    stride_rank = 2 * tl.num_programs(0)
     best = tl.load(told_ptr + 2 * row).to(tl.float32, bitcast=True)
     chosen = tl.load(told_ptr + 2 * row + 1)
     for rank in tl.static_range(1, RANKS):
@@ -131,7 +132,7 @@ def _store_guesses_kernel(
         gdc_launch_dependents()
         gdc_wait()
     if RANKS:
-        chosen = _told_best(logits_ptr, row, stride_logits, RANKS)
+        chosen = _told_best(logits_ptr, row, RANKS)
     else:
         chosen = _likeliest(logits_ptr + row * stride_logits, vocab, BLOCK)[1]
     if ids_ptr is not None:
@@ -161,12 +162,12 @@ def store_guesses(
     assert logits.stride(-1) == tokens.stride(1) == 1
     assert following.shape == features.shape
     assert logits.shape[-2] == len(slots) == len(starts) == len(ends) == rows
-    assert not ranks or logits.stride(1) == 2
-    same = size == 0 or following.data_ptr() == features.data_ptr()
+    assert not ranks or logits.is_contiguous()
+    same, vocab = size == 0 or following.data_ptr() == features.data_ptr(), logits.shape[-1]
     _store_guesses_kernel[(rows,)](
-        logits, token_ids, None if same else following, tokens, slots, starts, ends, features, logits.shape[-1],
-        logits.stride(0), following.stride(0), tokens.stride(0), features.stride(0), RANKS=ranks, SIZE=size,
-        BLOCK_SIZE=next_power_of_2(max(size, 1)), BLOCK=min(BLOCK, next_power_of_2(logits.shape[-1])), num_warps=WARPS,
+        logits, token_ids, None if same else following, tokens, slots, starts, ends, features, vocab,
+        0 if ranks else logits.stride(0), following.stride(0), tokens.stride(0), features.stride(0), RANKS=ranks,
+        SIZE=size, BLOCK_SIZE=next_power_of_2(max(size, 1)), BLOCK=min(BLOCK, next_power_of_2(vocab)), num_warps=WARPS,
         **pdl(logits.device),
     )  # fmt: skip
 

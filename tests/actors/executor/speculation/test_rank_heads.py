@@ -14,6 +14,7 @@ import pytest
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.graphs.head_passes import Follow, Guess
 from pagebus.actors.executor.models.eagle3_config import load_eagle3
+from pagebus.actors.executor.models.mtp import Mtp
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.shards.local import local_config
 from tests.actors.executor.eager_graphs import pad_steps
@@ -132,6 +133,15 @@ def test_four_ranks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """More than there are heads of keys."""
     for each in engines(tmp_path, kind, 4):
         assert sum(check(each, sampling, monkeypatch) for sampling in ({}, SAMPLED)) > 0
+
+
+def test_whole_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MTP layer's mixture is divided as those of the model are."""
+    for each in engines(tmp_path, "mtp", 2, enable_expert_parallel=True):
+        layer = heads(cast("Driver", SimpleNamespace(engine=each.ranks.engines[1]))).head
+        assert isinstance(layer, Mtp)
+        assert {len(weight) * 2 for weight in layer._layer.mlp.expert_weights.values()} == {8}
+        assert check(each, {}, monkeypatch) > 0
 
 
 @pytest.mark.parametrize("kind", ["head", "mtp of latents", "small model"])

@@ -83,6 +83,7 @@ class EngineSettings:
         None,
         help="ranks among which what guesses is divided: as many as the model (default: --tensor-parallel-size)",
         low=1,
+        high=64,
     )
     enable_lora: bool = setting(False, help="serve adapters of the model (docs/lora.md)")
     lora_modules: tuple[str, ...] = setting(

@@ -37,6 +37,7 @@ from tests.actors.executor.speculation.checks import accepted, asked, tokens_of
 from tests.actors.executor.speculation.conftest import cheap
 from tests.actors.executor.speculation.test_heads import drafted
 from tests.actors.executor.speculation.test_rank_heads import KINDS, SAMPLED
+from tests.actors.scheduler.rests import rest_often
 from tests.gpu.ranks.check import LIMIT_S, RankDriver
 from tests.helpers.engine_driver import Driver
 
@@ -76,19 +77,21 @@ class Told:
             self._count += 1
 
 
-def lead(driver: RankDriver, told: Told) -> dict[str, Any]:
-    """What rank 0 answers: everything once, and from graphs again when all are there."""
+def lead(driver: RankDriver, told: Told, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What rank 0 answers: everything at first, when all graphs are there, and between steps that want no drafts."""
     submit = driver.engine.submit
 
     def tell(plan: StepPlan, epoch: int) -> None:
         told.tell(plan, epoch)
         submit(plan, epoch)
 
-    driver.engine.submit = tell  # type: ignore[method-assign]
+    driver.engine.submit = tell  # type: ignore[assignment, method-assign]
     found: dict[str, Any] = {"answers": [], "right": 0}
-    for again in (False, True) if driver.engine._graphs is not None else (False,):
-        if again:
+    for way in ("at first", "captured", "at rest"):
+        if way == "captured" and driver.settings.device == "cuda":
             driver.synchronize()
+        elif way == "at rest":
+            rest_often(patch)
         for sampling in ASKED:
             core = asked(driver, **sampling)
             found["answers"].append(tokens_of(core))
@@ -127,7 +130,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
                 cheap(patch)
                 watched: Drafts = drafted(driver, patch)
                 if rank == 0:
-                    found |= lead(driver, told)
+                    found |= lead(driver, told, patch)
                 else:
                     follow(driver, told)
             found |= {"drafts": watched, "graphs": driver.engine.graphs_progress}

@@ -79,6 +79,12 @@ class EngineSettings:
         low=1,
         high=64,
     )
+    draft_tensor_parallel_size: int | None = setting(
+        None,
+        help="ranks among which what guesses is divided: as many as the model (default: --tensor-parallel-size)",
+        low=1,
+        high=64,
+    )
     enable_lora: bool = setting(False, help="serve adapters of the model (docs/lora.md)")
     lora_modules: tuple[str, ...] = setting(
         (), help='adapters to serve from the start: NAME=PATH, or {"name": ..., "path": ...}, each'

@@ -55,9 +55,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
             raise SettingsError("--uds: one ingress can listen on a socket, --ingresses has to be 1")
         if self.rank >= self.num_ranks:
             raise SettingsError(f"--rank {self.rank}: {self.rank_flags} is all that there are")
-        check_speculation(self)
-        if self.spec_method == "draft_model" and self.tensor_parallel_size > 1:
-            raise SettingsError("--spec-method draft_model: not with --tensor-parallel-size yet")
+        check_speculation(self, self.tensor_parallel_size)
         check_lora(self)
         if self.roles is not None:
             check_roles(self.roles, self.executors, self)

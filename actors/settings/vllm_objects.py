@@ -102,7 +102,7 @@ OBJECTS: Mapping[str, Mapping[str, Part]] = {
         "num_speculative_tokens": Part("spec_tokens", _whole),
         "prompt_lookup_max": Part("prompt_lookup_max", _whole),
         "prompt_lookup_min": Part("prompt_lookup_min", _whole),
-        "draft_tensor_parallel_size": Part(taken=("1",)),
+        "draft_tensor_parallel_size": Part("draft_tensor_parallel_size", _whole),
     },
     "--eplb-config": {},
     "--quantization-config": {},

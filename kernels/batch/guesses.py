@@ -24,10 +24,15 @@ def store_guesses_reference(
     """tokens[slots[r], starts[r]] is the likeliest by logits[r], the first of several, unless starts[r] < 0; then
     starts[r] goes on by one, as far as ends[r], and features[r] = following[r].
 
-    logits [R, V] float32; token_ids [V] int32: what tokens these are (None: 0, 1...); following, features [R, F];
-    tokens [S, L] int32; slots, starts, ends [R] int32. Only tokens, starts and features change.
+    logits [R, V] float32, or what N ranks tell of their parts, `part_guesses` [N, R, 2] of each in the order of their
+    parts; token_ids [V] int32: what tokens these are (None: 0, 1...); following, features [R, F]; tokens [S, L] int32;
+    slots, starts, ends [R] int32. Only tokens, starts and features change.
     """
-    best = logits.argmax(1)
+    if logits.dim() == 3:
+        winners = logits[:, :, 0].contiguous().view(torch.float32).argmax(0, keepdim=True)
+        best = logits[:, :, 1].gather(0, winners).squeeze(0)
+    else:
+        best = logits.argmax(1)
     guess = best.to(torch.int32) if token_ids is None else token_ids[best]
     rows = (starts >= 0).nonzero().squeeze(1)
     tokens[slots[rows].long(), starts[rows].long()] = guess[rows]
@@ -35,9 +40,75 @@ def store_guesses_reference(
     torch.minimum(starts + 1, ends, out=starts)
 
 
+def part_guesses_reference(logits: torch.Tensor, first: int) -> torch.Tensor:
+    """The likeliest by each row of a rank's logits [R, W] float32, the first of several: [R, 2] int32, the bits of its
+    logit, and its number among all, of which the rank's begin with ``first``."""
+    best = logits.max(1)
+    return torch.stack([best.values.view(torch.int32), best.indices.int() + first], dim=1)
+
+
+@triton.jit
+def _likeliest(logits_ptr, vocab, BLOCK: tl.constexpr):
+    """The largest of a row's logits, and its place, the first of several."""
+    at = tl.arange(0, BLOCK)
+    best, place = tl.full([BLOCK], float("-inf"), tl.float32), at
+    for begin in range(0, vocab, BLOCK):
+        score = tl.load(logits_ptr + begin + at, mask=begin + at < vocab, other=float("-inf")).to(tl.float32)
+        place = tl.where(score > best, begin + at, place)
+        best = tl.maximum(best, score)
+    largest = tl.max(best, axis=0)
+    return largest, tl.min(tl.where(best == largest, place, vocab - 1), axis=0)
+
+
+@triton.jit(do_not_specialize=["vocab", "first"])
+def _part_guesses_kernel(
+    logits_ptr,  # [R, W] float32
+    out_ptr,  # [R, 2]
+    vocab,  # W
+    first,
+    stride_logits,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    score, place = _likeliest(logits_ptr + row * stride_logits, vocab, BLOCK)
+    tl.store(out_ptr + 2 * row, score.to(tl.int32, bitcast=True))
+    tl.store(out_ptr + 2 * row + 1, first + place)
+
+
+def part_guesses(logits: torch.Tensor, first: int) -> torch.Tensor:
+    """As `part_guesses_reference`, in one launch."""
+    rows, width = logits.shape
+    assert logits.stride(1) == 1
+    out = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
+    if rows:
+        _part_guesses_kernel[(rows,)](
+            logits, out, width, first, logits.stride(0), BLOCK=min(BLOCK, next_power_of_2(width)), num_warps=WARPS,
+            **pdl(logits.device),
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _told_best(told_ptr, row, RANKS: tl.constexpr):
+    """What the rank with the largest logit told of this row, of as many as there are programs; the first of several."""
+    stride_rank = 2 * tl.num_programs(0)
+    best = tl.load(told_ptr + 2 * row).to(tl.float32, bitcast=True)
+    chosen = tl.load(told_ptr + 2 * row + 1)
+    for rank in tl.static_range(1, RANKS):
+        place = told_ptr + rank * stride_rank + 2 * row
+        score = tl.load(place).to(tl.float32, bitcast=True)
+        chosen = tl.where(score > best, tl.load(place + 1), chosen)
+        best = tl.maximum(best, score)
+    return chosen
+
+
 @triton.jit(do_not_specialize=["vocab", "tokens_ptr", "slots_ptr", "starts_ptr", "ends_ptr"])
 def _store_guesses_kernel(
-    logits_ptr,  # [R, V] float32
+    logits_ptr,  # [R, V] float32, or [N, R, 2] int32
     ids_ptr,  # [V] or None
     following_ptr,  # [R, F] or None: features stay
     tokens_ptr,  # [S, L]
@@ -50,6 +121,7 @@ def _store_guesses_kernel(
     stride_following,
     stride_tokens,
     stride_features,
+    RANKS: tl.constexpr,  # N; 0: logits are of all tokens
     SIZE: tl.constexpr,  # F
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -59,14 +131,10 @@ def _store_guesses_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    at = tl.arange(0, BLOCK)
-    best, place = tl.full([BLOCK], float("-inf"), tl.float32), at
-    for begin in range(0, vocab, BLOCK):
-        score = tl.load(logits_ptr + row * stride_logits + begin + at, mask=begin + at < vocab, other=float("-inf"))
-        score = score.to(tl.float32)
-        place = tl.where(score > best, begin + at, place)
-        best = tl.maximum(best, score)
-    chosen = tl.min(tl.where(best == tl.max(best, axis=0), place, vocab - 1), axis=0)
+    if RANKS:
+        chosen = _told_best(logits_ptr, row, RANKS)
+    else:
+        chosen = _likeliest(logits_ptr + row * stride_logits, vocab, BLOCK)[1]
     if ids_ptr is not None:
         chosen = tl.load(ids_ptr + chosen)
     start = tl.load(starts_ptr + row)
@@ -90,15 +158,16 @@ def store_guesses(
     features: torch.Tensor,
 ) -> None:
     """As `store_guesses_reference`, in one launch."""
-    rows, size = features.shape
-    assert logits.stride(1) == tokens.stride(1) == 1
+    (rows, size), ranks = features.shape, len(logits) if logits.dim() == 3 else 0
+    assert logits.stride(-1) == tokens.stride(1) == 1
     assert following.shape == features.shape
-    assert len(logits) == len(slots) == len(starts) == len(ends) == rows
-    same = size == 0 or following.data_ptr() == features.data_ptr()
+    assert logits.shape[-2] == len(slots) == len(starts) == len(ends) == rows
+    assert not ranks or logits.is_contiguous()
+    same, vocab = size == 0 or following.data_ptr() == features.data_ptr(), logits.shape[-1]
     _store_guesses_kernel[(rows,)](
-        logits, token_ids, None if same else following, tokens, slots, starts, ends, features, logits.shape[1],
-        logits.stride(0), following.stride(0), tokens.stride(0), features.stride(0), SIZE=size,
-        BLOCK_SIZE=next_power_of_2(max(size, 1)), BLOCK=min(BLOCK, next_power_of_2(logits.shape[1])), num_warps=WARPS,
+        logits, token_ids, None if same else following, tokens, slots, starts, ends, features, vocab,
+        0 if ranks else logits.stride(0), following.stride(0), tokens.stride(0), features.stride(0), RANKS=ranks,
+        SIZE=size, BLOCK_SIZE=next_power_of_2(max(size, 1)), BLOCK=min(BLOCK, next_power_of_2(vocab)), num_warps=WARPS,
         **pdl(logits.device),
     )  # fmt: skip
 

@@ -160,7 +160,7 @@ def _part_best_kernel(
     tl.store(out_ptr + 2 * row + 1, chosen * CHUNK + place)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["stride_rank", "num_rows"])
 def _rank_best_kernel(
     told_ptr,  # [N, R, 2] int32
     out_ptr,  # [R] int32

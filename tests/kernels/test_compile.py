@@ -54,7 +54,7 @@ def test_every_kernel_is_compiled() -> None:
         "_latent_decode_kernel", "_merge_latents_kernel",
         "_latent_prefill_kernel", "_latent_write_kernel", "_head_product_kernel", "_gather_latents_kernel",
         "_expanded_kernel", "_resolve_starts_kernel", "_accept_drafts_kernel", "_look_up_drafts_kernel",
-        "_store_guesses_kernel", "_begin_chain_kernel", "_keep_features_kernel",
+        "_part_guesses_kernel", "_store_guesses_kernel", "_begin_chain_kernel", "_keep_features_kernel",
         "_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel",
         "_plan_adapters_kernel", "_shrink_kernel", "_shrink_prompts_kernel", "_expand_kernel",
     } <= set(names)  # fmt: skip

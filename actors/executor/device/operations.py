@@ -258,6 +258,12 @@ class LookUpDrafts(Protocol):
     ) -> None: ...  # fmt: skip
 
 
+class PartGuesses(Protocol):
+    """:func:`pagebus.kernels.batch.guesses.part_guesses`"""
+
+    def __call__(self, logits: Tensor, first: int) -> Tensor: ...
+
+
 class StoreGuesses(Protocol):
     """:func:`pagebus.kernels.batch.guesses.store_guesses`"""
 

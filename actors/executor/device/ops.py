@@ -67,6 +67,7 @@ class Ops:
     resolve_starts: operations.ResolveStarts = drafts.resolve_starts_on_cpu
     accept_drafts: operations.AcceptDrafts = drafts.accept_drafts_on_cpu
     look_up_drafts: operations.LookUpDrafts = draft_lookup.look_up_drafts_on_cpu
+    part_guesses: operations.PartGuesses = guesses.part_guesses_reference
     store_guesses: operations.StoreGuesses = guesses.store_guesses_reference
     begin_chain: operations.BeginChain = guesses.begin_chain_reference
     keep_features: operations.KeepFeatures = guesses.keep_features_reference
@@ -129,6 +130,7 @@ class Ops:
             resolve_starts=drafts.resolve_starts,
             accept_drafts=drafts.accept_drafts,
             look_up_drafts=draft_lookup.look_up_drafts,
+            part_guesses=guesses.part_guesses,
             store_guesses=guesses.store_guesses,
             begin_chain=guesses.begin_chain,
             keep_features=guesses.keep_features,

@@ -86,8 +86,8 @@ class Graphs:
         self, buckets: Buckets, *, adapters: bool = False, passes: Sequence[HeadPass] = (), alike: bool = False
     ) -> None:
         """``adapters``: there are graphs for steps with adapters too; ``passes``: and for these of a draft head.
-        ``alike``: what a step is padded to, and what is sampled again, follows from the step alone, as ranks need it.
-        Without a graph the same is launched kernel by kernel."""
+        ``alike``: what a step and its guesses are padded to, and what is sampled again, follows from the step alone, as
+        ranks need it. Without a graph the same is launched kernel by kernel."""
         self.buckets = buckets
         self._adapters, self._alike = adapters, alike
         self._replayed = False  # whether the last step's pass was
@@ -158,7 +158,7 @@ class Graphs:
         not captured yet. None: there are too many."""
         sizes = map(Guess, self.buckets.row_sizes(count))
         own = next(sizes, None)
-        if own is None or self._captured.get(own) is not None:
+        if own is None or self._alike or self._captured.get(own) is not None:
             return own
         self._ask(own)
         return next((each for each in sizes if self._captured.get(each) is not None), own)

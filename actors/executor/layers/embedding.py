@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Self
+
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
@@ -24,6 +27,12 @@ class Embedding:
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
         return self._ops.embedding(input_ids, self.weight, self._scale)
+
+    def unscaled(self) -> Self:
+        """The same rows as they are stored."""
+        plain = copy(self)
+        plain._scale = 1.0
+        return plain
 
 
 class Head:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention import attention_shape
+from pagebus.actors.executor.layers.sharded.sums import ops_beside
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.models import Model, build_model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.models.draft_model import DraftModel
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_folder
+from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.model.spec import Gqa, Moe
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.paged_attention import prompts_config
@@ -36,9 +37,10 @@ class DraftModelFiles:
             ModelError: its tensors are missing, or not what its config.json says, or it cannot attend beside the model.
         """
         device, dtype = model.parameters.device, model.parameters.dtype
+        ops = ops_beside(as_decoder(model).ops, device)
         built = build_model(
-            self.cached, device, dtype, Ops.for_device(device), model.num_positions, backend=settings.attention_backend
-        )
+            self.cached, device, dtype, ops, model.num_positions, backend=settings.attention_backend
+        )  # fmt: skip
         try:
             if device.type != "cpu":
                 _check_kernels(built, model)
@@ -50,12 +52,15 @@ class DraftModelFiles:
 
 
 def draft_model_files(settings: Settings, target: ModelConfig) -> DraftModelFiles:
-    """Those of ``--spec-model``, to draft for ``target``. Raises ModelError if they cannot."""
+    """Those of ``--spec-model``, to draft for ``target``; of a rank's part of that, the rank's part. Raises ModelError
+    if they cannot."""
     assert settings.spec_model is not None
     path = resolve_folder(settings.spec_model, None, weights=settings.load_format != "dummy")
     try:
         config = ModelConfig.load(path)
         _check(config, target)
+        if target.shard is not None:
+            config = local_config(config, target.shard.rank, target.shard.world)
     except ModelError as error:
         raise ModelError(f"speculative model {path}: {error}") from error
     return DraftModelFiles(path, _beside(config, target))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from pagebus.actors.executor.layers.parameters import Parameters
+from pagebus.actors.executor.layers.sharded.sums import ops_beside
 from pagebus.actors.executor.loading.draft_model_weights import DraftModelFiles, draft_model_files
 from pagebus.actors.executor.loading.mtp_weights import MtpFiles, mtp_files
 from pagebus.actors.executor.loading.weight_copy import StoredTensor, copy_weights
-from pagebus.actors.executor.loading.weights import (
-    DUMMY_RANGE,
-    check_tensors,
-    make_generator,
-    read_headers,
-    weight_files,
-)
+from pagebus.actors.executor.loading.weights import check_tensors, fill_parameters, read_headers, weight_files
 from pagebus.actors.executor.models import Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.models.eagle3 import Eagle3
@@ -64,27 +59,25 @@ class HeadFiles:
     def _filled(
         self, model: Model, settings: Settings, stored: dict[str, StoredTensor], *, with_weights: bool
     ) -> Eagle3:
-        embedding = None
+        decoder, embedding = as_decoder(model), None
         if EMBEDDING not in stored:
-            if model.config.shard is not None:
-                raise ModelError(f"it has no {EMBEDDING}, which ranks of a group have a part of each")
-            embedding = as_decoder(model).embedding.weight
-            own, its = self.config.layer.hidden_size, embedding.shape[1]
+            embedding = decoder.embedding
+            own, its = self.config.layer.hidden_size, embedding.weight.shape[1]
             if own != its:
                 raise ModelError(f"it has no {EMBEDDING}, and that of the model has {its} columns, not {own}")
         parameters = Parameters(model.parameters.device, model.parameters.dtype)
-        head = Eagle3(self.config, parameters, model.num_positions, embedding)
+        ops = ops_beside(decoder.ops, parameters.device)
+        head = Eagle3(self.config, parameters, model.num_positions, ops, embedding)
         if with_weights:
             head.token_ids.copy_(torch.from_numpy(_token_ids(stored, self.config, model.config.vocab_size)))
+            stored = {name: replace(tensor, cut=self.config.cut_of(name)) for name, tensor in stored.items()}
             check_tensors(stored, parameters.views)
             try:
                 copy_weights([(stored[name], view) for name, view in parameters.views.items()], lambda count: None)
             except OSError as error:
                 raise ModelError(f"the weights cannot be read: {error}") from error
         elif parameters.device.type != "meta":
-            generator = make_generator(parameters.device).manual_seed(settings.seed)
-            for tensor in parameters.tensors:
-                tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
+            fill_parameters(parameters, settings.seed, self.config.layer.shard, self.config.cut_of)
         parameters.finish()
         return head
 

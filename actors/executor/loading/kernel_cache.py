@@ -33,6 +33,7 @@ INDIFFERENT = {
     "seed", "threads", "gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes", "cpu_kv_cache_gib",
     "swap_space", "disk_cache_dir", "disk_cache_gib", "preemption_mode", "enable_prefix_caching", "kv_moves",
     "scheduling_policy", "priority_aging_s", "itl_target_ms", "ttft_target_ms", "pipeline_depth",
+    "draft_tensor_parallel_size",
 }  # fmt: skip
 """Settings of the engine and its memory that change no kernel."""
 

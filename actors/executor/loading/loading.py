@@ -47,6 +47,7 @@ from pagebus.actors.executor.moves.opening import may_move, open_moves
 from pagebus.actors.executor.pooling.full_attention import takes_any_lengths
 from pagebus.actors.executor.pooling.parts import pools_all_tokens
 from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
+from pagebus.actors.executor.sampling.rank_guesses import with_guesses
 from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.executor.step.drafting import Lookup
 from pagebus.actors.executor.step.prefill_backend import PLAN_S, PrefillBackend, latent_sizes
@@ -84,7 +85,7 @@ def choose_ops(
     if shard is None:
         return ops
     with_sampling = ops_of_rank if device.type == "cpu" else device_ops_of_rank
-    return with_sampling(with_sums(ops, agreement.comm), agreement, shard)
+    return with_guesses(with_sampling(with_sums(ops, agreement.comm), agreement, shard), shard)
 
 
 def load(

@@ -56,8 +56,6 @@ def mtp_files(config: ModelConfig, path: Path) -> MtpFiles:
     """Of the model in ``path``. Raises ModelError if it has no such layer."""
     if is_gguf(path):
         raise ModelError("--spec-method mtp: not supported for GGUF files")
-    if config.shard is not None:
-        raise ModelError("--spec-method mtp: not supported with --tensor-parallel-size")
     return MtpFiles(path, config, mtp_layer(config))
 
 

@@ -27,7 +27,7 @@ from pagebus.actors.model.config import ModelConfig, ModelError, read_json
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.gguf.files import is_gguf
 from pagebus.actors.model.pooling.pooler import Pooler
-from pagebus.actors.model.shards.cuts import cut_of, is_absent
+from pagebus.actors.model.shards.cuts import Cut, cut_of, is_absent
 from pagebus.actors.model.shards.quantized import module_cut
 from pagebus.actors.model.shards.shard import Shard
 
@@ -165,29 +165,39 @@ def module_tensors(path: Path, pooler: Pooler | None) -> dict[str, StoredTensor]
 
 def fill_with_noise(model: Weighted, seed: int) -> None:
     """Random numbers of up to DUMMY_RANGE, for every tensor, made on the model's own device."""
-    generator = make_generator(model.parameters.device).manual_seed(seed)
-    if model.config.shard is not None:
-        _fill_parts_with_noise(model, model.config.shard, seed, generator)
+    shard, names = model.config.shard, model.config.names
+    fill_parameters(model.parameters, seed, shard, lambda name: cut_of(name, shard, names) if shard else None)
+
+
+def fill_parameters(
+    parameters: Parameters, seed: int, shard: Shard | None, cut: Callable[[str], Cut | None]
+) -> None:  # fmt: skip
+    """:func:`fill_with_noise` for tensors of which a rank takes what ``cut`` says, by their names."""
+    generator = make_generator(parameters.device).manual_seed(seed)
+    if shard is not None:
+        _fill_parts_with_noise(parameters, shard, cut, seed, generator)
         return
-    for tensor in model.parameters.tensors:
+    for tensor in parameters.tensors:
         tensor.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
-    for layout in model.parameters.layouts:
+    for layout in parameters.layouts:
         fill_layout(layout, DUMMY_RANGE, generator)
 
 
-def _fill_parts_with_noise(model: Weighted, shard: Shard, seed: int, generator: torch.Generator) -> None:
+def _fill_parts_with_noise(
+    parameters: Parameters, shard: Shard, cut: Callable[[str], Cut | None], seed: int, generator: torch.Generator
+) -> None:  # fmt: skip
     """Random numbers for one rank: tensors that every rank has whole are equal on all of them."""
-    for name, view in model.parameters.views.items():
-        cut = cut_of(name, shard, model.config.names)
-        generator.manual_seed(crc32(f"{seed} {name} {0 if cut is None else shard.rank}".encode()))
-        if cut is not None and cut.is_zero:
+    for name, view in parameters.views.items():
+        taken = cut(name)
+        generator.manual_seed(crc32(f"{seed} {name} {0 if taken is None else shard.rank}".encode()))
+        if taken is not None and taken.is_zero:
             view.zero_()
         else:
             view.uniform_(-DUMMY_RANGE, DUMMY_RANGE, generator=generator)
-    for ways in model.parameters.parts:
+    for ways in parameters.parts:
         for part in ways[0]:
-            cut = module_cut(part.module, len(part.weight.shape) == 3, shard, model.config.names)
-            generator.manual_seed(crc32(f"{seed} {part.module} {0 if cut is None else shard.rank}".encode()))
+            taken = module_cut(part.module, len(part.weight.shape) == 3, shard, parameters.names)
+            generator.manual_seed(crc32(f"{seed} {part.module} {0 if taken is None else shard.rank}".encode()))
             fill_layout(part.weight, DUMMY_RANGE, generator)
 
 

@@ -2,7 +2,8 @@
 
 At position p it reads the feature of p, made of three of the model's hidden states there, and the embedding of the
 token at p + 1. From both it makes the feature that it expects at p + 1, and the token at p + 2. Further ahead its own
-features stand in for the model's. Its keys and values follow from its inputs alone.
+features stand in for the model's. Its keys and values follow from its inputs alone. Ranks divide layer, head and
+embedding as they divide those of a model.
 
 The paper: https://arxiv.org/abs/2503.01840. Names of tensors are those of the ``speculators`` library.
 """
@@ -16,12 +17,14 @@ import torch
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention import Attention, attention_shape
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
+from pagebus.actors.executor.layers.embedding import Embedding
 from pagebus.actors.executor.layers.mlp import GatedMLP
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
+from pagebus.actors.executor.layers.sharded.vocabulary import embedding_of
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.eagle3_config import Eagle3Config
 from pagebus.actors.model.spec import Dense
@@ -33,19 +36,19 @@ LAYER = "layers.0"
 
 class Eagle3:
     """A :class:`~pagebus.actors.executor.models.draft_head.DraftHead`. Its tensors are uninitialised until weights are
-    loaded. ``embedding`` [V, H]: the model's, for a head without one of its own. ``token_ids`` [draft_vocab]: which
-    tokens of the vocabulary the head knows."""
+    loaded. ``ops`` are those beside the model. ``embedding``: the model's, for a head without one of its own.
+    ``token_ids`` [draft_vocab]: which tokens of the vocabulary the head knows; a rank has the logits of some of
+    them."""
 
     def __init__(
-        self, config: Eagle3Config, parameters: Parameters, num_positions: int, embedding: torch.Tensor | None
+        self, config: Eagle3Config, parameters: Parameters, num_positions: int, ops: Ops, embedding: Embedding | None
     ) -> None:
-        self.config, self.parameters = config, parameters
+        self.config, self.parameters, self._ops = config, parameters, ops
         layer, device = config.layer, parameters.device
-        spec, self._ops = layer.spec, Ops.for_device(device)
-        ops, hidden, read = self._ops, spec.hidden, len(config.taps) * config.target_hidden
-        self.embedding = embedding
+        spec, hidden, read = layer.spec, layer.spec.hidden, len(config.taps) * config.target_hidden
         if embedding is None:
-            self.embedding = parameters.matrix({"embed_tokens.weight": spec.vocab}, hidden)
+            embedding = embedding_of(layer, parameters, ops, "embed_tokens")
+        self._embedding = embedding.unscaled()
         self._fc = parameters.matrix({"fc.weight": hidden}, read)
         before_fc = {"input_norm": read} if config.norm_before_fc else {}
         if config.fc_norm:
@@ -60,7 +63,7 @@ class Eagle3:
         self._feed_norm = Norm(parameters, f"{LAYER}.post_attention_layernorm", hidden, spec.norm, ops)
         self._feed = GatedMLP(feed, hidden, parameters, f"{LAYER}.mlp", ops)
         self._norm = Norm(parameters, "norm", hidden, spec.norm, ops)
-        self._head = parameters.matrix({"lm_head.weight": config.draft_vocab}, hidden)
+        self._head = parameters.matrix({"lm_head.weight": len(config.own_tokens)}, hidden)
         self.token_ids = torch.arange(config.draft_vocab, dtype=torch.int32, device=device)
         dtype = parameters.dtype
         setup = AttentionSetup(
@@ -119,9 +122,8 @@ class Eagle3:
 
     def _inputs(self, ids: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries, keys and values are made of [T, 2 H], and where the residual stream begins [T, H]."""
-        assert self.embedding is not None
         size = self.config.layer.hidden_size
         joined = torch.empty(len(ids), 2 * size, dtype=features.dtype, device=features.device)
-        self._embedding_norm.of(self._ops.embedding(ids, self.embedding), joined[:, :size])
+        self._embedding_norm.of(self._embedding(ids), joined[:, :size])
         normed = self._feature_norm.of(features, joined[:, size:])
         return joined, normed.contiguous() if self.config.norm_before_residual else features

@@ -11,6 +11,9 @@ from typing import Any
 from pagebus.actors.model.config import CONFIG_FILE, ModelConfig, parse_config, read_json
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.fields import Fields
+from pagebus.actors.model.shards.cuts import Cut, cut_of
+from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.model.shards.shard import Shard
 
 LAYERS_FIELD = "eagle_aux_hidden_state_layer_ids"
 LLAMA = "LlamaForCausalLM"
@@ -36,15 +39,30 @@ class Eagle3Config:
     norm_before_residual: bool = False
     norm_output: bool = False
 
+    @property
+    def own_tokens(self) -> range:
+        """Whose logits are computed here, by their numbers among those that the head knows; of a rank its part."""
+        return range(self.draft_vocab) if self.layer.shard is None else self.layer.shard.of(self.draft_vocab)
+
+    def cut_of(self, name: str) -> Cut | None:
+        """What a rank takes of a tensor, by our name of it; None: the whole."""
+        shard = self.layer.shard
+        if shard is None:
+            return None
+        if name == "lm_head.weight":
+            return Cut(0, self.draft_vocab, (self.own_tokens,))
+        return cut_of(f"model.{name}", shard, self.layer.names)
+
 
 def load_eagle3(path: Path, target: ModelConfig) -> Eagle3Config:
-    """Read ``path/config.json`` of a head for ``target``.
+    """Read ``path/config.json`` of a head for ``target``; of a rank's part of that, the rank's part of the head.
 
     Raises:
         ModelError: it is no such head, or one for another model.
     """
     try:
-        return _parse(read_json(path / CONFIG_FILE), target)
+        head = _parse(read_json(path / CONFIG_FILE), target)
+        return head if target.shard is None else _part(head, target.shard)
     except ModelError as error:
         raise ModelError(f"speculative model {path}: {error}") from error
 
@@ -76,6 +94,12 @@ def _parse(raw: Mapping[str, Any], target: ModelConfig) -> Eagle3Config:
         norm_before_residual=fields.flag("norm_before_residual"),
         norm_output=fields.flag("norm_output"),
     )
+
+
+def _part(head: Eagle3Config, shard: Shard) -> Eagle3Config:
+    if head.draft_vocab < shard.world:
+        raise ModelError(f"--tensor-parallel-size {shard.world}: it knows only {head.draft_vocab} tokens")
+    return replace(head, layer=local_config(head.layer, shard.rank, shard.world))
 
 
 def _layer(inner: Mapping[str, Any], target: ModelConfig) -> ModelConfig:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.layers.decoder_layer import DecoderLayer
-from pagebus.actors.executor.layers.embedding import Embedding, Head
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
+from pagebus.actors.executor.layers.sharded.sums import ops_beside
+from pagebus.actors.executor.layers.sharded.vocabulary import embedding_of, head_of
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionSetup
@@ -42,7 +42,7 @@ class Mtp:
         self.config = config
         device, dtype = model.parameters.device, model.parameters.dtype
         self.parameters = parameters = Parameters(device, dtype, config.quantization, config.names)
-        spec, self._ops = config.spec, Ops.for_device(device)
+        spec, self._ops = config.spec, ops_beside(model.ops, device)
         ops, hidden = self._ops, spec.hidden
         (layer,) = spec.layers
         mixer = layer.mixer
@@ -55,11 +55,9 @@ class Mtp:
         self._norm = Norm(parameters, f"{prefix}.shared_head.norm", hidden, spec.norm, ops)
         self._embedding, self._head = model.embedding, model.head
         if EMBEDDING in own:
-            self._embedding = Embedding(
-                parameters, f"{prefix}.{EMBEDDING}", spec.vocab, hidden, ops, spec.embed_scale
-            )  # fmt: skip
+            self._embedding = embedding_of(config, parameters, ops, f"{prefix}.{EMBEDDING}")
         if HEAD in own:
-            self._head = Head(parameters, f"{prefix}.{HEAD}", self._embedding, ops, spec.head)
+            self._head = head_of(config, parameters, self._embedding, ops, f"{prefix}.{HEAD}")
         setup = AttentionSetup(
             target_of(device), dtype, dtype, mixer.heads, mixer.kv_heads, mixer.head_dim, frozenset({mixer.reach}),
             softcap=mixer.softcap > 0, sinks=mixer.sinks, latent=config.latent is not None,

@@ -17,7 +17,8 @@ def mtp_prefix(config: ModelConfig) -> str:
 
 
 def mtp_layer(config: ModelConfig) -> ModelConfig:
-    """The first such layer of a model, as a model of that layer alone: it is like the model's last.
+    """The first such layer of a model, as a model of that layer alone: it is like the model's last, and divided among
+    ranks as that is.
 
     Raises:
         ModelError: the model has none, or one that is not served.
@@ -28,9 +29,13 @@ def mtp_layer(config: ModelConfig) -> ModelConfig:
         raise ModelError(f"--spec-method mtp: those of {config.architecture} are not served")
     layer = config.spec.layers[-1]
     head = replace(config.spec.head, tied=False)
+    shard = config.shard
+    if shard is not None:  # what is cut out of a tensor is found by the layer's number
+        shard = replace(shard, whole=replace(shard.whole, layers=(*shard.whole.layers, shard.whole.layers[-1])))
     skipped = tuple(name for name in config.names.skip if not name.startswith(mtp_prefix(config) + "."))
     return replace(
         config,
+        shard=shard,
         spec=replace(config.spec, layers=(layer,), head=head),
         names=replace(config.names, skip=skipped, only=f"{mtp_prefix(config)}."),
         num_layers=1,

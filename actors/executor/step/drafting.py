@@ -109,6 +109,8 @@ class Drafting:
         if work.runs is None:
             if self.head is not None:
                 self.lengths[header.sample_slots[:count].long()] = header.positions[:count] + 1
+                if bucket is not None and self.head.follows:
+                    sampled = sampled.clone()  # a graph of the head may write where that of the step has left them
                 self.head.follow(work, bucket, graphs)
             return sampled
         slots = deltas["run_slots"]

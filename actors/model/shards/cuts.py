@@ -20,6 +20,8 @@ from pagebus.actors.model.spec import Feed, Gqa, Mla, Moe
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"experts\.(\d+)\.")
+OF_TOKENS = "embed_tokens.weight", "shared_head.head.weight"
+"""What a layer that guesses may have of its own: an embedding and a head."""
 GATES, DOWNS = ("gate_proj", "up_proj", "w1", "w3"), ("down_proj", "w2")
 """Names of products of a feed-forward part: into its width, and out of it."""
 
@@ -54,6 +56,8 @@ def cut_of(name: str, shard: Shard, names: NameMap) -> Cut | None:
     if found is None or not shard.divides_layers:
         return None
     layer, part = shard.whole.layers[int(found[1])], found[2]
+    if part in OF_TOKENS:
+        return Cut(0, shard.whole.vocab, (shard.of(shard.whole.vocab),))
     if part.startswith("self_attn."):
         return _attention(part.removeprefix("self_attn."), layer.mixer, shard, names)
     if part.startswith("mlp."):

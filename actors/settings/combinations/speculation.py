@@ -34,8 +34,8 @@ def speculation(settings: EngineSettings) -> Speculation:
     return Speculation(method, tokens, *_lookup_sizes(settings))
 
 
-def check_speculation(settings: EngineSettings) -> None:
-    """Check what is said of drafts.
+def check_speculation(settings: EngineSettings, ranks: int) -> None:
+    """Check what is said of drafts, for so many ranks.
 
     Raises:
         SettingsError: something is missing, or does not go together.
@@ -54,6 +54,12 @@ def check_speculation(settings: EngineSettings) -> None:
         raise SettingsError(f"--spec-method {method}: prompt_lookup_max and prompt_lookup_min are of ngram only")
     if method not in WITH_MODEL and settings.spec_model is not None:
         raise SettingsError(f"--spec-method {method} needs no model (--spec-model)")
+    divided = settings.draft_tensor_parallel_size
+    if method in (*WITH_MODEL, "mtp") and divided not in (None, ranks):
+        raise SettingsError(
+            f"draft_tensor_parallel_size={divided}: what guesses is divided among as many ranks as the model is, "
+            f"{ranks} (--tensor-parallel-size)"
+        )
     longest, shortest = _lookup_sizes(settings)
     if shortest > longest:
         raise SettingsError(f"prompt_lookup_min={shortest} cannot be larger than prompt_lookup_max={longest}")

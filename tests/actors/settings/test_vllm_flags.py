@@ -215,7 +215,9 @@ def test_speculation_as_vllm_says_it() -> None:
     for line in (f"m -sc {given}", "m --spec-method eagle3 --spec-model h --spec-tokens 4"):
         told = settings_of(line)
         assert (speculation(told)[:2], told.spec_model) == (("eagle3", 4), "h")
-    given = '{"method":"draft_model","model":"small","num_speculative_tokens":4,"draft_tensor_parallel_size":1}'
+    given = '{"method":"draft_model","model":"small","num_speculative_tokens":4,"draft_tensor_parallel_size":2}'
+    assert settings_of(f"m -tp 2 -sc {given}").draft_tensor_parallel_size == 2
+    given = given.replace("2", "1")
     for line in (f"m -sc {given}", "m --spec-method draft_model --spec-model small --spec-tokens 4"):
         told = settings_of(line)
         assert (speculation(told)[:2], told.spec_model) == (("draft_model", 4), "small")
@@ -257,10 +259,14 @@ def test_speculation_that_cannot_be(given: str, why: str) -> None:
         settings_of(f"m --speculative-config {given}")
 
 
-def test_ranks_have_no_draft_model() -> None:
-    drafts = '{"method":"draft_model","model":"x","num_speculative_tokens":4}'
-    with pytest.raises(SettingsError, match="not with --tensor-parallel-size"):
-        settings_of(f"m -tp 2 --speculative-config {drafts}")
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "draft_model"])
+def test_what_guesses_is_divided_as_the_model_is(method: str) -> None:
+    """vLLM also has it whole on each rank."""
+    model = ["--spec-model=x"] * (method != "mtp")
+    asked = " ".join(["m -tp 4 --spec-tokens 2 --spec-method", method, *model])
+    assert settings_of(f"{asked} --speculative-config.draft_tensor_parallel_size 4").draft_tensor_parallel_size == 4
+    with pytest.raises(SettingsError, match=r"draft_tensor_parallel_size=1: .* as many ranks as the model is, 4"):
+        settings_of(f"{asked} --speculative-config.draft_tensor_parallel_size 1")
 
 
 @pytest.mark.parametrize(

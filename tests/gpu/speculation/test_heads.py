@@ -15,6 +15,7 @@ from pagebus.actors.executor.graphs.head_passes import Follow, Guess, HeadPass
 from tests.actors.executor.small_engine import SETTINGS
 from tests.actors.executor.speculation.checks import PROMPTS, SAMPLINGS, accepted, asked, tokens_of
 from tests.actors.executor.speculation.test_heads import SAMPLED, Engines, check_drafts, drafted, engines
+from tests.actors.scheduler.rests import rest_often
 from tests.helpers.engine_driver import Driver
 
 pytestmark = [
@@ -50,6 +51,16 @@ def test_tokens_are_those_without(heads: tuple[Engines, dict[str, Any]], samplin
     assert tokens_of(found) == tokens_of(expected)
     if sampling is SAMPLED:
         assert accepted(found) > len(PROMPTS)
+
+
+def test_steps_that_want_no_drafts(
+    heads: tuple[Engines, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """The head follows them, from graphs too, before their tokens are read back."""
+    (plain, drafting, _, _), _ = heads
+    rest_often(monkeypatch)
+    for sampling in ({}, SAMPLED):
+        assert tokens_of(asked(drafting, **sampling)) == tokens_of(asked(plain, **sampling))
 
 
 def test_drafts_are_those_of_the_reference(

@@ -8,7 +8,7 @@ import torch
 
 from pagebus.kernels.batch.draft_lookup import look_up_drafts
 from pagebus.kernels.batch.drafts import accept_drafts, resolve_starts
-from pagebus.kernels.batch.guesses import begin_chain, keep_features, store_guesses
+from pagebus.kernels.batch.guesses import begin_chain, keep_features, part_guesses, store_guesses
 from pagebus.kernels.layers.parts import sum_parts
 from tests.kernels.attention.launches import meta
 
@@ -28,6 +28,8 @@ def launch_drafts() -> None:
     store_guesses(
         meta(256, 32000, dtype=torch.float32), meta(32000), features, meta(257, 8192), rows, rows, rows, features[:256]
     )  # fmt: skip
+    part_guesses(meta(256, 16000, dtype=torch.float32), 16000)
+    store_guesses(meta(2, 256, 2), meta(32000), features, meta(257, 8192), rows, rows, rows, features[:256])
     begin_chain(rows, slots, slots, features, 1, 256, meta(3, 256), features)
     keep_features(features, rows, rows, slots, slots, features)
     look_up_drafts(meta(257, 8192), slots, slots, rows, 4, 1, 5, 128256, rows, slots, 8208)

@@ -12,6 +12,8 @@ from pagebus.kernels.batch.guesses import (
     begin_chain_reference,
     keep_features,
     keep_features_reference,
+    part_guesses,
+    part_guesses_reference,
     store_guesses,
     store_guesses_reference,
 )
@@ -19,6 +21,7 @@ from pagebus.kernels.batch.guesses import (
 STORES = [store_guesses, store_guesses_reference]
 BEGINS = [begin_chain, begin_chain_reference]
 KEEPS = [keep_features, keep_features_reference]
+PARTS = [(part_guesses, store_guesses), (part_guesses_reference, store_guesses_reference)]
 
 
 @pytest.mark.parametrize("begin", BEGINS)
@@ -88,3 +91,32 @@ def test_features_that_stay(store: Callable[..., None], device: torch.device) ->
         assert tokens.tolist() == [[0] * 8, [0, 2, *[0] * 6]]
         assert starts.tolist() == [1]
         assert torch.equal(features, before)
+
+
+@pytest.mark.parametrize(("part", "store"), PARTS)
+@pytest.mark.parametrize(
+    ("vocab", "ranks", "known"), [(37, 2, False), (9001, 3, True), (20000, 2, False), (5, 5, True)]
+)
+def test_guesses_of_ranks(
+    part: Callable[..., torch.Tensor], store: Callable[..., None], vocab: int, ranks: int, known: bool,
+    device: torch.device,
+) -> None:  # fmt: skip
+    """What ranks tell of their parts is the likeliest of all, the first of several, whoever has it."""
+    ints = {"dtype": torch.int32, "device": device}
+    logits = torch.randn(6, vocab, device=device)
+    logits[1, [0, vocab - 1]] = 9.0
+    logits[2, vocab // 2 :] = 9.0
+    logits[3] = -torch.inf
+    logits[3, vocab - 1] = -7.0
+    shares = [range(rank * vocab // ranks, (rank + 1) * vocab // ranks) for rank in range(ranks)]
+    token_ids = torch.randperm(vocab).to(**ints) if known else None
+    told = torch.stack([part(logits[:, own.start : own.stop], own.start) for own in shares])
+    assert told.shape == (ranks, 6, 2)
+    found = []
+    for given in (logits, told):
+        tokens, starts = torch.zeros(6, 4, **ints), torch.tensor([0, 1, 2, 0, -1, 1], **ints)
+        features = torch.zeros(6, 0, device=device)
+        store(given, token_ids, features, tokens, torch.arange(6, **ints), starts, starts + 1, features)
+        found.append((tokens, starts))
+    assert torch.equal(found[1][0], found[0][0])
+    assert torch.equal(found[1][1], found[0][1])

@@ -78,8 +78,8 @@ async def test_quantized_weights(tmp_path: Path, packer: str) -> None:
         await ask(system, cases)
 
 
-@pytest.mark.parametrize("method", ["ngram", "eagle3", "draft_model"])
-async def test_drafts(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(("method", "ranks"), [("ngram", 1), ("eagle3", 1), ("eagle3", 2), ("draft_model", 1)])
+async def test_drafts(tmp_path: Path, method: str, ranks: int) -> None:
     """The model verifies drafts with their row's adapter; a head, or a small model, makes them for the model alone."""
     base = family(tmp_path, "qwen2")
     cases: Cases = []
@@ -93,6 +93,7 @@ async def test_drafts(tmp_path: Path, method: str) -> None:
     if method == "draft_model":
         drafting = {"spec_model": str(base)}
     options = {"enable_lora": True, "max_loras": 2, "spec_method": method, "spec_tokens": 4, **drafting}
+    options["tensor_parallel_size"] = ranks
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
         await ask(system, cases)
         (replica,) = system.scheduler.core.replicas.values()

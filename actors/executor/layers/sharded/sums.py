@@ -26,6 +26,13 @@ def with_sums(ops: Ops, comm: Comm) -> Ops:
     )  # fmt: skip
 
 
+def ops_beside(ops: Ops, device: torch.device) -> Ops:
+    """What drafts beside a model that computes with ``ops`` is computed with: the device's own operations, whether the
+    model's are invariant or not, and sums over the same ranks."""
+    own = Ops.for_device(device)
+    return own if ops.comm.size == 1 else with_sums(own, ops.comm)
+
+
 class RankSums:
     """As the operations of the same names, where x is a rank's part."""
 

@@ -11,9 +11,11 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.spec import HeadSpec
 
 
-def embedding_of(config: ModelConfig, parameters: Parameters, ops: Ops) -> Embedding:
+def embedding_of(
+    config: ModelConfig, parameters: Parameters, ops: Ops, name: str = "model.embed_tokens"
+) -> Embedding:  # fmt: skip
     """The model's, or its rank's part; of a stage that begins with hidden states, its shape alone."""
-    spec, name = config.spec, "model.embed_tokens"
+    spec = config.spec
     if config.stage is not None and not config.stage.embeds:
         rows = spec.vocab if config.shard is None else len(config.shard.of(spec.vocab))
         return Embedding(Parameters(torch.device("meta"), parameters.dtype), name, rows, spec.hidden, ops)
@@ -22,11 +24,13 @@ def embedding_of(config: ModelConfig, parameters: Parameters, ops: Ops) -> Embed
     return PartEmbedding(parameters, name, config.shard.of(spec.vocab), spec.hidden, ops, spec.embed_scale)
 
 
-def head_of(config: ModelConfig, parameters: Parameters, embedding: Embedding, ops: Ops) -> Head:
+def head_of(
+    config: ModelConfig, parameters: Parameters, embedding: Embedding, ops: Ops, name: str = "lm_head"
+) -> Head:  # fmt: skip
     """The model's, or its rank's part."""
     if config.shard is None:
-        return Head(parameters, "lm_head", embedding, ops, config.spec.head)
-    return PartHead(parameters, "lm_head", embedding, ops, config.spec.head, config.shard.of(config.spec.vocab))
+        return Head(parameters, name, embedding, ops, config.spec.head)
+    return PartHead(parameters, name, embedding, ops, config.spec.head, config.shard.of(config.spec.vocab))
 
 
 class PartEmbedding(Embedding):

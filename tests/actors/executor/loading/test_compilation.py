@@ -106,19 +106,22 @@ def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str
     assert found["unforeseen"] == []
 
 
-def test_draft_models_are_foreseen_too(folder: Path, tmp_path: Path) -> None:
-    """Other heads and widths than those of the model, in the same steps."""
+@pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2, "rank": 1}], ids=["one rank", "a rank of two"])
+def test_draft_models_are_foreseen_too(folder: Path, tmp_path: Path, ranks: dict[str, Any]) -> None:
+    """Other heads and widths than those of the model, in the same steps; of a rank its part of them."""
     small = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "head_dim": 64}
     draft = tmp_path / "draft"
     draft.mkdir()
     (draft / "config.json").write_text(json.dumps(CONFIG | small))
     drafting = {"spec_method": "draft_model", "spec_model": str(draft), "spec_tokens": 4, "load_format": "dummy"}
-    settings = json.dumps({"max_model_len": 4096, "enforce_eager": True, **drafting})
+    settings = json.dumps({"max_model_len": 4096, "enforce_eager": True, **drafting, **ranks})
 
     done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
 
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout)["unforeseen"] == []
+    found = json.loads(done.stdout)
+    assert ("_part_guesses_kernel" in found["recorded"]) == bool(ranks)
+    assert found["unforeseen"] == []
 
 
 def test_latents_are_foreseen_too(folder: Path, tmp_path: Path) -> None:

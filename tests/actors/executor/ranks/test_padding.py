@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pagebus.actors.executor.batch.buckets import Buckets
 from pagebus.actors.executor.graphs.graphs import Graphs, Wanted, _Captured, padded_pass
+from pagebus.actors.executor.graphs.head_passes import HeadPass
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.step.runner import Runner
 from tests.actors.executor.eager_graphs import pad_steps
@@ -38,6 +39,17 @@ class SomeGraphs(Graphs):
     def _ask(self, wanted: Wanted) -> None:
         if self._random.random() < 0.4:
             self._captured[wanted] = self._made(wanted)
+
+    def run_head(self, wanted: HeadPass) -> bool:
+        assert self._runner.head is not None
+        if wanted not in self._captured:
+            self._ask(wanted)
+            return False
+        self._runner.head.run(wanted)
+        return True
+
+    def can_verify(self) -> bool:
+        return True
 
     def _made(self, wanted: Wanted) -> _Captured:
         made = _Captured(cast("torch.cuda.CUDAGraph", None), torch.empty(0), torch.empty(0), torch.empty(0))

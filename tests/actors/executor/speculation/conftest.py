@@ -8,6 +8,10 @@ import pytest
 from pagebus.actors.scheduler.replica.drafts.prices import Prices
 
 
+def cheap(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Prices, "times", lambda prices, num_rows, drafts: np.ones(len(drafts)))
+
+
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Prices, "times", lambda prices, num_rows, drafts: np.ones(len(drafts)))
+    cheap(monkeypatch)

@@ -27,7 +27,14 @@ class TinyHead:
     speculators: bool = True
     own_embedding: bool = True
     known: tuple[int, ...] = tuple(range(1, 201))
+    kv_heads: int = KV_HEADS
+    """Each is read by as many queries as of other heads."""
     flags: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> int:
+        """Of queries."""
+        return self.kv_heads * HEADS // KV_HEADS
 
     @property
     def width(self) -> int:
@@ -54,7 +61,7 @@ class TinyHead:
     def config(self) -> dict[str, Any]:
         layer = {
             "model_type": "llama", "vocab_size": self.vocab, "hidden_size": self.width, "num_hidden_layers": 1,
-            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": HEAD_DIM,
             "intermediate_size": WIDTH, "rms_norm_eps": EPS, "rope_theta": BASE, "max_position_embeddings": 512,
         }  # fmt: skip
         more = {"draft_vocab_size": len(self.known), "target_hidden_size": self.hidden, **self.flags}
@@ -88,10 +95,10 @@ class TinyHead:
             "lm_head.weight": weight(len(known), width),
             "d2t": known - torch.arange(len(known)),
             "t2d": mask,
-            f"{layer}self_attn.q_proj.weight": weight(HEADS * HEAD_DIM, 2 * width),
-            f"{layer}self_attn.k_proj.weight": weight(KV_HEADS * HEAD_DIM, 2 * width),
-            f"{layer}self_attn.v_proj.weight": weight(KV_HEADS * HEAD_DIM, 2 * width),
-            f"{layer}self_attn.o_proj.weight": weight(width, HEADS * HEAD_DIM),
+            f"{layer}self_attn.q_proj.weight": weight(self.heads * HEAD_DIM, 2 * width),
+            f"{layer}self_attn.k_proj.weight": weight(self.kv_heads * HEAD_DIM, 2 * width),
+            f"{layer}self_attn.v_proj.weight": weight(self.kv_heads * HEAD_DIM, 2 * width),
+            f"{layer}self_attn.o_proj.weight": weight(width, self.heads * HEAD_DIM),
             f"{layer}mlp.gate_proj.weight": weight(WIDTH, width),
             f"{layer}mlp.up_proj.weight": weight(WIDTH, width),
             f"{layer}mlp.down_proj.weight": weight(width, WIDTH),

@@ -7,6 +7,7 @@ the host, and may be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ class Comm(ABC):
     size: int
     captures = True
     """Whether exchanges may be captured in CUDA graphs."""
+    captured_bytes = math.inf
+    """The largest sum for which steps are cut into graphs of their pieces."""
 
     @abstractmethod
     def connect(self) -> None:

@@ -84,6 +84,9 @@ class NcclGroup:
 class NcclComm(Comm):
     """One of the ranks of ``host``, through which what is on the host goes; all else goes over NCCL."""
 
+    captured_bytes = 0
+    """NCCL connects ranks when a size first needs it, and waits for the others meanwhile: not beside steps."""
+
     def __init__(self, host: Comm, device: torch.device) -> None:
         self.rank, self.size = host.rank, host.size
         self._host, self._device = host, device

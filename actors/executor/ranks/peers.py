@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class PeerComm(Comm):
         self._layout = Layout(self.size, limits)
         self._note = torch.zeros(HOST_WORDS, dtype=torch.int32, pin_memory=True)
         self._nccl = nccl
+        self.captured_bytes = math.inf if nccl is None else self._layout.limits.two_shot
         self._known: set[Hashable] = set()
         self._memory: SymmetricMemory | None = None
         self._peers: Peers | None = None

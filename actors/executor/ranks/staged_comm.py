@@ -20,7 +20,7 @@ class StagedComm(Comm):
 
     def __init__(self, world: Comm, stage: Comm, ring: Ring) -> None:
         self.rank, self.size = stage.rank, stage.size
-        self.ring, self.captures = ring, stage.captures
+        self.ring, self.captures, self.captured_bytes = ring, stage.captures, stage.captured_bytes
         self._world, self._stage = world, stage
 
     def connect(self) -> None:

@@ -51,6 +51,7 @@ def test_every_kernel_is_compiled() -> None:
         "_route_kernel", "_sort_kernel", "_count_kernel", "_sort_chunks_kernel",
         "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel", "_combine_kernel", "_add_shared_kernel",
         "_add_normed_kernel", "_cap_logits_kernel", "_sum_parts_kernel",
+        "_row_squares_kernel",
         "_latent_decode_kernel", "_merge_latents_kernel",
         "_latent_prefill_kernel", "_latent_write_kernel", "_head_product_kernel", "_gather_latents_kernel",
         "_expanded_kernel", "_resolve_starts_kernel", "_accept_drafts_kernel", "_look_up_drafts_kernel",

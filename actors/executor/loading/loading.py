@@ -84,7 +84,7 @@ def choose_ops(
     if shard is None:
         return ops
     with_sampling = ops_of_rank if device.type == "cpu" else device_ops_of_rank
-    return with_sampling(with_sums(ops, agreement.comm), agreement, shard)
+    return with_sampling(with_sums(ops, agreement.comm, invariant=invariant), agreement, shard)
 
 
 def load(

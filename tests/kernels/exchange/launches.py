@@ -11,6 +11,7 @@ from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
 from pagebus.kernels.exchange.choice import Choice
 from pagebus.kernels.exchange.gather import gather
 from pagebus.kernels.exchange.peers import Layout, Peers
+from pagebus.kernels.layers.squares import row_squares
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -47,4 +48,5 @@ def exchanges() -> Iterator[tuple[str, Callable[[], object]]]:
             Choice(1 << 30, "push", 64, 16),
         ),
     )
+    yield "squares", partial(row_squares, meta(8, 4096))
     yield "sum push fp32", partial(all_reduce, meta(2048, dtype=FP32), peers, Choice(1 << 30, "push", 64, 8, 1024))

@@ -265,7 +265,8 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=10.0)
     arguments = parser.parse_args()
     cases: dict[str, Callable[[PeerComm], None]] = {
-        "sums": sums, "norms": norms, "gathers": gathers, "rows": rows, "limits": limits, "interface": interface, "late": late, "missing": missing,
+        "sums": sums, "norms": norms, "gathers": gathers, "rows": rows, "limits": limits,
+        "interface": interface, "late": late, "missing": missing,
         "replays": lambda comm: replays(comm, arguments.replays),
         "bare": lambda comm: bare_replays(comm, arguments.bare),
     }  # fmt: skip

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,12 +28,13 @@ from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, Piec
 from pagebus.actors.executor.loading import loading
 from pagebus.actors.executor.rank_actors import meet
 from pagebus.actors.executor.ranks.links import avoid_multicast
+from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
+from pagebus.actors.settings.sources import to_args
 from tests.actors.executor.models.test_families import reference_tokens
 from tests.gpu.engine.engine_cases import BFLOAT16_SHAPE, SETTINGS
 from tests.gpu.engine_checks import check_graphs, check_independence
 from tests.gpu.ranks.check import GOLDEN, RankDriver, answers
-from tests.gpu.ranks.rank_processes import run_ranks
 from tests.helpers.model_factory import CLASSES, DEFAULTS, make_golden, make_model
 
 CASES = ("pieces-llama3", "pieces-olmo2", "pieces-gpt-oss", "alone-llama3", "alone-olmo2")
@@ -84,59 +86,113 @@ def check_pieces(driver: RankDriver, counted: Counted, expected: list[list[int]]
 
 
 def check_alone(driver: RankDriver) -> str:
+    limited = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "top_k": 40, "min_p": 0.01}
+    together = answers(driver, prompts()[:12], BUDGET, COUNT, **limited)
+    assert [answers(driver, [prompt], 99, COUNT, **limited)[0] for prompt in prompts()[:12]] == together
     check_independence(driver)
     check_graphs(driver)
     return "the same bits in any batch, from graphs and without"
 
 
+def options_of(what: str, device: str) -> dict[str, Any]:
+    own = {"max_num_batched_tokens": BUDGET} if what == "pieces" else {"dtype": "bfloat16", "deterministic": True}
+    return OPTIONS | {"device": device, "max_num_seqs": 64, "actor_name": "checked"} | own
+
+
 def run_rank(arguments: argparse.Namespace) -> None:
-    """Every case; the line of each is rank 0's."""
+    """Every case, in one process. What was begun last is written down, for who goes on behind a failure."""
     avoid_multicast()
-    rank, world, device = arguments.rank, arguments.world, arguments.device
-    if device == "cuda":
+    rank, folder = arguments.rank, Path(arguments.folder)
+    if arguments.device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     counted = Counted()
     for case in arguments.cases:
         began_s, (what, _, name) = time.monotonic(), case.partition("-")
+        (folder / "begun").write_text(case)
         loading.MAX_GRAPH_TOKENS = 64 if what == "pieces" else 512  # larger steps run in pieces, or without graphs
-        settings = Settings(rank=rank, tensor_parallel_size=world, device=device)
-        comm = meet(settings.replace(deterministic=what == "alone"), f"{arguments.store}-{case}", "127.0.0.1",
-                    arguments.carrier, 0)  # fmt: skip
-        own = {"max_num_batched_tokens": BUDGET} if what == "pieces" else {"dtype": "bfloat16", "deterministic": True}
-        options = OPTIONS | {"device": device, "max_num_seqs": 64} | own
-        driver = RankDriver(Path(arguments.folder, name), comm, rank, world, **options)
+        options = options_of(what, arguments.device)
+        settings = Settings(rank=rank, tensor_parallel_size=arguments.world, **options)
+        comm = meet(settings, f"file:{folder / f'store-{case}'}", "127.0.0.1", arguments.carrier, 0)
+        driver = RankDriver(folder / name, comm, rank, arguments.world, **options)
         ready_s = time.monotonic() - began_s
+        print(f"rank {rank}, {case}: ready after {ready_s:.1f} s", flush=True)
         try:
             if what == "pieces":
-                told = check_pieces(driver, counted, json.loads(Path(arguments.folder, f"{name}.json").read_text()))
+                told = check_pieces(driver, counted, json.loads((folder / f"{name}.json").read_text()))
             else:
                 told = check_alone(driver)
         except Exception:
             traceback.print_exc()
-            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(1)
-        took_s = time.monotonic() - began_s
-        print(f"rank {rank}, {case}: {told}; ready after {ready_s:.1f} s, ended after {took_s:.1f} s", flush=True)
+        print(f"rank {rank}, {case}: {told}; {time.monotonic() - began_s - ready_s:.1f} s", flush=True)
         comm.all_gather(torch.zeros(1))  # all have ended
         driver.engine.stop()
     os._exit(0)
 
 
+def compile_ahead(folder: Path, arguments: argparse.Namespace) -> None:
+    """Fill Triton's cache for all cases and ranks at once, with all cores."""
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "pagebus.actors.commands.cli", "compile-kernels"]
+    compilers = []
+    for case in arguments.cases:
+        what, _, name = case.partition("-")
+        settings = Settings(model=str(folder / name), tensor_parallel_size=arguments.world, **options_of(what, "cuda"))
+        for rank in range(arguments.world):
+            given = to_args(settings.replace(rank=rank))
+            compilers.append(subprocess.Popen([*command, *given], preexec_fn=die_with_parent()))
+    for compiler in compilers:
+        compiler.wait()
+    print(f"compiled in {time.monotonic() - began_s:.1f} s", flush=True)
+
+
+def run_ranks(cases: list[str], folder: Path, carrier: str, arguments: argparse.Namespace) -> bool:
+    """Whether all ranks have ended well."""
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "tests.gpu.ranks.check_batches",
+        "--folder",
+        str(folder),
+        "--carrier",
+        carrier,
+    ]
+    command += ["--device", arguments.device, "--world", str(arguments.world), "--cases", *cases]
+    ranks = [
+        subprocess.Popen([*command, "--rank", str(rank)], preexec_fn=die_with_parent())
+        for rank in range(arguments.world)
+    ]
+    until = time.monotonic() + LIMIT_S
+    try:
+        while any(process.poll() is None for process in ranks) and time.monotonic() < until:
+            time.sleep(0.05)
+            if any(process.poll() not in {None, 0} for process in ranks):
+                return False
+        return all(process.poll() == 0 for process in ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
 def run_all(arguments: argparse.Namespace) -> int:
     enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
-    carrier = arguments.carrier or ("peers" if enough else "gloo")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in {case.partition("-")[2] for case in arguments.cases}:
-            path = make(Path(folder, name), name)
-            if f"pieces-{name}" in arguments.cases:
-                Path(folder, f"{name}.json").write_text(json.dumps(reference_tokens(path, prompts(), COUNT)))
-        given = ["--folder", folder, "--carrier", carrier, "--device", arguments.device, "--cases", *arguments.cases]
-        codes, texts = run_ranks("tests.gpu.ranks.check_batches", given, LIMIT_S, arguments.world)
-    for rank, text in enumerate(texts):
-        if rank == 0 or codes[rank]:
-            print(text[-6000:])
-    print(f"{carrier}: exit codes {codes}")
-    return int(any(codes))
+    carrier, left, bad = arguments.carrier or ("peers" if enough else "gloo"), list(arguments.cases), []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for each in {case.partition("-")[2] for case in left}:
+            path = make(folder / each, each)
+            if f"pieces-{each}" in left:
+                (folder / f"{each}.json").write_text(json.dumps(reference_tokens(path, prompts(), COUNT)))
+        if arguments.device == "cuda":
+            compile_ahead(folder, arguments)
+        while left and not run_ranks(left, folder, carrier, arguments):
+            bad.append((folder / "begun").read_text())
+            left = left[left.index(bad[-1]) + 1 :]
+    print(f"{carrier}: {len(arguments.cases) - len(bad)} cases passed, failed: {bad or 'none'}")
+    return int(bool(bad))
 
 
 def main() -> int:
@@ -146,7 +202,6 @@ def main() -> int:
     parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rank", type=int)
-    parser.add_argument("--store")
     parser.add_argument("--folder")
     arguments = parser.parse_args()
     if arguments.rank is None:

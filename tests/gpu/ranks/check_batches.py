@@ -131,9 +131,8 @@ def run_rank(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def compile_ahead(folder: Path, arguments: argparse.Namespace) -> None:
-    """Fill Triton's cache for all cases and ranks at once, with all cores."""
-    began_s = time.monotonic()
+def compile_ahead(folder: Path, arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """What fills Triton's cache for all cases and ranks at once, with all cores."""
     command = [sys.executable, "-m", "pagebus.actors.commands.cli", "compile-kernels"]
     compilers = []
     for case in arguments.cases:
@@ -142,9 +141,7 @@ def compile_ahead(folder: Path, arguments: argparse.Namespace) -> None:
         for rank in range(arguments.world):
             given = to_args(settings.replace(rank=rank))
             compilers.append(subprocess.Popen([*command, *given], preexec_fn=die_with_parent()))
-    for compiler in compilers:
-        compiler.wait()
-    print(f"compiled in {time.monotonic() - began_s:.1f} s", flush=True)
+    return compilers
 
 
 def run_ranks(cases: list[str], folder: Path, carrier: str, arguments: argparse.Namespace) -> bool:
@@ -181,13 +178,16 @@ def run_all(arguments: argparse.Namespace) -> int:
     enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
     carrier, left, bad = arguments.carrier or ("peers" if enough else "gloo"), list(arguments.cases), []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for each in {case.partition("-")[2] for case in left}:
-            path = make(folder / each, each)
+        began_s, folder = time.monotonic(), Path(name)
+        paths = {each: make(folder / each, each) for each in {case.partition("-")[2] for case in left}}
+        compilers = compile_ahead(folder, arguments) if arguments.device == "cuda" else []
+        for each, path in paths.items():
             if f"pieces-{each}" in left:
                 (folder / f"{each}.json").write_text(json.dumps(reference_tokens(path, prompts(), COUNT)))
-        if arguments.device == "cuda":
-            compile_ahead(folder, arguments)
+        print(f"expected tokens after {time.monotonic() - began_s:.1f} s", flush=True)
+        for compiler in compilers:
+            compiler.wait()
+        print(f"compiled after {time.monotonic() - began_s:.1f} s", flush=True)
         while left and not run_ranks(left, folder, carrier, arguments):
             bad.append((folder / "begun").read_text())
             left = left[left.index(bad[-1]) + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,14 +18,16 @@ from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.graphs.graphs import Graphs, Wanted, _Captured, padded_pass
 from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, Pieces, PiecewiseGraphs
 from pagebus.actors.executor.graphs.resampling import Resampling
+from pagebus.actors.executor.loading import loading
 from pagebus.actors.executor.step.runner import Runner
+from pagebus.actors.settings import Settings
 from tests.actors.executor.eager_graphs import computed_pieces, pad_steps
 from tests.actors.executor.ranks.test_ranks import SMALL, answers
 from tests.actors.executor.ranks.test_sameness import REQUEST
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_model
 from tests.helpers.ranks.rank_driver import RankDriver
-from tests.helpers.ranks.thread_comm import ThreadComm, thread_comms
+from tests.helpers.ranks.thread_comm import ThreadComm, thread_comms, together
 
 Ranks = tuple[RankDriver, list[ThreadComm], list["SomeGraphs"]]
 
@@ -110,6 +113,19 @@ def test_pieces_exchange_the_same_with_graphs_and_without(ranks: Ranks) -> None:
     driver.drive(scheduler)
     assert comms[0].calls[start:] == comms[1].calls[start:]
     assert all(count for each in graphs for count in each.in_pieces.values())
+
+
+@pytest.mark.parametrize(("captured_bytes", "most"), [(math.inf, 5000), (1 << 24, 4096), (0, 0)])
+def test_ranks_agree_on_the_largest_pieces(captured_bytes: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the rank with the most weights would run in pieces, and whose sums may be captured."""
+    monkeypatch.setattr(loading, "pieces_tokens", lambda settings, *_: 5000 + settings.rank)
+
+    def agreed(comm: ThreadComm) -> int:
+        comm.captured_bytes = captured_bytes
+        settings = Settings(rank=comm.rank, tensor_parallel_size=2, actor_name="x")
+        return loading._agreed_pieces(settings, cast("Any", None), torch.device("meta"), 4096, comm)
+
+    assert together(2, agreed) == [most, most]
 
 
 def test_padded_ranks_sample_what_one_rank_samples(ranks: Ranks, tmp_path: Any) -> None:

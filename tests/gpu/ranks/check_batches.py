@@ -87,7 +87,7 @@ def check_pieces(driver: RankDriver, counted: Counted, expected: list[list[int]]
 
 def check_alone(driver: RankDriver) -> str:
     limited = {"temperature": 0.8, "seed": 3, "top_p": 0.9, "top_k": 40, "min_p": 0.01}
-    together = answers(driver, prompts()[:12], BUDGET, COUNT, **limited)
+    together = answers(driver, prompts()[:12], 2048, COUNT, **limited)
     assert [answers(driver, [prompt], 99, COUNT, **limited)[0] for prompt in prompts()[:12]] == together
     check_independence(driver)
     check_graphs(driver)
@@ -184,6 +184,8 @@ def run_all(arguments: argparse.Namespace) -> int:
         for each, path in paths.items():
             if f"pieces-{each}" in left:
                 (folder / f"{each}.json").write_text(json.dumps(reference_tokens(path, prompts(), COUNT)))
+        if arguments.device == "cuda":
+            print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}", flush=True)
         print(f"expected tokens after {time.monotonic() - began_s:.1f} s", flush=True)
         for compiler in compilers:
             compiler.wait()

@@ -75,8 +75,10 @@ def _between_gpus(settings: Settings, carrier: str, timeout_s: float, host: Any)
 
     device = resolve_device(settings)
     torch.cuda.set_device(device)  # of this thread, so that nothing is made on another rank's GPU
-    nccl = NcclComm(host, device) if carrier == NCCL or host.size > 2 else None
-    return nccl if carrier == NCCL else PeerComm(host, device, patience_s=timeout_s, nccl=nccl)
+    if carrier == NCCL:
+        return NcclComm(host, device, invariant=settings.deterministic)
+    nccl = NcclComm(host, device) if host.size > 2 and not settings.deterministic else None
+    return PeerComm(host, device, patience_s=timeout_s, nccl=nccl)
 
 
 class RankActor(ExecutorActor):

@@ -99,6 +99,38 @@ def _cut(source, size, cut, counted, top_k, top_p, mass, highest, per_heat, BLOC
     return cut
 
 
+@triton.jit
+def bin_of(x, highest, per_heat):
+    """In which step below the largest a logit lies."""
+    return tl.minimum((highest - x) * per_heat * BINS_PER_UNIT, BINS - 1.0).to(tl.int32)
+
+
+@triton.jit
+def last_bin(counts, cut, counted, top_k, top_p, highest, per_heat):
+    """Up to which bin values are likely to tell the threshold, from how many each holds; and how many that are.
+
+    Each bin's mass is not known, only guessed from its middle and scaled to the whole; one bin more makes it likely
+    enough, and the listed values' own mass decides.
+    """
+    bins = tl.arange(0, BINS)
+    reached = tl.cumsum(counts, axis=0)
+    guessed = tl.where(bins <= (highest - cut) * per_heat * BINS_PER_UNIT, counts.to(tl.float32), 0.0)
+    guessed = tl.cumsum(guessed * tl.exp(bins.to(tl.float32) * (-1.0 / BINS_PER_UNIT)), axis=0)
+    enough = tl.where(counted, reached >= top_k, guessed >= top_p * tl.max(guessed, axis=0))
+    last = tl.min(tl.where(enough, bins, BINS - 1), axis=0)
+    last = tl.where(counted, last, tl.minimum(last + 1, BINS - 1))
+    return last, tl.sum(tl.where(bins <= last, counts, 0), axis=0)
+
+
+@triton.jit
+def least_kept(highest, heat, min_p):
+    """The threshold by min_p alone."""
+    cut = tl.full((), float("-inf"), tl.float32)
+    if min_p > 0.0:
+        cut = tl.minimum(highest + heat * tl.log(min_p), highest)
+    return cut
+
+
 @triton.jit(do_not_specialize=["slots_ptr", "temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"])
 def _limits_kernel(
     logits_ptr,  # [R, V]
@@ -132,9 +164,7 @@ def _limits_kernel(
     for start in range(0, VOCAB, BLOCK):
         maxima = tl.maximum(maxima, _load(source, start + tl.arange(0, BLOCK), VOCAB))
     highest = tl.max(maxima, axis=0)
-    cut = float("-inf")
-    if min_p > 0.0:
-        cut = tl.minimum(highest + heat * tl.log(min_p), highest)
+    cut = least_kept(highest, heat, min_p)
     if ((top_p >= 1.0) & (counted == 0)) | (highest == float("-inf")):
         tl.store(cuts_ptr + row, cut)
         return
@@ -145,27 +175,17 @@ def _limits_kernel(
     counts = tl.zeros([BINS], tl.int32)
     for start in range(0, VOCAB, BLOCK):
         x = _load(source, start + tl.arange(0, BLOCK), VOCAB)
-        depth = (highest - x) * per_heat
-        masses += tl.where(x >= cut, tl.exp(-depth), 0.0)
-        counts += tl.histogram(tl.minimum(depth * BINS_PER_UNIT, BINS - 1.0).to(tl.int32), BINS)
+        masses += tl.where(x >= cut, tl.exp((x - highest) * per_heat), 0.0)
+        counts += tl.histogram(bin_of(x, highest, per_heat), BINS)
     mass = tl.sum(masses, axis=0)
-    bins = tl.arange(0, BINS)
-    reached = tl.cumsum(counts, axis=0)
-    # Each bin's mass is not known, only guessed from its middle and scaled to the whole; one bin more makes it likely
-    # enough, and the list's own mass decides below.
-    guessed = tl.where(bins <= (highest - cut) * per_heat * BINS_PER_UNIT, counts.to(tl.float32), 0.0)
-    guessed = tl.cumsum(guessed * tl.exp(bins.to(tl.float32) * (-1.0 / BINS_PER_UNIT)), axis=0)
-    enough = tl.where(counted, reached >= top_k, guessed >= top_p * tl.max(guessed, axis=0))
-    last = tl.min(tl.where(enough, bins, BINS - 1), axis=0)
-    last = tl.where(counted, last, tl.minimum(last + 1, BINS - 1))
-    listed = tl.sum(tl.where(bins <= last, counts, 0), axis=0)
+    last, listed = last_bin(counts, cut, counted, top_k, top_p, highest, per_heat)
 
     short = list_ptr + row * SHORT
     found = 0
     if (last < BINS - 1) & (listed <= SHORT):
         for start in range(0, VOCAB, BLOCK):
             x = _load(source, start + tl.arange(0, BLOCK), VOCAB)
-            taken = tl.minimum((highest - x) * per_heat * BINS_PER_UNIT, BINS - 1.0).to(tl.int32) <= last
+            taken = bin_of(x, highest, per_heat) <= last
             place = found + tl.cumsum(taken.to(tl.int32), axis=0) - 1
             tl.store(short + place, x, mask=taken)
             found += tl.sum(taken.to(tl.int32), axis=0)

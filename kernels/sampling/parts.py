@@ -53,22 +53,26 @@ class Wanted:
     seeds: torch.Tensor
 
 
-def chunk_scores_reference(logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool) -> torch.Tensor:
+def chunk_scores_reference(
+    logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool, cuts: torch.Tensor | None = None
+) -> torch.Tensor:
     """logits [R, W] of the rank's tokens -> [R, most chunks of any rank] float32: of a random row the log of the sum of
-    exponentials of each chunk, else its largest logit; -inf where the rank has no chunk."""
+    exponentials of each chunk, else its largest logit; -inf where the rank has no chunk. Of random rows smaller logits
+    than ``cuts`` [R] are out."""
     heat = wanted.temperature[wanted.slots.long()]
     random = ((heat >= GREEDY_BELOW) & any_random).unsqueeze(1)
-    wide = logits.float().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    wide = _kept(logits, cuts, random)
     scaled = chunked(torch.where(random, wide / heat.unsqueeze(1), wide), part.own.start)
     scores = torch.where(random, scaled.logsumexp(2), scaled.amax(2))
     return F.pad(scores, (0, part.most_chunks - scores.shape[1]), value=-math.inf)
 
 
 def part_best_reference(
-    logits: torch.Tensor, told: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool
-) -> torch.Tensor:
+    logits: torch.Tensor, told: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool,
+    cuts: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The chunk of each row by what all ranks ``told`` [N, R, C], and this rank's best token of it: [R, 2] int32, bits
-    of its score, which is -inf if the rank has no token of the chunk, and its id."""
+    of its score, which is -inf if the rank has no token of the chunk, and its id. ``cuts`` as above."""
     heat = wanted.temperature[wanted.slots.long()]
     random = (heat >= GREEDY_BELOW) & any_random
     numbers = [chunks_of(part.of(rank)) for rank in range(part.world)]
@@ -79,7 +83,7 @@ def part_best_reference(
     keys = row_keys_reference(wanted.seeds[wanted.slots.long()], wanted.indexes)
     drawn = draw_chunk(joined_sums(parts, numbers[-1].stop), keys)
     chunk = torch.where(random, drawn, largest.argmax(1))
-    wide = logits.float().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    wide = _kept(logits, cuts, random.unsqueeze(1))
     first = numbers[part.rank].start
     scores, ids = best_within(chunked(wide / heat.clamp(min=GREEDY_BELOW).unsqueeze(1), part.own.start), chunk, keys,
                               first)  # fmt: skip
@@ -90,6 +94,12 @@ def part_best_reference(
     greedy = best.values.masked_fill(missing, -math.inf), chunk * CHUNK + best.indices
     scores, ids = torch.where(random, scores, greedy[0]), torch.where(random, ids, greedy[1])
     return torch.stack([scores.float().view(torch.int32), ids.int()], dim=1)
+
+
+def _kept(logits: torch.Tensor, cuts: torch.Tensor | None, random: torch.Tensor) -> torch.Tensor:
+    """In float32; -inf where there is no number, or in a ``random`` row [R, 1] a smaller one than the row's cut."""
+    wide = logits.float().nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
+    return wide if cuts is None else torch.where(random & (wide < cuts.unsqueeze(1)), -math.inf, wide)
 
 
 def rank_best_reference(told: torch.Tensor) -> torch.Tensor:
@@ -121,6 +131,7 @@ def _part_best_kernel(
     logits_ptr,  # [R, W]
     told_ptr,  # [N, R, MOST]
     out_ptr,  # [R, 2] int32
+    cuts_ptr,  # [R] or None: tokens with a smaller logit are out
     slots_ptr,  # [R]
     temperature_ptr,  # [S]
     seeds_ptr,  # [S] int64
@@ -152,7 +163,7 @@ def _part_best_kernel(
         scores -= tl.log(exponential(token_hash(second, first, chunk)))
     chosen = tl.argmax(scores, axis=0, tie_break_left=True)
     token = chosen * CHUNK + tl.arange(0, CHUNK)
-    scores = load_logits(logits_ptr + row * stride_logits, token - START, None, row, random, WIDTH)
+    scores = load_logits(logits_ptr + row * stride_logits, token - START, cuts_ptr, row, random, WIDTH)
     if random:
         scores = scores * tl.div_rn(1.0, heat) - tl.log(exponential(token_hash(first, second, token)))
     place = tl.argmax(scores, axis=0, tie_break_left=True)
@@ -182,7 +193,9 @@ def _rank_best_kernel(
     tl.store(out_ptr + row, token, mask=mask)
 
 
-def chunk_scores(logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool) -> torch.Tensor:
+def chunk_scores(
+    logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool, cuts: torch.Tensor | None = None
+) -> torch.Tensor:
     """As `chunk_scores_reference`; what the rank has no chunk for is left as it is."""
     assert logits.stride(1) == 1
     own, count = part.own, len(chunks_of(part.own))
@@ -190,7 +203,7 @@ def chunk_scores(logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random
     if not len(logits):
         return scores
     chunk_kernel[(-(-count // CHUNKS_PER_PROGRAM), len(logits))](
-        logits, scores, None, wanted.slots, wanted.temperature, logits.stride(0), VOCAB=len(own),
+        logits, scores, cuts, wanted.slots, wanted.temperature, logits.stride(0), VOCAB=len(own),
         CHUNKS=part.most_chunks, CHUNK=CHUNK, BEFORE=own.start % CHUNK, ANY_RANDOM=any_random, GREEDY=GREEDY_BELOW,
         PART=CHUNKS_PER_PROGRAM, **pdl(logits.device), num_warps=1,
     )  # fmt: skip
@@ -198,7 +211,8 @@ def chunk_scores(logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random
 
 
 def part_best(
-    logits: torch.Tensor, told: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool
+    logits: torch.Tensor, told: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool,
+    cuts: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """As `part_best_reference`."""
     assert logits.stride(1) == 1
@@ -207,7 +221,7 @@ def part_best(
     if not len(logits):
         return out
     _part_best_kernel[(len(logits),)](
-        logits, told, out, wanted.slots, wanted.temperature, wanted.seeds, wanted.indexes, logits.stride(0),
+        logits, told, out, cuts, wanted.slots, wanted.temperature, wanted.seeds, wanted.indexes, logits.stride(0),
         len(logits), START=part.own.start, WIDTH=len(part.own), VOCAB=part.vocab, RANKS=part.world,
         MOST=part.most_chunks, CHUNK=CHUNK, ANY_RANDOM=any_random, GREEDY=GREEDY_BELOW,
         BLOCK=next_power_of_2(-(-part.vocab // CHUNK)), **pdl(logits.device), num_warps=4,

@@ -19,6 +19,7 @@ SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 10
 REGISTERS, WARPS = 65536, 4
 """Of a multiprocessor, and of a decode program."""
 ROOT = Path(__file__).parents[2]
+EXCHANGES = ("_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel", "_gather_rows_kernel")
 PARTS = 6
 """Each a test of its own, so that they run beside each other and none takes long."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
@@ -51,11 +52,13 @@ def test_every_kernel_is_compiled() -> None:
         "_route_kernel", "_sort_kernel", "_count_kernel", "_sort_chunks_kernel",
         "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel", "_combine_kernel", "_add_shared_kernel",
         "_add_normed_kernel", "_cap_logits_kernel", "_sum_parts_kernel",
+        "_row_squares_kernel",
         "_latent_decode_kernel", "_merge_latents_kernel",
         "_latent_prefill_kernel", "_latent_write_kernel", "_head_product_kernel", "_gather_latents_kernel",
         "_expanded_kernel", "_resolve_starts_kernel", "_accept_drafts_kernel", "_look_up_drafts_kernel",
         "_part_guesses_kernel", "_store_guesses_kernel", "_begin_chain_kernel", "_keep_features_kernel",
-        "_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel",
+        "_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel", "_gather_rows_kernel",
+        "_peaks_kernel", "_bins_kernel", "_lists_kernel", "_listed_cuts_kernel", "_flat_cuts_kernel",
         "_plan_adapters_kernel", "_shrink_kernel", "_shrink_prompts_kernel", "_expand_kernel",
     } <= set(names)  # fmt: skip
 
@@ -70,7 +73,7 @@ def test_kernels_compile(arch: int, part: int) -> None:
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
         assert not variant["multicasts"], variant  # it needs a fabric manager, and hangs where that fails
-        if variant["kernel"] in ("_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel"):
+        if variant["kernel"] in EXCHANGES:
             assert variant["waits"] == 1, variant
             shots, peers = 2 if "two_shot" in variant["case"] else 1, 7 if "of 8" in variant["case"] else 1
             unsignalled = "push" in variant["case"] or "few" in variant["case"]

@@ -7,6 +7,7 @@ the host, and may be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ class Comm(ABC):
     size: int
     captures = True
     """Whether exchanges may be captured in CUDA graphs."""
+    leaves_rows_out = False
+    """Whether :meth:`gather_rows` tells no more than what is wanted, although the device alone knows what that is."""
+    captured_bytes = math.inf
+    """The largest sum for which steps are cut into graphs of their pieces."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -63,6 +68,11 @@ class Comm(ABC):
         missing = max(widths) - x.shape[1]
         parts = self.all_gather(torch.nn.functional.pad(x, (0, missing)) if missing else x)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+
+    def gather_rows(self, x: torch.Tensor, wanted: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """:meth:`gather_columns` of the rows that are not 0 in ``wanted`` [R] int32, which is the same on all ranks;
+        the other rows may be anything."""
+        return self.gather_columns(x, widths)
 
     def least(self, value: float) -> float:
         """The smallest ``value`` of any rank. Raises EngineError if a rank is lost."""

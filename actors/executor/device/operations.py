@@ -60,6 +60,12 @@ class AddSum(Protocol):
     def __call__(self, x: Tensor, residual: Tensor, scale: float = 1.0) -> None: ...
 
 
+class RowSquares(Protocol):
+    """:func:`pagebus.kernels.layers.squares.row_squares`"""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
 class SumParts(Protocol):
     """:func:`pagebus.kernels.layers.parts.sum_parts`"""
 

@@ -14,7 +14,7 @@ from pagebus.kernels.common.cache_keys import settle_keys
 from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
-from pagebus.kernels.layers import branch_norm, embedding, logits, norm, parts, rotary_kv_write
+from pagebus.kernels.layers import branch_norm, embedding, logits, norm, parts, rotary_kv_write, squares
 from pagebus.kernels.lora import plan
 from pagebus.kernels.moe import routing, shared
 from pagebus.kernels.quantized import adapted, experts, products
@@ -60,6 +60,7 @@ class Ops:
     adapted_gated_linear: operations.AdaptedGatedProduct
     adapted_partial_linear: operations.AdaptedResidualProduct
     add_sum: operations.AddSum = norm.add_sum
+    row_squares: operations.RowSquares = squares.row_squares_reference
     sum_parts: operations.SumParts = parts.sum_parts_reference
     sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
     """The same, with any number of alternatives."""
@@ -126,6 +127,7 @@ class Ops:
             adapted_gated_linear=adapted.adapted_gated_linear,
             adapted_partial_linear=adapted.adapted_partial_linear,
             rounding=products.rounding_of,
+            row_squares=squares.row_squares,
             sum_parts=parts.sum_parts,
             resolve_starts=drafts.resolve_starts,
             accept_drafts=drafts.accept_drafts,

@@ -39,7 +39,14 @@ from pagebus.actors.executor.graphs.head_passes import (
     covering_guesses,
     follow_of,
 )
-from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, borrow, capture_pieces, run_pieces
+from pagebus.actors.executor.graphs.piecewise_graphs import (
+    LaunchedPieces,
+    Pieces,
+    PiecewiseGraphs,
+    borrow,
+    capture_pieces,
+    run_pieces,
+)
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.models import Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder
@@ -188,9 +195,11 @@ class Graphs:
             self._planned.add(wanted)
             self._missed.put(wanted)
 
-    def pieces(self, bucket: Bucket) -> PiecewiseGraphs:
-        """The graphs of the pieces of a step that is padded to ``bucket``."""
-        captured = self._captured[bucket]
+    def pieces(self, bucket: Bucket) -> Pieces:
+        """The pieces of a step padded to what :meth:`bucket` said: their graphs if there are any."""
+        captured = self._captured.get(bucket)
+        if captured is None:
+            return LaunchedPieces(bucket.tokens)
         assert isinstance(captured, PiecewiseGraphs)
         return captured
 

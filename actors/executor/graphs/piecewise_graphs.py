@@ -52,6 +52,36 @@ class PiecewiseGraphs:
         return model.finish(stream, self.qkv[last], step)
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedPieces:
+    """The same for a pass that begins with ``num_tokens``, kernel by kernel: what a rank launches that has no graphs of
+    it yet, so that it exchanges what a rank does that has them."""
+
+    num_tokens: int
+
+    def of(self, num_tokens: int) -> LaunchedPieces:
+        """As :meth:`PiecewiseGraphs.of`."""
+        return LaunchedPieces(num_tokens)
+
+    @torch.inference_mode()
+    def forward(self, model: Decoder, tokens: Tokens, batch: AttentionBatch) -> torch.Tensor:
+        """As :meth:`PiecewiseGraphs.forward`."""
+        step = model.begin(tokens.ids, tokens.positions, tokens.kv_cache, batch)
+        residual: torch.Tensor | None = None
+        for index, layer in enumerate(model.layers[:-1]):
+            residual, qkv = run_piece(model, index, residual, tokens)
+            stream = ResidualStream(residual[: self.num_tokens], model.ops)
+            layer.attend(stream, qkv[: self.num_tokens], tokens.kv_cache, step.attention)
+            stream.settle()
+            del qkv  # the next piece may have its memory
+        residual, qkv = run_piece(model, len(model.layers) - 1, residual, tokens)
+        stream = ResidualStream(residual[: self.num_tokens], model.ops)
+        return model.finish(stream, qkv[: self.num_tokens], step)
+
+
+Pieces = PiecewiseGraphs | LaunchedPieces
+
+
 Capturing = Callable[[], AbstractContextManager[Graph]]
 
 

@@ -136,7 +136,7 @@ class Attention:
         shard = self._config.shard
         if shard is not None:
             weights = self._q_width_norm, self._k_width_norm
-            norm_widths(q, k, weights, eps, widths_of(shard, self._layer), self._ops.comm)
+            norm_widths(q, k, weights, eps, widths_of(shard, self._layer), self._ops)
             return
         self._ops.rms_norm(q, self._q_width_norm, eps, q)
         self._ops.rms_norm(k, self._k_width_norm, eps, k)

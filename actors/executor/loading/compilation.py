@@ -9,6 +9,7 @@ architecture. Every later start with the same key finds the result.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,16 +129,47 @@ class Recorder(AsyncCompileMode):  # type: ignore[misc]
         return kernel
 
 
-def compile_kernels(settings: Settings, config: ModelConfig, target: Target, jobs: int) -> int:
+class Turn:
+    """Of several processes that compile nearly the same, such as the ranks of a group, one compiles after another: the
+    later ones find most kernels in the cache. ``path`` is a file of the host that is locked until :meth:`end`, or the
+    end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+
+    def take(self, *, wait: bool) -> bool:
+        """Whether it is this process's turn; if it may ``wait``, it is."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks: all compile at once
+            return True
+        return True
+
+    def end(self) -> None:
+        """Others go on."""
+        self._file.close()
+
+
+def compile_kernels(settings: Settings, config: ModelConfig, target: Target, jobs: int, turn: Turn) -> int:
     """Fill Triton's cache with all that an engine with these settings launches on ``target``; returns how many kernels.
+    Others who do the same have their ``turn`` after this process, or before it.
 
     Raises:
         RuntimeError: some could not be compiled; what the compiler said is on standard error.
     """
-    processes = Processes(jobs)
-    processes.start(_build_utilities)
-    recorded = record(settings, config, target, processes.start)
+    processes, later = Processes(jobs), list[Compile]()
+    start = processes.start if turn.take(wait=False) else later.append
+    start(_build_utilities)
+    recorded = record(settings, config, target, start)
+    if later:
+        turn.take(wait=True)
+        for each in later:
+            processes.start(each)
     processes.finish()
+    turn.end()
     if processes.failed:
         raise RuntimeError(f"{processes.failed} of {len(recorded)} kernels could not be compiled")
     return len(recorded)

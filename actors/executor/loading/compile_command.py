@@ -120,8 +120,9 @@ def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int)
         print(f"sm_{target.capability}: nothing to do, {cache_dir()} has all kernels")
         return
     began_s = time.monotonic()
-    from pagebus.actors.executor.loading.compilation import compile_kernels
+    from pagebus.actors.executor.loading.compilation import Turn, compile_kernels
 
-    count = compile_kernels(settings, rank_config(config, settings), target, jobs)
+    turn = Turn(mark_path(settings.replace(rank=0), config, target).with_suffix(".lock"))
+    count = compile_kernels(settings, rank_config(config, settings), target, jobs, turn)
     mark.touch()
     print(f"sm_{target.capability}: {count} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")

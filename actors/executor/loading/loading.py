@@ -85,7 +85,8 @@ def choose_ops(
     if shard is None:
         return ops
     with_sampling = ops_of_rank if device.type == "cpu" else device_ops_of_rank
-    return with_guesses(with_sampling(with_sums(ops, agreement.comm), agreement, shard), shard)
+    sums = with_sums(ops, agreement.comm, invariant=invariant)
+    return with_guesses(with_sampling(sums, agreement, shard), shard)
 
 
 def load(
@@ -171,7 +172,8 @@ def _load(
     wanted = speculation(settings)
     runner = Runner(
         model, ops, limits, device, first_cache, settings.pipeline_depth, most_tokens,
-        pieces_tokens=pieces_tokens(settings, config, device), decodes_apart=apart,
+        pieces_tokens=_agreed_pieces(settings, config, device, config.hidden_size * dtype.itemsize, comm),
+        decodes_apart=apart,
         lookup=Lookup(wanted.longest, wanted.shortest), head=drafter,
         adapters=None if residents is None else residents.slots,
     )  # fmt: skip
@@ -314,8 +316,13 @@ def pieces_tokens(settings: Settings, config: ModelConfig, device: torch.device)
     """The most tokens of a step that runs from graphs of its pieces, 0 for none: a norm apart from the sum before it
     may round otherwise, so ``deterministic`` outputs have none."""
     limited = config.in_one_step or settings.enforce_eager or settings.max_cudagraph_capture_size is not None
-    limited |= config.shard is not None  # each rank would pad as its graphs are captured
     return 0 if device.type == "cpu" or limited or settings.deterministic else _hidden_by_computing(config)
+
+
+def _agreed_pieces(settings: Settings, config: ModelConfig, device: torch.device, row_bytes: int, comm: Comm) -> int:
+    """:func:`pieces_tokens` of all ranks, whose sums of rows of ``row_bytes`` may be captured."""
+    most_bytes = min(pieces_tokens(settings, config, device) * row_bytes, comm.captured_bytes)
+    return int(comm.least(most_bytes // row_bytes))
 
 
 def _hidden_by_computing(config: ModelConfig) -> int:

@@ -82,11 +82,17 @@ class NcclGroup:
 
 
 class NcclComm(Comm):
-    """One of the ranks of ``host``, through which what is on the host goes; all else goes over NCCL."""
+    """One of the ranks of ``host``, through which what is on the host goes; all else goes over NCCL.
 
-    def __init__(self, host: Comm, device: torch.device) -> None:
+    NCCL sums in an order that follows from the size. ``invariant``: ranks gather instead, and add up in their order.
+    """
+
+    captured_bytes = 0
+    """NCCL connects ranks when a size first needs it, and waits for the others meanwhile: not beside steps."""
+
+    def __init__(self, host: Comm, device: torch.device, *, invariant: bool = False) -> None:
         self.rank, self.size = host.rank, host.size
-        self._host, self._device = host, device
+        self._host, self._device, self._invariant = host, device, invariant
         self._met: NcclGroup | None = None
 
     def connect(self) -> None:
@@ -106,7 +112,7 @@ class NcclComm(Comm):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As in :class:`Comm`."""
-        return super().all_reduce(x) if x.is_cpu else self._group.all_reduce(x)
+        return super().all_reduce(x) if x.is_cpu or self._invariant else self._group.all_reduce(x)
 
     def least(self, value: float) -> float:
         """As in :class:`Comm`, without the GPU."""

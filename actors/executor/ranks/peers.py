@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from pagebus.actors.executor.ranks.symmetric import SymmetricMemory
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
 from pagebus.kernels.exchange.choice import choices
 from pagebus.kernels.exchange.gather import gather
+from pagebus.kernels.exchange.gather_rows import gather_rows
 from pagebus.kernels.exchange.peers import FAILED, FORMS, HOST_WORDS, Layout, Limits, Peers
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class PeerComm(Comm):
         nccl: of the same ``host``, for sums beyond the limits, or None: these go in pieces.
     """
 
+    leaves_rows_out = True
+
     def __init__(
         self, host: GlooComm, device: torch.device, limits: Limits | None = None, patience_s: float = PATIENCE_S,
         nccl: NcclComm | None = None,
@@ -55,6 +59,7 @@ class PeerComm(Comm):
         self._layout = Layout(self.size, limits)
         self._note = torch.zeros(HOST_WORDS, dtype=torch.int32, pin_memory=True)
         self._nccl = nccl
+        self.captured_bytes = math.inf if nccl is None else self._layout.limits.two_shot
         self._known: set[Hashable] = set()
         self._memory: SymmetricMemory | None = None
         self._peers: Peers | None = None
@@ -133,6 +138,10 @@ class PeerComm(Comm):
     def _sizes(self) -> tuple[int, int]:
         """Words of few and of many, as :func:`gather` tells them apart."""
         return 32, self._layout.limits.gather // 4 + 1
+
+    def gather_rows(self, x: torch.Tensor, wanted: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """As in :class:`Comm`, of numbers of 32 bits."""
+        return gather_rows(x, wanted, widths, self.peers)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As in :class:`Comm`, in place."""

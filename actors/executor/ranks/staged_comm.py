@@ -20,7 +20,8 @@ class StagedComm(Comm):
 
     def __init__(self, world: Comm, stage: Comm, ring: Ring) -> None:
         self.rank, self.size = stage.rank, stage.size
-        self.ring, self.captures = ring, stage.captures
+        self.ring, self.captures, self.captured_bytes = ring, stage.captures, stage.captured_bytes
+        self.leaves_rows_out = stage.leaves_rows_out
         self._world, self._stage = world, stage
 
     def connect(self) -> None:
@@ -47,6 +48,10 @@ class StagedComm(Comm):
     def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """Over the stage, see :class:`Comm`."""
         return self._stage.gather_columns(x, widths)
+
+    def gather_rows(self, x: torch.Tensor, wanted: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """Over the stage, see :class:`Comm`."""
+        return self._stage.gather_rows(x, wanted, widths)
 
     def check(self) -> None:
         """Of the stage, see :class:`Comm`."""

@@ -1,7 +1,8 @@
 """Sampling over ranks on GPUs: nothing waits on the host, and all of it may be in a CUDA graph.
 
-As :mod:`pagebus.actors.executor.sampling.rank_sampling`, but rows with limits, and log probabilities, are computed from
-all logits: these go between GPUs faster than the host can find out which candidates suffice.
+As :mod:`pagebus.actors.executor.sampling.rank_sampling`, but log probabilities are computed from all logits, which go
+between GPUs faster than the host could wait for anything; and so are rows with limits where ranks exchange nothing
+whose size the device alone knows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pagebus.actors.executor.sampling.rank_logprobs import RankLogprobs
 from pagebus.actors.executor.sampling.rank_sampling import with_part
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.kernels.sampling.parts import Part, Wanted, chunk_scores, part_best, rank_best
+from pagebus.kernels.sampling.rank_limits import RowLimits, rank_cuts
 
 
 def device_ops_of_rank(ops: Ops, agreement: Agreement, shard: Shard) -> Ops:
@@ -42,16 +44,26 @@ class DeviceRankSampling:
         any_truncation: bool,
     ) -> torch.Tensor:  # fmt: skip
         """Tokens [R] int32 from this rank's logits [R, W], the same on all ranks; all else as in `sample_reference`."""
-        agreement, part = self._agreement, self._part
+        agreement, part, cuts = self._agreement, self._part, None
         if any_random and any_truncation:
-            tokens = self._ops.sample(
-                self._all(logits), slots, temperature, top_k, top_p, min_p, seeds, indexes, any_random=True,
-                any_truncation=True,
-            )  # fmt: skip
-            return agreement.exchange(tokens)[0]  # rank 0's, should sums of others have been rounded otherwise
+            limits = RowLimits(slots, temperature, top_k, top_p, min_p)
+            if not agreement.comm.leaves_rows_out:
+                return self._sampled_from_all(logits, limits, seeds, indexes)
+            cuts = rank_cuts(logits, limits, part.vocab, agreement.comm.all_gather, self._rows)
         wanted = Wanted(slots, indexes, temperature, seeds)
-        told = agreement.comm.all_gather(chunk_scores(logits, part, wanted, any_random=any_random))
-        return rank_best(agreement.exchange(part_best(logits, told, part, wanted, any_random=any_random)))
+        told = agreement.comm.all_gather(chunk_scores(logits, part, wanted, any_random=any_random, cuts=cuts))
+        return rank_best(agreement.exchange(part_best(logits, told, part, wanted, any_random=any_random, cuts=cuts)))
+
+    def _sampled_from_all(
+        self, logits: torch.Tensor, limits: RowLimits, seeds: torch.Tensor, indexes: torch.Tensor
+    ) -> torch.Tensor:
+        tokens = self._ops.sample(
+            self._all(logits), *limits, seeds, indexes, any_random=True, any_truncation=True
+        )  # fmt: skip
+        return self._agreement.exchange(tokens)[0]  # rank 0's, should sums of others have been rounded otherwise
+
+    def _rows(self, logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return self._agreement.comm.gather_rows(logits, wanted, self._widths)
 
     def token_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:
         """As `token_logprobs_reference`."""

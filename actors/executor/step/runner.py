@@ -17,7 +17,7 @@ from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs
-from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs
+from pagebus.actors.executor.graphs.piecewise_graphs import Pieces
 from pagebus.actors.executor.graphs.resampling import resampling_of
 from pagebus.actors.executor.layers.adapted.slots import AdapterSlots
 from pagebus.actors.executor.layers.attention import attention_shape
@@ -242,7 +242,7 @@ class Runner:
     def _forward(
         self, num_rows: int, num_tokens: int, *, num_decodes: int, spans: Spans | None, padded: bool = False,
         long_rows: tuple[LongRow, ...] = (), pause: Callable[[], object] = lambda: None,
-        pieces: PiecewiseGraphs | None = None, sampled: int | None, longest: int = 0, adapted: bool = False,
+        pieces: Pieces | None = None, sampled: int | None, longest: int = 0, adapted: bool = False,
         runs: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""

@@ -13,11 +13,12 @@ from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Uploader
 from pagebus.actors.executor.graphs.graphs import Graphs, Passes, padded_pass
 from pagebus.actors.executor.graphs.head_passes import Guess, HeadPass
+from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, run_piece
 from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.models import Model
-from pagebus.actors.executor.models.decoder import Decoder
+from pagebus.actors.executor.models.decoder import Decoder, as_decoder
 from pagebus.actors.executor.models.draft_model import DraftModel
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.kernels.attention.choice import AttentionChooser
@@ -71,6 +72,28 @@ class EagerGraphs(Graphs):
         assert wanted.bucket.rows == len(logits)
         self.resampled.add(wanted)
         return runner.sample_with_extras(wanted.extras, logits, any_random=True)
+
+
+def computed_pieces(runner: Runner, size: int) -> PiecewiseGraphs:
+    """What the graphs of the pieces of ``size`` tokens hold, with garbage wherever nothing was computed."""
+    model, config = runner.model, runner.model.config
+    residual = torch.full((size, config.hidden_size), torch.nan)
+    qkv = torch.full((size, config.num_heads + 2 * config.num_kv_heads, config.head_dim), torch.nan)
+
+    class Computed:
+        """Leaves behind what the graph of a layer's piece does."""
+
+        def __init__(self, index: int) -> None:
+            self.index = index
+
+        def replay(self) -> None:
+            given = residual if self.index else None
+            found = run_piece(as_decoder(model), self.index, given, runner.tokens(size))
+            for kept, each in zip((residual, qkv), found, strict=True):
+                kept.copy_(each)
+
+    graphs = [Computed(index) for index in range(config.num_layers)]
+    return PiecewiseGraphs(graphs, residual, [qkv] * len(graphs))
 
 
 def use_eager_graphs(driver: Driver, monkeypatch: pytest.MonkeyPatch, buckets: Buckets) -> EagerGraphs:

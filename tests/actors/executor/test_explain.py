@@ -291,7 +291,6 @@ def test_the_answer_is_json_or_text(folder: Path, capsys: pytest.CaptureFixture[
         (("--target", "sm_12"), "--multiprocessors"),
         (("--target", "sm_80", "--kv-cache-dtype", "fp8"), "--kv-cache-dtype int8"),
         (("--device", "cpu", "--deterministic"), "--deterministic"),
-        (("--target", "sm_90", "-tp", "2", "--deterministic"), "--deterministic: not with --tensor-parallel-size"),
         (("--target", "cpu", "-tp", "64"), "cannot be divided by so many ranks"),
     ],
 )

@@ -86,9 +86,11 @@ class RankDriver(Driver):
         self.epoch = 0
 
 
-def answers(driver: Driver, prompts: list[list[int]], **params: Any) -> list[list[int]]:
-    scheduler = driver.scheduler(100)
-    sequences = [scheduler.add(prompt, COUNT, **params) for prompt in prompts]
+def answers(
+    driver: Driver, prompts: list[list[int]], budget: int = 100, count: int = COUNT, **params: Any
+) -> list[list[int]]:
+    scheduler = driver.scheduler(budget)
+    sequences = [scheduler.add(prompt, count, **params) for prompt in prompts]
     driver.drive(scheduler)
     return [sequence.output for sequence in sequences]
 

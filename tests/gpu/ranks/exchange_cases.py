@@ -25,6 +25,8 @@ from pagebus.kernels.exchange.all_reduce import (
 from pagebus.kernels.exchange.choice import Choice
 from pagebus.kernels.exchange.gather import gather
 from pagebus.kernels.layers.norm import add_rms_norm
+from pagebus.kernels.sampling.limits import sampling_cuts
+from pagebus.kernels.sampling.rank_limits import RowLimits, rank_cuts
 from tests.gpu.ranks.rank_processes import new_comm
 
 FORMS = {"push": 512 * 1024, "signal": 4 * 1024 * 1024, "two_shot": 16 * 1024 * 1024}
@@ -101,6 +103,40 @@ def gathers(comm: PeerComm) -> None:
     ):
         xs = [(part * 1000).to(dtype) for part in parts(comm, 4000 + seed, numel, dtype=torch.float32)]
         assert torch.equal(gather(xs[comm.rank], comm.peers), torch.stack(xs)), f"{dtype} {numel}"
+
+
+def rows(comm: PeerComm) -> None:
+    """Rows that the device chooses, of widths that differ: none, some, all, and more than a call tells."""
+    for seed, (count, columns) in enumerate(((1, 128256), (40, 128256), (7, 1001), (300, 4999))):
+        widths = [(rank + 1) * columns // comm.size - rank * columns // comm.size for rank in range(comm.size)]
+        whole = parts(comm, 5000 + seed, count, columns, dtype=torch.float32)[0]
+        mine = whole.split(widths, dim=1)[comm.rank]
+        for share in (0.0, 0.3, 1.0):
+            wanted = (parts(comm, 5100 + seed, count, dtype=torch.float32)[0].abs() < 4 * share).int()
+            found = comm.gather_rows(mine, wanted, widths)
+            assert torch.equal(found[wanted != 0], whole[wanted != 0]), f"{count} rows of {columns}, {share}"
+
+
+def limits(comm: PeerComm) -> None:
+    """The thresholds of top-k, top-p and min-p from the ranks' candidates, beside those of all logits."""
+    for seed, (count, vocab, scale) in enumerate(
+        ((1, 128256, 3.0), (32, 128256, 2.0), (32, 50257, 0.01), (256, 32000, 4.0))
+    ):
+        heat, top_p, min_p = (parts(comm, 5200 + 9 * seed + i, count, dtype=torch.float32)[0].abs() for i in range(3))
+        slots = torch.arange(count, dtype=torch.int32, device="cuda")
+        top_k = torch.where(slots % 3 == 1, slots % 100 + 1, 0)
+        given = slots, heat + 0.1, top_k, top_p.clamp(0.01, 1.0), torch.where(slots % 4 == 2, min_p * 0.1, 0.0)
+        whole = parts(comm, 5300 + seed, count, vocab, dtype=torch.float32)[0] * scale
+        widths = [(rank + 1) * vocab // comm.size - rank * vocab // comm.size for rank in range(comm.size)]
+        mine = whole.split(widths, dim=1)[comm.rank].contiguous()
+        cuts = rank_cuts(
+            mine, RowLimits(*given), vocab, comm.all_gather, lambda x, wanted, w=widths: comm.gather_rows(x, wanted, w)
+        )
+        same_everywhere(comm, cuts)
+        kept, expected = ((whole >= each.unsqueeze(1)).sum(1) for each in (cuts, sampling_cuts(whole, *given, 1e-5)))
+        differing = int((kept != expected).sum())
+        assert differing <= count // 16, f"{differing} of {count} rows"  # sums of others may round at an edge
+        torch.testing.assert_close(kept.float(), expected.float(), rtol=2e-3, atol=1)
 
 
 def interface(comm: PeerComm) -> None:
@@ -223,13 +259,14 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--store", required=True)
-    parser.add_argument("--cases", default="sums,norms,gathers,interface,late,replays,bare,missing")
+    parser.add_argument("--cases", default="sums,norms,gathers,rows,limits,interface,late,replays,bare,missing")
     parser.add_argument("--replays", type=int, default=1000)
     parser.add_argument("--bare", type=int, default=33_334)
     parser.add_argument("--patience", type=float, default=10.0)
     arguments = parser.parse_args()
     cases: dict[str, Callable[[PeerComm], None]] = {
-        "sums": sums, "norms": norms, "gathers": gathers, "interface": interface, "late": late, "missing": missing,
+        "sums": sums, "norms": norms, "gathers": gathers, "rows": rows, "limits": limits,
+        "interface": interface, "late": late, "missing": missing,
         "replays": lambda comm: replays(comm, arguments.replays),
         "bare": lambda comm: bare_replays(comm, arguments.bare),
     }  # fmt: skip

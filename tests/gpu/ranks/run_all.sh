@@ -2,9 +2,9 @@
 # Everything that docs/scale.md says of two GPUs of one host, in parts of one or two minutes each:
 #   bash tests/gpu/ranks/run_all.sh all|PART[,PART...] FOLDER
 # with PART one of, in this order: exchange (sums by size: ours, NCCL's, torch's), right (tokens and sums of tiny models),
-# stages (tokens of `-pp 2`), adapters (tokens of a tiny model with three of them), drafts (tokens with drafts of heads,
-# MTP layers and small models), tests, llama8b, llama70b, qwen30b-a3b (`-tp 2`), llama8b-pp2, llama70b-pp2 (`-pp 2`),
-# replicas (one executor and two, over HTTP; MODELS are measured).
+# batches (steps in pieces, and answers that no batch changes), stages (tokens of `-pp 2`), adapters (tokens of a tiny model
+# with three of them), drafts (tokens with drafts of heads, MTP layers and small models), tests, llama8b, llama70b,
+# qwen30b-a3b (`-tp 2`), llama8b-pp2, llama70b-pp2 (`-pp 2`), replicas (one executor and two, over HTTP; MODELS are measured).
 # Each part's output goes to FOLDER/PART.txt too. What takes longer than LIMIT (150) seconds is ended.
 set -u
 parts=$1 out=$2 began=$(date +%s)
@@ -47,6 +47,7 @@ replicas() { # MODEL COUNT: the throughput of so many executors, with 256 client
 
 part exchange python3 -m tests.gpu.ranks.bench_exchange --seconds 60
 part right python3 -m tests.gpu.ranks.check --families ${FAMILIES:-qwen2 gpt-oss gemma3 deepseek-v2-lite}
+part batches python3 -m tests.gpu.ranks.check_batches --cases ${CASES:-pieces-llama3 pieces-olmo2 pieces-gpt-oss alone-llama3 alone-olmo2}
 part stages python3 -m tests.gpu.ranks.check_stages --families ${FAMILIES:-qwen2 gpt-oss gemma3} --wide
 part adapters python3 -m tests.gpu.ranks.check_adapters
 part drafts python3 -m tests.gpu.ranks.check_drafts

@@ -10,7 +10,10 @@ import torch
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
 from pagebus.kernels.exchange.choice import Choice
 from pagebus.kernels.exchange.gather import gather
+from pagebus.kernels.exchange.gather_rows import gather_rows
 from pagebus.kernels.exchange.peers import Layout, Peers
+from pagebus.kernels.layers.squares import row_squares
+from pagebus.kernels.sampling.rank_limits import RowLimits, rank_cuts
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -32,6 +35,8 @@ def exchanges() -> Iterator[tuple[str, Callable[[], object]]]:
                 partial(all_reduce_norm, meta(8, 8192), meta(8, 8192), meta(8192), 1e-5, peers, 1.0, choice),
             )
         yield f"gather few of {world}", partial(gather, meta(512, dtype=FP32), peers)
+        rows = meta(8, 64, dtype=FP32), meta(8, dtype=torch.int32), [8] * world
+        yield f"gather rows of {world}", partial(gather_rows, *rows, peers)
         yield f"gather many of {world}", partial(gather, meta(65536, dtype=FP32), peers)
     rows = meta(2, 8, 5120, dtype=FP32)
     yield (
@@ -47,4 +52,14 @@ def exchanges() -> Iterator[tuple[str, Callable[[], object]]]:
             Choice(1 << 30, "push", 64, 16),
         ),
     )
+    numbers = meta(8, dtype=FP32), meta(8, dtype=torch.int32), meta(8, dtype=FP32), meta(8, dtype=FP32)
+    limits = RowLimits(meta(8, dtype=torch.int32), *numbers)
+    yield (
+        "limits of 2",
+        partial(
+            rank_cuts, meta(8, 64128, dtype=FP32), limits, 128256, lambda x: meta(2, *x.shape, dtype=x.dtype),
+            lambda x, wanted: meta(8, 128256, dtype=FP32),
+        ),
+    )  # fmt: skip
+    yield "squares", partial(row_squares, meta(8, 4096))
     yield "sum push fp32", partial(all_reduce, meta(2048, dtype=FP32), peers, Choice(1 << 30, "push", 64, 8, 1024))

@@ -18,6 +18,7 @@ from pagebus.kernels.exchange.all_reduce import (
 )
 from pagebus.kernels.exchange.choice import Choice, choice_for, choices
 from pagebus.kernels.exchange.gather import gather, gather_reference
+from pagebus.kernels.exchange.gather_rows import gather_rows, gather_rows_reference
 from pagebus.kernels.exchange.peers import FORMS, HOLE, Layout, Limits
 from tests.kernels.exchange.virtual_ranks import SMALL, VirtualRanks
 
@@ -130,6 +131,24 @@ def test_gather(dtype: torch.dtype, device: torch.device) -> None:
             else:
                 outs = [gather(x, peers, phases) for x, peers in zip(xs, ranks.peers, strict=True)]
         assert all(torch.equal(out[rank], xs[rank]) for rank, out in enumerate(outs))
+
+
+def test_gather_rows(device: torch.device) -> None:
+    """Some rows of parts of uneven widths; the others are left alone."""
+    ranks, wanted = VirtualRanks(3, device), torch.tensor([0, 1, 1], dtype=torch.int32, device=device)
+    widths = [1166, 1167, 1167]
+    for _ in range(3):
+        xs = [torch.randn(3, width + 3, device=device)[:, :width] for width in widths]
+        whole, told = gather_rows_reference(xs, wanted), {}
+        for phases in (1, 2):
+            told[phases] = [
+                gather_rows(x, wanted, widths, peers, phases).split(widths, 1)
+                for x, peers in zip(xs, ranks.peers, strict=True)
+            ]
+        for rank in range(3):
+            for other, expected in enumerate(whole.split(widths, 1)):
+                found = told[1 if other == rank else 2][rank][other]
+                assert torch.equal(found[1:], expected[1:])
 
 
 def test_random_turns(device: torch.device) -> None:

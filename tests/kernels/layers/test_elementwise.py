@@ -10,6 +10,7 @@ from pagebus.kernels.batch.copy_blocks import copy_blocks
 from pagebus.kernels.common.int8 import block_bytes
 from pagebus.kernels.layers.embedding import embedding, embedding_reference
 from pagebus.kernels.layers.norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from pagebus.kernels.layers.squares import row_squares, row_squares_reference
 from pagebus.kernels.linear.activation import silu_mul, silu_mul_reference
 
 SMALL = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -55,6 +56,16 @@ def test_rms_norm(dtype: torch.dtype, size: int, device: torch.device) -> None:
         in_place = x.clone()
         rms_norm(in_place, weight, 1e-5, out=in_place)
         torch.testing.assert_close(in_place, out, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("size", [16, 100])
+def test_row_squares(size: int, device: torch.device) -> None:
+    """Of heads inside a fused projection; a row's sum is the same beside any others."""
+    x = torch.randn(9, 2 * size, device=device)[:, size:]
+    for result in (row_squares(x), row_squares_reference(x)):
+        torch.testing.assert_close(result.double(), x.double().pow(2).sum(1), atol=1e-5, rtol=1e-5)
+    assert torch.equal(row_squares(x)[3:5], row_squares(x[3:5]))
+    assert row_squares(x[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

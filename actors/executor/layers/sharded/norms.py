@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pagebus.actors.executor.device.comm import Comm
+from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.model.shards.shard import Shard
 
 
@@ -27,14 +27,14 @@ def widths_of(shard: Shard, layer: int) -> Widths:
 
 
 def norm_widths(
-    q: torch.Tensor, k: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], eps: float, whole: Widths, comm: Comm
+    q: torch.Tensor, k: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], eps: float, whole: Widths, ops: Ops
 ) -> None:
     """Norm q [T, own] and k [T, own] in place, by the mean squares over all ranks. Rounds where
     :func:`pagebus.kernels.layers.norm.rms_norm` does."""
-    squares = torch.stack([part.float().pow(2).sum(-1) for part in (q, k)])
+    squares = torch.stack([ops.row_squares(part) for part in (q, k)])
     if not whole.counts_keys:
         squares[1].zero_()
-    means = comm.all_reduce(squares)
+    means = ops.comm.all_reduce(squares)
     means[0] /= whole.query
     means[1] /= whole.key
     for part, weight, mean in zip((q, k), weights, means, strict=True):

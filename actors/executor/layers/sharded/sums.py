@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -16,13 +17,15 @@ from pagebus.kernels.lora.plan import AdapterPlan
 from pagebus.kernels.quantized.layouts import Weight
 
 
-def with_sums(ops: Ops, comm: Comm) -> Ops:
-    """``ops`` of a rank: products leave their part of the sum alone, and what adds it sums it over ranks."""
+def with_sums(ops: Ops, comm: Comm, *, invariant: bool = False) -> Ops:
+    """``ops`` of a rank: products leave their part of the sum alone, and what adds it sums it over ranks.
+    ``invariant``: a token's result does not depend on others, as in a norm within a sum, whose form follows from the
+    number of tokens. Sums alone have the same bits in all forms."""
     sums = RankSums(ops, comm)
     return replace(
         ops, comm=comm, partial_linear=sums.partial_linear, adapted_partial_linear=sums.adapted_partial_linear,
         add_normed=sums.add_normed, add_sum=sums.add_sum,
-        add_rms_norm=partial(comm.all_reduce_norm, ops.add_rms_norm),
+        add_rms_norm=sums.add_rms_norm if invariant else partial(comm.all_reduce_norm, ops.add_rms_norm),
     )  # fmt: skip
 
 
@@ -53,6 +56,13 @@ class RankSums:
         """As :meth:`partial_linear`. The rank's A reads its inputs alone, so what B makes of that is a part of the same
         sum."""
         return self._ops.adapted_partial_linear(x, weight, bias, None, None, table, plan)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, scale: float = 1.0,
+        **options: Any,
+    ) -> torch.Tensor | RoundedTokens:  # fmt: skip
+        """The sum first, then the same norm for any number of tokens."""
+        return self._ops.add_rms_norm(self._summed(x, residual), residual, weight, eps, scale, **options)
 
     def add_normed(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, following: torch.Tensor | None

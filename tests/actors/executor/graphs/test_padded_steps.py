@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.step_work import StepWork
-from pagebus.actors.executor.graphs.piecewise_graphs import PiecewiseGraphs, run_piece
+from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, Pieces
 from pagebus.bus.messages import StepResult
-from tests.actors.executor.eager_graphs import EagerGraphs, use_eager_graphs
+from tests.actors.executor.eager_graphs import EagerGraphs, computed_pieces, use_eager_graphs
 from tests.actors.executor.small_engine import MAX_TOKENS, outputs
 from tests.helpers.engine_driver import Driver
 
@@ -151,27 +150,9 @@ class EagerPieces(EagerGraphs):
     def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
         return None if work.decode_only else Bucket(0, self.SIZE, pieces=True)
 
-    def pieces(self, bucket: Bucket) -> PiecewiseGraphs:
+    def pieces(self, bucket: Bucket) -> Pieces:
         self.replayed.add(bucket)
-        runner = self.runner
-        model, config, size = runner.model, runner.model.config, bucket.tokens
-        residual = torch.full((size, config.hidden_size), torch.nan)
-        qkv = torch.full((size, config.num_heads + 2 * config.num_kv_heads, config.head_dim), torch.nan)
-
-        class Computed:
-            """Leaves behind what the graph of a layer's piece does."""
-
-            def __init__(self, index: int) -> None:
-                self.index = index
-
-            def replay(self) -> None:
-                given = residual if self.index else None
-                found = run_piece(model, self.index, given, runner.tokens(size))
-                for kept, each in zip((residual, qkv), found, strict=True):
-                    kept.copy_(each)
-
-        graphs = [Computed(index) for index in range(config.num_layers)]
-        return PiecewiseGraphs(graphs, residual, [qkv] * len(graphs))
+        return computed_pieces(self.runner, bucket.tokens)
 
 
 @pytest.mark.parametrize("budget", [5, 17, 64])
@@ -186,3 +167,24 @@ def test_steps_in_pieces_have_the_same_tokens(
 
     assert outputs(driver, driver.scheduler(budget), prompts) == expected
     assert pieces.replayed == {Bucket(0, pieces.SIZE, pieces=True)}
+
+
+class UncapturedPieces(EagerPieces):
+    """Has no graphs of them yet."""
+
+    def pieces(self, bucket: Bucket) -> Pieces:
+        self.replayed.add(bucket)
+        return LaunchedPieces(bucket.tokens)
+
+
+def test_pieces_without_graphs_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], expected: list[list[int]], padded: EagerGraphs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Padded alike, kernel by kernel."""
+    runner = driver.engine._loaded.runner
+    pieces = UncapturedPieces(runner.buckets, runner)
+    monkeypatch.setattr(runner, "graphs", pieces)
+
+    assert outputs(driver, driver.scheduler(17), prompts) == expected
+    assert pieces.replayed

@@ -193,6 +193,18 @@ def test_a_complete_cache_needs_no_build(folder: Path, monkeypatch: pytest.Monke
     assert built == [H200]
 
 
+def test_one_compiles_after_another(tmp_path: Path) -> None:
+    """Ranks of a host: who begins later waits, and finds what the first has compiled."""
+    from pagebus.actors.executor.loading.compilation import Turn
+
+    first, second = (Turn(tmp_path / "cache" / "pagebus-model.lock") for _ in range(2))
+    assert first.take(wait=False)
+    assert not second.take(wait=False)
+    first.end()
+    assert second.take(wait=True)
+    second.end()
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_an_old_cache_hides_no_kernels(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, complete: bool

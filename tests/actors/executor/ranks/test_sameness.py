@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.sharded.sums import with_sums
+from pagebus.kernels.layers.norm import rms_norm_reference
 from tests.actors.executor.ranks.test_ranks import SMALL
 from tests.helpers.engine_driver import Grown
 from tests.helpers.model_factory import make_model
 from tests.helpers.ranks.rank_driver import RankDriver
-from tests.helpers.ranks.thread_comm import ThreadComm, thread_comms
+from tests.helpers.ranks.thread_comm import ThreadComm, thread_comms, together
 
 Ranks = tuple[RankDriver, list[ThreadComm]]
 PARAMS: list[dict[str, Any]] = [
@@ -67,6 +71,29 @@ def test_the_same_plans_have_the_same_exchanges(ranks: Ranks) -> None:
         driver.drive(scheduler)
         found.append(comms[0].calls[start:])
     assert found[0] == found[1]
+
+
+class WithNorms(ThreadComm):
+    """Has norms of sums of its own, which may depend on the number of tokens."""
+
+    def all_reduce_norm(self, *_: Any, **__: Any) -> torch.Tensor:
+        raise AssertionError
+
+
+def test_invariant_sums_leave_norms_alone() -> None:
+    """With ``--deterministic`` a norm behind a sum is the same kernel for any number of tokens."""
+    x, residual, weight = torch.randn(3, 2, 5, 8).unbind()
+
+    def normed(comm: ThreadComm) -> torch.Tensor:
+        own = WithNorms(comm.rank, comm.size, comm._meeting)
+        ops, before = with_sums(Ops.reference(), own, invariant=True), residual[0].clone()
+        found = ops.add_rms_norm(x[comm.rank], before, weight[0, 0], 1e-5)
+        assert torch.equal(before, residual[0] + (x[0] + x[1]))
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    expected = rms_norm_reference(residual[0] + (x[0] + x[1]), weight[0, 0], 1e-5)
+    assert all(torch.equal(found, expected) for found in together(2, normed))
 
 
 @pytest.mark.parametrize("what", ["temperature", "token", "adapter"])

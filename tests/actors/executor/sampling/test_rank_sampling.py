@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pagebus.actors.executor.sampling.rank_sampling import ops_of_rank
 from pagebus.actors.model.shards.shard import Shard, share
 from pagebus.kernels.sampling import parts
 from pagebus.kernels.sampling.candidates import Limits, cuts_of, joined, own_candidates
+from pagebus.kernels.sampling.rank_limits import RowLimits, rank_cuts_reference
 from pagebus.kernels.sampling.sampling import thresholds_reference
 from tests.helpers.ranks.thread_comm import ThreadComm, together
 
@@ -186,8 +188,17 @@ def test_picked_logits_come_from_who_has_them() -> None:
         assert torch.equal(told, logits[rows, ids])
 
 
-@pytest.mark.parametrize("any_truncation", [False, True])
-def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation: bool) -> None:
+def cuts_of_ranks(
+    logits: torch.Tensor, limits: RowLimits, vocab: int, gather: object, gather_rows: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """The reference where a rank is one of several."""
+    whole = gather_rows(logits, torch.ones(len(logits), dtype=torch.int32))
+    assert whole.shape[1] == vocab
+    return rank_cuts_reference([whole], limits)
+
+
+@pytest.mark.parametrize(("any_truncation", "leaves_rows_out"), [(False, False), (True, False), (True, True)])
+def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation: bool, leaves_rows_out: bool) -> None:
     """By the references of their kernels; what they compare is kept for the host."""
     logits, wanted = rows_of(12, 2500, ties=False)
     wanted |= {"any_truncation": any_truncation}
@@ -195,6 +206,7 @@ def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation
     scores = WHOLE.token_logprobs(logits, expected, 3)
 
     def sample(comm: ThreadComm) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+        comm.leaves_rows_out = leaves_rows_out
         agreement = Agreement(comm)
         agreement.own, agreement.told = torch.tensor([7, comm.rank]).int(), torch.zeros(2, 2, dtype=torch.int32)
         ops = device_ops_of_rank(WHOLE, agreement, Shard(comm.rank, comm.size, Vocabulary(2500)))
@@ -204,6 +216,7 @@ def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation
         return tokens.tolist(), ops.token_logprobs(part, tokens, 3), agreement.told
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_rank_sampling, "rank_cuts", cuts_of_ranks)
         for name in ("chunk_scores", "part_best", "rank_best"):
             patch.setattr(device_rank_sampling, name, getattr(parts, f"{name}_reference"))
         told = together(2, sample)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pagebus.actors.executor.batch.layout import VERIFIED_SIZES
+from pagebus.actors.executor.batch.layout import PADDED_SAMPLES, VERIFIED_SIZES
 from pagebus.actors.executor.batch.step_work import StepWork
 
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -23,7 +23,7 @@ step of llama8b with up to 448 tokens, 250 of them decodes, took 18.6 ms from a 
 of 480."""
 SPARE_SPANS = 32
 """Blocks of queries held ready beyond those that the tokens fill, because a row's last block is seldom full. Blocks
-with divided keys use the rest of them."""
+with divided keys use the rest of them. There are more where rows are many because of their drafts: a block for each."""
 LONG_QUERY, LONG_CONTEXT = 1024, 8192
 """Attention of longer queries over longer contexts uses different launch shapes."""
 
@@ -83,8 +83,9 @@ class Buckets:
 
     Without ``decodes_apart`` there are none for decodes alone: rows of one token are prompts, with a block each. Other
     steps of up to ``largest_pieces`` tokens use piecewise buckets. Steps that sample more tokens than they have rows
-    are padded to as many rows as tokens that they sample, up to ``max_samples``. Those that sample behind every token,
-    up to ``max_verified``, have buckets of their own, since products of few tokens are fast.
+    are padded to as many rows as tokens that they sample; more than a full batch are padded to a quarter more, or to
+    ``max_samples``. Those that sample behind every token, up to ``max_verified``, have buckets of their own, since
+    products of few tokens are fast.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Buckets:
         self._decodes_apart = decodes_apart
         most_rows = min(max_num_seqs, largest)
         self._decodes = decode_sizes(most_rows)
-        most_rows = max(most_rows, min(max_samples, largest))
-        self._rows = [*(size for size in ROW_SIZES if size < most_rows), most_rows]
+        most_samples = max(most_rows, min(max_samples, largest))
+        self._full = full = max(most_rows, min(most_samples, PADDED_SAMPLES))
+        sizes = (size for size in ROW_SIZES if size < full)
+        self._rows = sorted({*sizes, full, min(full + full // 4, most_samples), most_samples})
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
         self._pieces = [Bucket(0, size, pieces=True) for size in token_sizes(largest_pieces) if size >= LONG_QUERY]
@@ -149,7 +152,7 @@ class Buckets:
         """The other buckets, in order of capture: pieces of the largest steps, which simultaneous prompts make; all
         others for decodes alone; pieces of steps too large for other graphs; prompts beside a full batch and a nearly
         empty one; and, unless a step has asked for them before, decodes with drafts, which perhaps never come."""
-        rows = sorted({self._rows[0], self._rows[-1]}, reverse=True)
+        rows = sorted({self._rows[0], self._full}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
         pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
@@ -182,10 +185,9 @@ class Buckets:
                 return bucket
         is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
         if work.num_tokens <= self._tokens[-1] and not is_long:
-            if len(work.positions) > self._rows[-1]:  # rows with drafts sample several tokens
-                return None
-            bucket = self._mixed(max(num_rows, len(work.positions)), work.num_tokens)
-            if num_spans <= bucket.spans:
+            sampled = max(num_rows, len(work.positions))  # rows with drafts sample several tokens
+            bucket = self._mixed(sampled, work.num_tokens) if sampled <= self._rows[-1] else None
+            if bucket is not None and num_spans <= bucket.spans:
                 return bucket
         if work.num_tokens < LONG_QUERY:
             return None
@@ -208,5 +210,5 @@ class Buckets:
     def _mixed(self, num_rows: int, num_tokens: int) -> Bucket:
         rows = self._rows[bisect_left(self._rows, num_rows)]
         tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]
-        spare = SPARE_SPANS if self._decodes_apart else rows
+        spare = SPARE_SPANS + max(0, rows - self._full) // 2 if self._decodes_apart else rows
         return Bucket(rows, tokens, -(-tokens // self.block_queries) + spare)

@@ -13,7 +13,7 @@ TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY, TOP_K, PROMPT_LEN = 
 """Rows of the table of sampling columns; the first six hold float32 bits."""
 NUM_COLUMNS = 8
 PADDED_SAMPLES = 64
-"""Rows that the padded samples of a step with drafts may have, unless there are more sequences."""
+"""Rows that the padded samples of a step with drafts may have, unless there are more for so many sequences."""
 VERIFIED_SIZES = (*range(8, 64, 8), *range(64, 128, 16), *range(128, 321, 32), 384, 480, 576, 640)
 """Numbers of tokens of steps that sample behind every token: decodes with drafts. Logits are computed for all of these,
 which take memory: a third of a gigabyte for 640 tokens of a vocabulary of 128,000. More of them compute almost as long
@@ -96,9 +96,10 @@ class BatchLimits:
 
     @property
     def padded_samples(self) -> int:
-        """The most rows to which a step is padded for the tokens that it samples: logits of all of them are
-        computed."""
-        return max(self.max_num_seqs, min(self.most_samples, PADDED_SAMPLES))
+        """The most rows to which a step with prompts is padded for the tokens that it samples: logits of all of them are
+        computed. Twice as many as sequences, so that drafts fit beside a full batch."""
+        room = max(PADDED_SAMPLES, min(2 * self.max_num_seqs, VERIFIED_SIZES[-1]))
+        return max(self.max_num_seqs, min(self.most_samples, room))
 
     @property
     def verified_tokens(self) -> int:

@@ -15,6 +15,7 @@ import torch
 
 from pagebus.actors.bench.driver.shapes import write_model_folder
 from pagebus.actors.executor.batch.buckets import SLOW_SIZES, Bucket, Buckets, decode_sizes, token_sizes
+from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.runs import Runs
 from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.graphs.graphs import Graphs, _Captured, empty_step, with_adapted
@@ -86,6 +87,28 @@ def test_decodes_with_drafts_are_padded_to_few_tokens(apart: bool) -> None:
     prompt = verifying([5, 40], 0)
     prompt.positions = np.zeros(6, np.int32)
     assert buckets.fitting(prompt) == Buckets(256, 2048, 16, decodes_apart=apart).fitting(prompt)
+
+
+def test_drafts_fit_beside_prompts_and_a_full_batch() -> None:
+    """254 decodes, of which some verify four drafts, and a prompt sample more tokens than there are sequences. From the
+    start a graph holds them, of at most twice the tokens; plain steps are padded as without drafts."""
+    limits = BatchLimits(256, 4096, 2048, 16, 1000, 5000, num_drafts=4)
+    buckets = Buckets(256, 1024, 64, max_samples=limits.padded_samples, max_verified=limits.verified_tokens)
+    plain = Buckets(256, 1024, 64)
+    for drafting in (1, 8, 13, 40, 60):
+        for prompt in (9, 100, 300):
+            work = verifying([1] * (254 - drafting) + [5] * drafting + [prompt], 254 - drafting)
+            work.positions = work.positions[: 254 + 4 * drafting + 1]
+            bucket = buckets.fitting(work)
+            assert bucket is not None
+            assert bucket.rows == (320 if 255 + 4 * drafting <= 320 else 512)
+            assert bucket.tokens < 1.15 * max(work.num_tokens, bucket.rows)
+            found = [each for each in buckets.first() if each in [bucket, *buckets.above(bucket)]]
+            assert min(each.tokens for each in found) <= 2 * bucket.tokens
+    for work in (rows_of(*[1] * 255, 40, num_decodes=255), rows_of(300)):
+        assert buckets.fitting(work) == plain.fitting(work)
+    for each in plain.later():
+        assert each in [*buckets.later(), *buckets.first()]
 
 
 def test_large_models_have_graphs_of_fewer_tokens(tmp_path: Path) -> None:

@@ -85,6 +85,19 @@ def lay_out(adapter: Matrices) -> tuple[torch.Tensor, list[int]]:
     return flat, [rank, rows, 0 if rows == rank else rank, len(a)]
 
 
+def lay_out_experts(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """:func:`lay_out` of E experts at once, a [E, rows, K] and b [E, N, r], each behind the one before: [E, length]."""
+    (experts, rows, inputs), rank = a.shape, b.shape[2]
+    assert rank % 8 == 0
+    pieces = -(-inputs // 256)
+    first, second = rows * pieces * 256, b[0].numel()
+    flat = a.new_zeros(experts, first + -(-second // UNIT) * UNIT)
+    padded = torch.nn.functional.pad(a, (0, pieces * 256 - inputs)).view(experts, rows, pieces, 256)
+    flat[:, :first].view(experts, pieces, rows, 256).copy_(padded.transpose(1, 2))
+    flat[:, first : first + second] = b.flatten(1)
+    return flat, [rank, rows, 0 if rows == rank else rank, first]
+
+
 def read_back(table: PagedTable, adapter: int, inputs: int) -> Matrices | None:
     """What an adapter's pages say; None: it does not adapt the product."""
     rank, rows, _, first_a, first_b = table.places[adapter].tolist()

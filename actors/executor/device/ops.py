@@ -17,6 +17,7 @@ from pagebus.kernels.latent import reference as latent_reference
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, parts, rotary_kv_write
 from pagebus.kernels.lora import plan
 from pagebus.kernels.moe import routing, shared
+from pagebus.kernels.moe.adapted import experts as adapted_experts
 from pagebus.kernels.quantized import adapted, experts, products
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
 
@@ -59,6 +60,7 @@ class Ops:
     adapted_linear: operations.AdaptedProduct
     adapted_gated_linear: operations.AdaptedGatedProduct
     adapted_partial_linear: operations.AdaptedResidualProduct
+    adapted_experts: operations.AdaptedExpertProducts
     add_sum: operations.AddSum = norm.add_sum
     sum_parts: operations.SumParts = parts.sum_parts_reference
     sorted_logprobs: operations.TokenLogprobs = logprobs.token_logprobs_reference
@@ -124,6 +126,7 @@ class Ops:
             adapted_linear=adapted.adapted_linear,
             adapted_gated_linear=adapted.adapted_gated_linear,
             adapted_partial_linear=adapted.adapted_partial_linear,
+            adapted_experts=adapted_experts.adapted_experts,
             rounding=products.rounding_of,
             sum_parts=parts.sum_parts,
             resolve_starts=drafts.resolve_starts,
@@ -172,6 +175,7 @@ class Ops:
             adapted_linear=adapted.adapted_linear_reference,
             adapted_gated_linear=adapted.adapted_gated_linear_reference,
             adapted_partial_linear=adapted.adapted_partial_linear_reference,
+            adapted_experts=adapted_experts.adapted_experts_reference,
         )
 
     @classmethod
@@ -194,4 +198,5 @@ class Ops:
             adapted_linear=adapted.adapted_linear_invariant,
             adapted_gated_linear=adapted.adapted_gated_linear_invariant,
             adapted_partial_linear=adapted.adapted_partial_linear_invariant,
+            adapted_experts=adapted_experts.adapted_experts_invariant,
         )

@@ -45,9 +45,9 @@ def make_adapter(
     return folder
 
 
-def source_of(folder: Path, base: Path, name: str = "") -> AdapterSource:
+def source_of(folder: Path, base: Path, name: str = "", targets: Sequence[str] = ()) -> AdapterSource:
     """As an ingress names it to the other actors."""
-    adapter = open_adapter(folder, ModelConfig.load(base), 512)
+    adapter = open_adapter(folder, ModelConfig.load(base), 512, targets)
     return AdapterSource(name=name or folder.name, path=str(folder), digest=digest_of(adapter))
 
 

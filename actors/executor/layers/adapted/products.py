@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+import torch
+
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.moe.adapted.experts import ExpertTables
 
 
 class AdapterPass(threading.local):
@@ -49,3 +52,26 @@ class Adapted:
         """None: no token of the present pass has an adapter."""
         plan = self._current.plan
         return None if plan is None else Addition(self.table, plan)
+
+
+class ExpertsAddition(NamedTuple):
+    """What adapters add to the experts of a layer in a pass: the place of each token's adapter [T], -1: it has none."""
+
+    tables: ExpertTables
+    of_token: torch.Tensor
+
+
+class AdaptedExperts:
+    """The matrices of both products of a layer's experts, of all adapters in their places."""
+
+    __slots__ = ("_current", "tables")
+
+    def __init__(self, tables: ExpertTables, current: AdapterPass) -> None:
+        self.tables = tables
+        self._current = current
+
+    @property
+    def addition(self) -> ExpertsAddition | None:
+        """None: no token of the present pass has an adapter."""
+        plan = self._current.plan
+        return None if plan is None else ExpertsAddition(self.tables, plan.of_token)

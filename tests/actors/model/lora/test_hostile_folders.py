@@ -98,7 +98,7 @@ def cases() -> Iterator[tuple[str, Change, str]]:
     for name, value in (
         ("use_dora", True), ("modules_to_save", ["lm_head"]), ("lora_bias", True), ("trainable_token_indices", [1]),
         ("fan_in_fan_out", True), ("layer_replication", [[0, 1]]), ("use_qalora", True),
-        ("target_parameters", ["experts"]), ("alora_invocation_tokens", [1]), ("megatron_config", {"a": 1}),
+        ("alora_invocation_tokens", [1]), ("megatron_config", {"a": 1}),
         ("arrow_config", {"a": 1}), ("use_bdlora", {"a": 1}), ("kasa_config", {"a": 1}), ("velora_config", {"a": 1}),
         ("from_the_future", True),
     ):  # fmt: skip

@@ -111,7 +111,7 @@ ROOMS: dict[str, str] = {
     "actors.scheduler.config": "actors.model actors.settings",
     "actors.executor.adapters": (
         "actors.executor.models actors.executor.layers actors.executor.device actors.model actors.settings "
-        "kernels.lora bus.messages"
+        "kernels.lora kernels.moe.adapted bus.messages"
     ),
     "actors.executor": (
         "actors.executor.tuning actors.executor.loading actors.executor.ranks actors.executor.step "
@@ -156,8 +156,7 @@ ROOMS: dict[str, str] = {
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
     ),
     "actors.executor.sampling": (
-        "actors.executor.models actors.executor.batch actors.executor.device "
-        "actors.model.grammars actors.model kernels.sampling bus.messages"
+        "actors.executor.batch actors.executor.device actors.model.grammars actors.model kernels.sampling bus.messages"
     ),
     "actors.executor.models": (
         "actors.executor.pooling actors.executor.layers actors.executor.device actors.model actors.settings "

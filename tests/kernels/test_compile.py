@@ -57,7 +57,7 @@ def test_every_kernel_is_compiled() -> None:
         "_store_guesses_kernel", "_begin_chain_kernel", "_keep_features_kernel",
         "_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel",
         "_plan_adapters_kernel", "_shrink_kernel", "_shrink_prompts_kernel", "_expand_kernel",
-        "_pair_entries_kernel", "_pair_segments_kernel", "_gate_rows_kernel",
+        "_pair_entries_kernel", "_pair_segments_kernel", "_gate_rows_kernel", "_gather_columns_kernel",
     } <= set(names)  # fmt: skip
 
 

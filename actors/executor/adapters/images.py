@@ -25,11 +25,12 @@ class Image(NamedTuple):
 
 class Product(NamedTuple):
     """``widths``: the outputs of each module, of gate and up as one tensor half of them; ``order``: as of the linear,
-    in host memory."""
+    in host memory; ``scale``: by what more all that adapters add is multiplied."""
 
     projection: Projection
     widths: tuple[int, ...]
-    order: torch.Tensor | None
+    order: torch.Tensor | None = None
+    scale: float = 1.0
 
     def room(self, largest: int) -> int:
         """Elements at the largest rank, as :func:`lay_out` gives them."""
@@ -122,7 +123,7 @@ def _matrices(adapter: HostAdapter, product: Product, dtype: torch.dtype) -> Mat
             a[index * rank :][: len(module.a)] = module.a
             b[first : first + width, : len(module.a)] = module.b
         first += width
-    scales = [0.0 if each is None else each.scale for each in found]
+    scales = [0.0 if each is None else each.scale * product.scale for each in found]
     if len(product.widths) > len(found):  # gate and up of one module: they share A
         scales *= len(product.widths)
     return Matrices(a, b if product.order is None else b.index_select(0, product.order), scales)

@@ -6,18 +6,18 @@ which therefore gets what is left.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
 
 from pagebus.actors.executor.adapters.images import Image, ImageMaker, Product
 from pagebus.actors.executor.adapters.reading import HostAdapter
-from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts
+from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts, AdaptedHead
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.models.decoder import Decoder
-from pagebus.actors.model.lora.projections import Projection, projections
+from pagebus.actors.model.lora.projections import EMBEDDING, HEAD, Projection, projections
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable
 from pagebus.kernels.moe.adapted.experts import ExpertTables
 
@@ -41,10 +41,7 @@ class Places:
         self.count, largest = count, _padded(max_rank)
         device = network.parameters.device
         linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
-        products = [
-            _product(each, None if each.experts else linears[each.name])
-            for each in projections(network.config, targets)
-        ]
+        products = [_product(each, network, linears) for each in projections(network.config, targets)]
         self._images = ImageMaker(products, network.parameters.dtype, pinned=device.type == "cuda")
         size = sum(each.room(largest) for each in products)
         self._memory = torch.zeros(count, size, dtype=network.parameters.dtype, device=device)
@@ -58,19 +55,10 @@ class Places:
         tables = self._pages, self._fields, self._scales
         self._on_device = tuple(each.to(device, copy=True) for each in tables)
         found = _tables(self._on_device, self._memory, products, count, largest)
-        for product, table in zip(products, found, strict=True):
-            if not product.projection.experts:
-                linears[product.projection.name].adapted = Adapted(table, network.adapters)
-        of_experts = {
-            product.projection.fused: table
-            for product, table in zip(products, found, strict=True)
-            if product.projection.experts
-        }
-        for layer in network.layers:
-            if layer.experts is not None and of_experts:
-                names = (f"{layer.experts.prefix}.{part}" for part in ("gate_up_proj", "down_proj"))
-                tables_of = ExpertTables(*(of_experts[name] for name in names))
-                layer.experts.adapted = AdaptedExperts(tables_of, network.adapters)
+        by_name = {product.projection.name: table for product, table in zip(products, found, strict=True)}
+        self.adapt_heads = HEAD in by_name
+        """Whether adapters may change the head."""
+        _connect(network, linears, by_name)
 
     @property
     def num_bytes(self) -> int:
@@ -93,14 +81,31 @@ class Places:
             copy_at_once(target, source)
 
 
-def _product(projection: Projection, linear: Linear | None) -> Product:
-    widths = projection.widths
+def _product(projection: Projection, network: Decoder, linears: Mapping[str, Linear]) -> Product:
+    widths, linear = projection.widths, linears.get(projection.name)
     if linear is None:
-        return Product(projection, widths, None)
+        scale = network.embedding.scale if projection.name == EMBEDDING else 1.0
+        return Product(projection, widths, scale=scale)
     if linear.form == "gated" and len(widths) == 1:
         widths = (widths[0] // 2,) * 2
     order = None if linear.order is None or linear.order.is_meta else linear.order.cpu()
     return Product(projection, widths, order)
+
+
+def _connect(network: Decoder, linears: Mapping[str, Linear], tables: Mapping[str, PagedTable]) -> None:
+    """Have the parts of a network look into their tables."""
+    current = network.adapters
+    for name, linear in linears.items():
+        if name in tables:
+            linear.adapted = Adapted(tables[name], current)
+    if EMBEDDING in tables:
+        network.embedding.adapted = Adapted(tables[EMBEDDING], current)
+    if network.head is not None and HEAD in tables:
+        network.head.adapted = AdaptedHead(tables[HEAD], current)
+    for experts in (layer.experts for layer in network.layers):
+        if experts is not None and (gate_up := tables.get(f"{experts.prefix}.gate_proj")) is not None:
+            both = ExpertTables(gate_up, tables[f"{experts.prefix}.down_proj"])
+            experts.adapted = AdaptedExperts(both, current)
 
 
 def _rows(sizes: list[int], count: int) -> _Rows:

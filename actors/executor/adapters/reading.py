@@ -15,7 +15,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.adapter import Adapter, Digest, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.model.lora.location import locate
-from pagebus.actors.model.lora.projections import EXPERTS, projections
+from pagebus.actors.model.lora.projections import EMBEDDING, EXPERTS, projections
 from pagebus.actors.model.shards.cuts import Cut, cut_of
 from pagebus.actors.model.shards.local import whole_config
 from pagebus.bus.messages import AdapterSource
@@ -66,7 +66,8 @@ def _parts(adapter: Adapter, tensors: Mapping[str, torch.Tensor], config: ModelC
     for name, pair in adapter.modules.items():
         if pair.of_expert:
             continue
-        taken = None if shard is None else cut_of(f"{name}.weight", shard, names)
+        whole = shard is None or name == EMBEDDING  # each rank adds all of that to the sum of all
+        taken = None if shard is None or whole else cut_of(f"{name}.weight", shard, names)
         a, b = tensors[pair.a.name], tensors[pair.b.name]
         if taken is not None:
             a, b = own_part(taken, "A", a), own_part(taken, "B", b)

@@ -148,7 +148,9 @@ def make_residents(
     places = Places(network, settings.max_loras, settings.max_lora_rank, targets)
     read = reader(network.config, settings.max_lora_rank, network.parameters.dtype, targets)
     device = network.parameters.device
-    slots = AdapterSlots(network.adapters, ops, settings.max_num_seqs + 1, most_samples, device)
+    slots = AdapterSlots(
+        network.adapters, ops, settings.max_num_seqs + 1, most_samples, device, adapt_heads=places.adapt_heads
+    )
     return Residents(places, slots, read, settings.num_host_loras, tell)
 
 

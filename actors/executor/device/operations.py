@@ -377,6 +377,18 @@ class AdaptedResidualProduct(Protocol):
     ) -> Tensor | HalfNorm | None: ...  # fmt: skip
 
 
+class AddAdapters(Protocol):
+    """:func:`pagebus.kernels.lora.behind.add_adapters`"""
+
+    def __call__(self, x: Tensor, table: PagedTable, plan: AdapterPlan, y: Tensor) -> Tensor: ...
+
+
+class AddToEmbedding(Protocol):
+    """:func:`pagebus.kernels.lora.embedding.add_to_embedding`"""
+
+    def __call__(self, input_ids: Tensor, table: PagedTable, plan: AdapterPlan, y: Tensor) -> Tensor: ...
+
+
 class AdaptedExpertProducts(Protocol):
     """:func:`pagebus.kernels.moe.adapted.experts.adapted_experts`"""
 

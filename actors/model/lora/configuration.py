@@ -54,6 +54,8 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     by_root: bool
     """Alpha is divided by the root of the rank (rsLoRA, Kalajdzievski, 2023), not by the rank."""
+    tied: bool = False
+    """The head has the embedding's adapter, if the model has one matrix for both."""
     corrected: bool | None = None
     """Of experts in one tensor: whether PEFT knew that weights have outputs before inputs; None: it does not say."""
 
@@ -88,7 +90,9 @@ def parse_config(fields: object) -> AdapterConfig:
     ranks = {key: _rank(f"rank_pattern[{key!r}]", value) for key, value in _patterns(fields, "rank_pattern").items()}
     alphas = {key: _alpha(f"alpha_pattern[{key!r}]", each) for key, each in _patterns(fields, "alpha_pattern").items()}
     corrected = _corrected(fields) if fields.get("target_parameters") else None
-    return AdapterConfig(rank, alpha, ranks, alphas, _switch(fields, "use_rslora"), corrected)
+    return AdapterConfig(
+        rank, alpha, ranks, alphas, _switch(fields, "use_rslora"), bool(fields.get("ensure_weight_tying")), corrected
+    )
 
 
 def _refuse(fields: Mapping[str, Any]) -> None:

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.configuration import AdapterConfig
 from pagebus.actors.model.lora.errors import AdapterError
-from pagebus.actors.model.lora.names import STACKED, Place, place_of
-from pagebus.actors.model.lora.projections import all_projections, projections
+from pagebus.actors.model.lora.names import STACKED, Place, copied, place_of
+from pagebus.actors.model.lora.projections import EMBEDDING, HEAD, all_projections, projections
 from pagebus.actors.model.lora.tensor_file import FileTensor
 
 OTHERS = {
-    "lora_embedding_": "adapters of embeddings are not served",
+    "lora_embedding_": "the model has no such embedding",
     "lora_magnitude_vector": "the magnitudes of DoRA are not served",
     "modules_to_save": "whole matrices in place of the model's are not served",
     ".bias": "biases of adapters are not served",
-    "lm_head": "adapters of the head are not served",
 }
 """Parts of tensors' names that say why they are refused."""
 
@@ -66,6 +65,8 @@ class _Matching:
         pairs: dict[str, dict[str, FileTensor]] = {}
         places: dict[str, Place] = {}
         for name, tensor in tensors.items():
+            if self._is_copy(name, tensor):
+                continue
             place = self._place(name)
             key = place.ours if place.number is None else _numbered(place.ours, place.number)
             if pairs.setdefault(key, {}).setdefault(place.matrix, tensor) is not tensor:
@@ -82,7 +83,21 @@ class _Matching:
                 raise AdapterError(f"tensor {pair['A'].name}: {ours} has two of them")
             found[ours] = matrices
         _check_once(found)
+        if self._config.tied and self._model.spec.head.tied and (EMBEDDING in found) != (HEAD in found):
+            raise AdapterError(
+                "adapter_config.json: ensure_weight_tying: only one of embedding and head is in the file"
+            )
         return found
+
+    def _is_copy(self, name: str, tensor: FileTensor) -> bool:
+        """Whether it is the model's own matrix, which is not read."""
+        shape = self._model.vocab_size, self._model.hidden_size
+        if copied(name, self._model.names) is None:
+            return False
+        if tensor.shape != shape:
+            text = f"shape {list(tensor.shape)}, the model's has {list(shape)}"
+            raise AdapterError(f"tensor {name} has {text}: other vocabularies are not served")
+        return True
 
     def _place(self, name: str) -> Place:
         place = place_of(name, self._model.names)

@@ -12,6 +12,9 @@ EXPERTS = "experts"
 """What products of experts are called where targets are named."""
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """What targets may call modules that are one product."""
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+LARGE = {EXPERTS, EMBEDDING.rpartition(".")[2], HEAD}
+"""Targets that have to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,15 @@ class Projection:
 
 
 def projections(config: ModelConfig, targets: Collection[str] = ()) -> Iterator[Projection]:
-    """Those of a model of which a module is among the ``targets``, layer by layer; without targets all but experts'.
-    Latent attention has none."""
+    """Those of a model of which a module is among the ``targets``, layer by layer; without targets all in layers but
+    experts'. An embedding is the product with its tokens, one of ``inputs``. Latent attention has none."""
     return (each for each in all_projections(config) if _is_among(each, targets))
 
 
 def all_projections(config: ModelConfig) -> Iterator[Projection]:
     """All of a model, layer by layer."""
-    hidden, names = config.hidden_size, config.names
+    hidden, names, vocab = config.hidden_size, config.names, config.spec.vocab
+    yield Projection((EMBEDDING,), vocab, (hidden,))
     for index, layer in enumerate(config.spec.layers):
         prefix, mixer, feed = f"model.layers.{index}", layer.mixer, layer.feed
         query, key = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
@@ -64,6 +68,7 @@ def all_projections(config: ModelConfig) -> Iterator[Projection]:
                 yield from _of_dense(f"{prefix}.mlp.shared_expert", feed.shared, hidden, names.gate_up)
         else:
             yield from _of_dense(f"{prefix}.mlp", feed, hidden, names.gate_up)
+    yield Projection((HEAD,), hidden, (vocab if config.shard is None else len(config.shard.of(vocab)),))
 
 
 def _of_dense(prefix: str, feed: Dense, hidden: int, fused: str | None) -> Iterator[Projection]:
@@ -89,4 +94,5 @@ def _is_among(projection: Projection, targets: Collection[str]) -> bool:
     if projection.experts:
         return EXPERTS in targets
     wanted = {part for target in targets for part in (target, *FUSED.get(target, ()))}
-    return not targets or any(module.rpartition(".")[2] in wanted for module in projection.modules)
+    named = {module.rpartition(".")[2] for module in projection.modules}
+    return bool(named & wanted) or not (targets or named & LARGE)

@@ -12,6 +12,8 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.lora.behind import add_adapters
+from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan, most_segments, plan_adapters, segment_tokens
@@ -53,6 +55,8 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
     for shape, gate in ((QWEN3, Gate()), (GPT_OSS, Gate(GateKind.SWIGLU_CLAMPED))):
         for tokens in (16, 4096):
             yield f"bf16 adapted experts of {shape}, {tokens} tokens, invariant", partial(_experts, shape, gate, tokens)
+    yield "bf16 adapters of a head, 64 tokens", partial(_behind, 64, 4096, (128256,))
+    yield "bf16 adapters of an embedding, 64 tokens", partial(_embedded, 64, 4096)
     yield "plan of adapters", partial(plan_adapters, meta_ints(256), meta_ints(257), 2048, 66, 64)
 
 
@@ -93,6 +97,17 @@ def meta_plan(tokens: int) -> AdapterPlan:
     size = segment_tokens(tokens)
     columns = (meta_ints(most_segments(tokens, 66, size)) for _ in range(3))
     return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size)
+
+
+def _behind(tokens: int, inputs: int, widths: tuple[int, ...]) -> None:
+    y = torch.empty(tokens, sum(widths), dtype=torch.float32, device="meta")
+    x = torch.empty(tokens, inputs, dtype=torch.bfloat16, device="meta")
+    add_adapters(x, meta_table(widths, 1), meta_plan(tokens), y)
+
+
+def _embedded(tokens: int, hidden: int) -> None:
+    y = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    add_to_embedding(meta_ints(tokens), meta_table((hidden,), 1), meta_plan(tokens), y)
 
 
 def _experts(shape: Shape, gate: Gate, tokens: int) -> None:

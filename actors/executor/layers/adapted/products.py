@@ -14,13 +14,14 @@ from pagebus.kernels.moe.adapted.experts import ExpertTables
 
 class AdapterPass(threading.local):
     """Which tokens of the present pass have which adapter; None: no token has one, and nothing is launched for them.
-    ``last``: the same of the tokens that the last layer goes on with.
+    ``last``: the same of the tokens that the last layer goes on with; ``rows``: of those whose logits are computed.
 
     Each thread has a pass of its own: graphs are captured beside steps.
     """
 
     plan: AdapterPlan | None = None
     last: AdapterPlan | None = None
+    rows: AdapterPlan | None = None
 
     def begin(self, plan: AdapterPlan | None, last: AdapterPlan | None) -> None:
         """For the pass that follows."""
@@ -52,6 +53,18 @@ class Adapted:
         """None: no token of the present pass has an adapter."""
         plan = self._current.plan
         return None if plan is None else Addition(self.table, plan)
+
+
+class AdaptedHead(Adapted):
+    """The matrices of the head, of all adapters in their places."""
+
+    __slots__ = ()
+
+    @property
+    def addition(self) -> Addition | None:
+        """None: none of the rows has an adapter."""
+        rows = self._current.rows
+        return None if rows is None else Addition(self.table, rows)
 
 
 class ExpertsAddition(NamedTuple):

@@ -13,7 +13,7 @@ from pagebus.actors.model.lora.projections import EMBEDDING, HEAD, all_projectio
 from pagebus.actors.model.lora.tensor_file import FileTensor
 
 OTHERS = {
-    "lora_embedding_": "the model has no such embedding",
+    "lora_embedding_": "only embed_tokens has an adapter of embeddings",
     "lora_magnitude_vector": "the magnitudes of DoRA are not served",
     "modules_to_save": "whole matrices in place of the model's are not served",
     ".bias": "biases of adapters are not served",

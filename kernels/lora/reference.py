@@ -28,6 +28,8 @@ def add_by_token(x: torch.Tensor, table: PagedTable, of_token: torch.Tensor, y: 
         for module, (width, scale) in enumerate(zip(table.widths, found.scales, strict=True)):
             rows = slice(None) if len(found.a) == rank else slice(module * rank, (module + 1) * rank)
             s = given @ found.a[rows].float().T * scale
+            if found.constant:
+                s[:, found.constant - 1] = 1.0
             y[tokens, first : first + width] += (s @ found.b[first : first + width].float().T).to(y.dtype)
             first += width
     return y

@@ -96,6 +96,7 @@ def _shrink_kernel(
         first_row = tl.load(places_ptr + adapter * FIELDS + 2) * module
         a = tl.load(places_ptr + adapter * FIELDS + 3)
         scale = tl.load(scales_ptr + adapter * MODULES + module)
+        constant = tl.load(places_ptr + adapter * FIELDS + 5) - 1
         present = (token < count)[None, :, None] & (inputs[:, None] + column[None, :] < size)[:, None, :]
         values = x_ptr + (first + token)[None, :, None] * stride_x + inputs[:, None, None] + column[None, None, :]
         x = tl.load(values, mask=present & (rank > 0), other=0.0)
@@ -109,6 +110,7 @@ def _shrink_kernel(
             weights = tl.load(places, mask=exists[:, :, None], other=0.0)
             products = tl.dot(x, tl.permute(weights, (0, 2, 1)), input_precision=PRECISION)
             s = tl.sum(products, axis=0) * scale
+            s = tl.where((begin + row == constant)[None, :], tl.where(part == 0, 1.0, 0.0), s)
             mask = (token < count)[:, None] & (begin + row < rank)[None, :]
             tl.store(sums + module * LARGEST + begin + row[None, :], s, mask=mask)
 
@@ -162,6 +164,7 @@ def _shrink_prompts_kernel(
         first_row = tl.load(places_ptr + adapter * FIELDS + 2) * module
         a = tl.load(places_ptr + adapter * FIELDS + 3)
         scale = tl.load(scales_ptr + adapter * MODULES + module)
+        constant = tl.load(places_ptr + adapter * FIELDS + 5) - 1
         present = (token < count)[:, None]
         values = x_ptr + (first + token)[:, None] * stride_x + column[None, :]
         sums = s_ptr + (first + token)[:, None] * (MODULES * LARGEST) + module * LARGEST
@@ -175,7 +178,8 @@ def _shrink_prompts_kernel(
                 x = tl.load(values + k, mask=present & (column + k < size)[None, :], other=0.0)
                 weights = tl.load(memory_ptr + place + column[None, :], mask=exists, other=0.0)
                 acc = tl.dot(x, tl.trans(weights), acc, input_precision=PRECISION)
-            tl.store(sums + begin + row[None, :], acc * scale, mask=present & (begin + row < rank)[None, :])
+            s = tl.where((begin + row == constant)[None, :], 1.0, acc * scale)
+            tl.store(sums + begin + row[None, :], s, mask=present & (begin + row < rank)[None, :])
 
 
 def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tensor:

@@ -73,7 +73,7 @@ class ImageMaker:
         if matrices is None:
             return _nothing(1, len(product.widths), self._dtype)
         flat, told = lay_out(matrices)
-        return _entries(flat.view(1, -1), told, torch.tensor(matrices.scales).view(1, -1))
+        return _entries(flat.view(1, -1), told, torch.tensor(matrices.scales).view(1, -1), matrices.constant)
 
     def _of_experts(self, adapter: HostAdapter, product: Product) -> _Entries:
         """Of all experts at once: there may be thousands, and steps go on beside this."""
@@ -95,10 +95,10 @@ class ImageMaker:
         return _entries(*lay_out_experts(a, b), scales.expand(-1, modules))
 
 
-def _entries(flat: torch.Tensor, told: list[int], scales: torch.Tensor) -> _Entries:
+def _entries(flat: torch.Tensor, told: list[int], scales: torch.Tensor, constant: int = 0) -> _Entries:
     """flat [n, length]: as many entries, alike but for their scales [n, J]."""
     rank, rows, step, b = told
-    fields = torch.tensor([[rank, rows, step, 0, b]], dtype=torch.int32).expand(len(flat), -1)
+    fields = torch.tensor([[rank, rows, step, 0, b, constant]], dtype=torch.int32).expand(len(flat), -1)
     return _Entries(flat.flatten(), torch.arange(len(flat)) * flat.shape[1], fields, scales.flatten())
 
 
@@ -115,18 +115,22 @@ def _matrices(adapter: HostAdapter, product: Product, dtype: torch.dtype) -> Mat
     ranks = [len(each.a) for each in found if each is not None]
     if not ranks:
         return None
-    rank = _padded(max(ranks))
+    biased = any(each.bias is not None for each in found if each is not None)
+    constant = max(ranks) + 1 if biased else 0
+    rank = _padded(max(*ranks, constant))
     a = torch.zeros(len(found) * rank, projection.inputs, dtype=dtype)
     b, first = torch.zeros(sum(projection.widths), rank, dtype=dtype), 0
     for index, (module, width) in enumerate(zip(found, projection.widths, strict=True)):
         if module is not None:
             a[index * rank :][: len(module.a)] = module.a
             b[first : first + width, : len(module.a)] = module.b
+            if module.bias is not None:
+                b[first : first + width, constant - 1] = module.bias
         first += width
     scales = [0.0 if each is None else each.scale * product.scale for each in found]
     if len(product.widths) > len(found):  # gate and up of one module: they share A
         scales *= len(product.widths)
-    return Matrices(a, b if product.order is None else b.index_select(0, product.order), scales)
+    return Matrices(a, b if product.order is None else b.index_select(0, product.order), scales, constant)
 
 
 def _padded(rank: int) -> int:

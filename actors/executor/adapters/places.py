@@ -17,7 +17,7 @@ from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExpe
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.models.decoder import Decoder
-from pagebus.actors.model.lora.projections import EMBEDDING, HEAD, Projection, projections
+from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable
 from pagebus.kernels.moe.adapted.experts import ExpertTables
 
@@ -38,7 +38,7 @@ class Places:
     ``targets``: for which modules there is room, see :func:`projections`."""
 
     def __init__(self, network: Decoder, count: int, max_rank: int, targets: Collection[str] = ()) -> None:
-        self.count, largest = count, _padded(max_rank)
+        self.count, largest = count, _padded(max_rank + (BIAS in targets))  # a bias takes a rank
         device = network.parameters.device
         linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
         products = [_product(each, network, linears) for each in projections(network.config, targets)]
@@ -54,7 +54,7 @@ class Places:
         self._scales = torch.zeros(count * sum(widths))
         tables = self._pages, self._fields, self._scales
         self._on_device = tuple(each.to(device, copy=True) for each in tables)
-        found = _tables(self._on_device, self._memory, products, count, largest)
+        found = _tables(self._on_device, self._memory, products, count, largest, constants=BIAS in targets)
         by_name = {product.projection.name: table for product, table in zip(products, found, strict=True)}
         self.adapt_heads = HEAD in by_name
         """Whether adapters may change the head."""
@@ -119,15 +119,16 @@ def _rows(sizes: list[int], count: int) -> _Rows:
 
 
 def _tables(
-    on_device: tuple[torch.Tensor, ...], memory: torch.Tensor, products: list[Product], count: int, largest: int
-) -> list[PagedTable]:
+    on_device: tuple[torch.Tensor, ...], memory: torch.Tensor, products: list[Product], count: int, largest: int, *,
+    constants: bool,
+) -> list[PagedTable]:  # fmt: skip
     """Of each product its part of the tables that kernels read."""
     pages, fields, scales = on_device
     sizes = [count * each.projection.copies for each in products]
     widths = [size * len(each.widths) for size, each in zip(sizes, products, strict=True)]
     parts = zip(products, pages.split(sizes), fields.split(sizes), scales.split(widths), strict=True)
     return [
-        PagedTable(memory, page, field, scale.view(len(page), -1), product.widths, largest, memory.shape[1])
+        PagedTable(memory, page, field, scale.view(len(page), -1), product.widths, largest, memory.shape[1], constants)
         for product, page, field, scale in parts
     ]
 

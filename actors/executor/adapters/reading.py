@@ -25,11 +25,13 @@ FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class HostModule:
-    """A [rank, inputs], B [outputs, rank] and the scale of one module; of a rank, with its own inputs or outputs."""
+    """A [rank, inputs], B [outputs, rank] and the scale of one module; of a rank, with its own inputs or outputs.
+    ``bias`` [outputs] is what is added beside them, if there is one."""
 
     a: torch.Tensor
     b: torch.Tensor
     scale: float
+    bias: torch.Tensor | None = None
 
 
 HostAdapter = Mapping[str, HostModule | HostExperts]
@@ -71,7 +73,10 @@ def _parts(adapter: Adapter, tensors: Mapping[str, torch.Tensor], config: ModelC
         a, b = tensors[pair.a.name], tensors[pair.b.name]
         if taken is not None:
             a, b = own_part(taken, "A", a), own_part(taken, "B", b)
-        found[name] = HostModule(a, b, pair.scale)
+        bias = None if pair.bias is None else tensors[pair.bias.name] * pair.scale
+        if bias is not None and taken is not None and shard is not None:
+            bias = own_bias(taken, bias, leads=shard.leads)
+        found[name] = HostModule(a, b, pair.scale, bias)
     return found
 
 
@@ -82,3 +87,10 @@ def own_part(cut: Cut, matrix: str, values: torch.Tensor) -> torch.Tensor:
     if matrix != divided:
         return values
     return torch.cat([values.narrow(dim, each.start, len(each)) for each in cut.ranges], dim)
+
+
+def own_bias(cut: Cut, values: torch.Tensor, *, leads: bool) -> torch.Tensor:
+    """What a rank adds of a bias [outputs]: its outputs', or, where ranks add up, all on the one that ``leads``."""
+    if cut.dim == 0:
+        return torch.cat([values[each.start : each.stop] for each in cut.ranges])
+    return values if leads else torch.zeros_like(values)

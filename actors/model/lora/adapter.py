@@ -38,7 +38,8 @@ class Adapter:
 
     def tensors(self) -> Iterator[FileTensor]:
         """All matrices, in the order in which they lie in the file."""
-        return iter(sorted((each for pair in self.modules.values() for each in (pair.a, pair.b)), key=_place))
+        every = (each for pair in self.modules.values() for each in (pair.a, pair.b, pair.bias) if each is not None)
+        return iter(sorted(every, key=_place))
 
     def read(self) -> Iterator[tuple[FileTensor, bytes]]:
         """All matrices with their bytes. Raises AdapterError, see :func:`raw_tensors`."""

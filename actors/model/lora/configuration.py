@@ -20,12 +20,12 @@ IGNORED = {
     "auto_mapping", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
     "init_lora_weights", "runtime_config", "bias", "qalora_group_size", "megatron_core", "loftq_config",
     "eva_config", "lora_ga_config", "corda_config", "ensure_weight_tying", "target_parameters",
+    "lora_bias",
 }  # fmt: skip
 """Fields that say how the adapter was trained, that the tensors' names say better, or that are looked at apart."""
 REFUSED = {
     "use_dora": "the magnitudes of DoRA are not served",
     "modules_to_save": "whole matrices in place of the model's are not served",
-    "lora_bias": "biases of adapters are not served",
     "trainable_token_indices": "embeddings of adapters are not served",
     "fan_in_fan_out": "transposed matrices are not served",
     "layer_replication": "repeated layers are not served",
@@ -38,6 +38,8 @@ CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to initialise that change the model's own weights, as long as the adapter is not converted."""
 CORRECTED = (0, 19, 1)
 """PEFT's version from which on A reads the inputs of experts in one tensor, whichever way the model stores them."""
+BIASES = ("none", "all", "lora_only")
+"""Which of the model's biases were trained: if it had any, they are in the file, and refused there."""
 TASKS = (None, "CAUSAL_LM")
 MOST_PATTERNS, MOST_WILDCARDS = 4096, 3
 PATTERN = re.compile(r"(?:[\w$^-]|\\\.|(?:\.|\\d|\[0-9\])[*+]?)+")
@@ -99,8 +101,8 @@ def _refuse(fields: Mapping[str, Any]) -> None:
     for name, why in REFUSED.items():
         if fields.get(name):
             raise AdapterError(f"adapter_config.json: {name}: {why}")
-    if (bias := fields.get("bias", "none")) != "none":
-        raise AdapterError(f"adapter_config.json: bias is {_shown(bias)}: biases of adapters are not served")
+    if (bias := fields.get("bias", "none")) not in BIASES:
+        raise AdapterError(f"adapter_config.json: bias is {_shown(bias)}, none of {', '.join(BIASES)}")
     if (task := fields.get("task_type")) not in TASKS:
         raise AdapterError(f"adapter_config.json: task_type is {_shown(task)}, only CAUSAL_LM is served")
     way = fields.get("init_lora_weights", True)

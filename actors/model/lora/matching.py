@@ -9,14 +9,14 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.configuration import AdapterConfig
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.model.lora.names import STACKED, Place, copied, place_of
-from pagebus.actors.model.lora.projections import EMBEDDING, HEAD, all_projections, projections
+from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, all_projections, projections
 from pagebus.actors.model.lora.tensor_file import FileTensor
 
 OTHERS = {
     "lora_embedding_": "only embed_tokens has an adapter of embeddings",
     "lora_magnitude_vector": "the magnitudes of DoRA are not served",
     "modules_to_save": "whole matrices in place of the model's are not served",
-    ".bias": "biases of adapters are not served",
+    ".bias": "biases in place of the model's are not served",
 }
 """Parts of tensors' names that say why they are refused."""
 
@@ -36,6 +36,8 @@ class Matrices:
     scale: float
     experts: int = 0
     transposed: bool = False
+    bias: FileTensor | None = None
+    """[outputs], beside B: it is multiplied as well."""
     of_expert: bool = False
     """Whether it is of one expert, or of all in one tensor."""
 
@@ -57,7 +59,8 @@ def matched(
 
 class _Matching:
     def __init__(self, config: AdapterConfig, model: ModelConfig, max_rank: int, targets: Collection[str]) -> None:
-        self._config, self._model, self._max_rank = config, model, max_rank
+        self._config, self._model, self._biased = config, model, BIAS in targets
+        self._max_rank = max_rank
         self._known = {module: each for each in projections(model, targets) for module in each.modules}
         self._every = {module for each in all_projections(model) for module in each.modules}
 
@@ -71,13 +74,15 @@ class _Matching:
             key = place.ours if place.number is None else _numbered(place.ours, place.number)
             if pairs.setdefault(key, {}).setdefault(place.matrix, tensor) is not tensor:
                 raise AdapterError(f"tensor {name}: {key} has two of them")
+            if place.matrix == "bias" and not self._biased:
+                raise AdapterError(f"tensor {name}: there is no room for biases: name bias in --lora-target-modules")
             places[key] = place
         if not pairs:
             raise AdapterError("adapter_model.safetensors holds no matrices")
         found: Found = {}
         for key, pair in pairs.items():
-            if len(pair) != 2:
-                raise AdapterError(f"{places[key].module} has lora_{min(pair)} alone")
+            if len(matrices_of := pair.keys() - {"bias"}) != 2:
+                raise AdapterError(f"{places[key].module} has lora_{min(matrices_of, default='B.bias')} alone")
             ours, matrices = self._checked(key, places[key], pair)
             if ours in found:
                 raise AdapterError(f"tensor {pair['A'].name}: {ours} has two of them")
@@ -122,10 +127,15 @@ class _Matching:
         width = known.widths[known.modules.index(place.ours)]
         self._check_shapes(pair, (rank, known.inputs), (width, rank))
         scale = self._config.scale_of(place.module)
-        return key, Matrices(pair["A"], pair["B"], rank, scale, of_expert=place.number is not None)
+        bias, of_expert = pair.get("bias"), place.number is not None
+        if bias is not None and (of_expert or bias.shape != (width,)):
+            raise AdapterError(f"tensor {bias.name}: no bias of {width} outputs of a product that all tokens share")
+        return key, Matrices(pair["A"], pair["B"], rank, scale, bias=bias, of_expert=of_expert)
 
     def _stacked(self, place: Place, pair: Mapping[str, FileTensor]) -> tuple[str, Matrices]:
         """All experts' of one product: where PEFT does not say of which, their sizes do."""
+        if "bias" in pair:
+            raise AdapterError(f"tensor {pair['bias'].name}: biases of experts are not served")
         match = STACKED.fullmatch(place.ours)
         assert match is not None
         products = [self._known[f"{match['experts']}.{name}"] for name in ("gate_proj", "down_proj")]

@@ -10,6 +10,7 @@ from pagebus.actors.model.lora.projections import EMBEDDING, HEAD
 
 PREFIX = r"(?:base_model\.model\.)?"
 NAME = re.compile(rf"{PREFIX}(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.(?!weight$)[\w-]+)?\.weight")
+BIAS = re.compile(rf"{PREFIX}(?P<module>.+)\.lora_(?P<matrix>B)(?:\.(?!bias$)[\w-]+)?\.bias")
 OF_EMBEDDING = re.compile(rf"{PREFIX}(?P<module>.+)\.lora_embedding_(?P<matrix>[AB])(?:\.[\w-]+)?")
 COPY = re.compile(rf"{PREFIX}(?P<module>.+)\.base_layer\.weight")
 """Of a matrix of the model, which PEFT saves beside adapters of embedding or head."""
@@ -33,10 +34,10 @@ class Place(NamedTuple):
 
 def place_of(name: str, names: NameMap) -> Place | None:
     """None: it is no matrix of a module that the model's files have."""
-    match = NAME.fullmatch(name) or OF_EMBEDDING.fullmatch(name)
+    match = NAME.fullmatch(name) or OF_EMBEDDING.fullmatch(name) or BIAS.fullmatch(name)
     if match is None:
         return None
-    module, matrix = match["module"], match["matrix"]
+    module, matrix = match["module"], "bias" if match.re is BIAS else match["matrix"]
     ours = _ours(module, names)
     if (ours == EMBEDDING) != (match.re is OF_EMBEDDING):
         return None

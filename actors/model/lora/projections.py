@@ -12,6 +12,8 @@ EXPERTS = "experts"
 """What products of experts are called where targets are named."""
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """What targets may call modules that are one product."""
+BIAS = "bias"
+"""The target that leaves room for a bias beside each pair of matrices."""
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 LARGE = {EXPERTS, EMBEDDING.rpartition(".")[2], HEAD}
 """Targets that have to be named."""

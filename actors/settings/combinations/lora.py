@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 FIELDS = {"name", "path", "base_model_name"}
 TARGETS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"),
-    *("experts", "embed_tokens", "lm_head"),
+    *("experts", "embed_tokens", "lm_head", "bias"),
 )
-"""Ends of names of modules that adapters may change, experts' all by one word."""
+"""Ends of names of modules that adapters may change, experts' all by one word; and whether these may have biases."""
 
 
 def check_lora(settings: EngineSettings) -> None:

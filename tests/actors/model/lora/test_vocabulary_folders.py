@@ -105,3 +105,34 @@ def test_what_is_tied_and_what_has_no_room(base: Path, tmp_path: Path) -> None:
         open_adapter(save(tmp_path / "tied", tensors, ensure_weight_tying=True), config, 2, ALL)
     with pytest.raises(AdapterError, match="no room for embed_tokens: name it in --lora-target-modules"):
         open_adapter(save(tmp_path / "untied", tensors), config, 2)
+
+
+def test_biases(base: Path, tmp_path: Path) -> None:
+    """Of the head's, each rank adds its part. They need room, a shape and matrices beside them, and replace nothing."""
+    config, name = ModelConfig.load(base), f"{HEAD}.lora_B.bias"
+    tensors = {key: each for key, each in both(config.vocab_size).items() if HEAD in key}
+    tensors[name] = torch.randn(config.vocab_size)
+    folder = save(tmp_path / "adapter", tensors, bias="lora_only")
+    source = AdapterSource(
+        name="x", path=str(folder), digest=digest_of(open_adapter(folder, config, 2, (*ALL, "bias")))
+    )  # fmt: skip
+    parts = []
+    for rank in range(2):
+        found = reader(local_config(config, rank, 2), 2, torch.float32, (*ALL, "bias"))(source)["lm_head"]
+        assert isinstance(found, HostModule)
+        assert found.bias is not None
+        parts.append(found.bias)
+    assert torch.equal(torch.cat(parts), 2.0 * tensors[name])
+    with pytest.raises(AdapterError, match="no room for biases: name bias in --lora-target-modules"):
+        open_adapter(folder, config, 2, ALL)
+    for index, (change, says) in enumerate(
+        [
+            ({name: torch.ones(3)}, "no bias of 307 outputs"),
+            ({f"{HEAD}.base_layer.bias": torch.ones(307)}, "biases in place of the model's"),
+            ({name: torch.full((307,), torch.nan)}, "NaN or infinity"),
+            ({"base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias": torch.ones(256)}, "no room for q_proj"),
+        ]
+    ):
+        bad = save(tmp_path / str(index), tensors | change)
+        with pytest.raises(AdapterError, match=says):
+            digest_of(open_adapter(bad, config, 2, (*ALL, "bias")))

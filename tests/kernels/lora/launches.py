@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -52,6 +53,8 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
     config = TileConfig(64, 16, 256, 4, 4, 2, tma=True)
     yield f"bf16 adapted residual linear of 16 tokens, {config}", partial(_into_residual, 16, *DOWN, config)
     yield "fp32 adapters of 64 tokens", partial(_both_halves, 64, *QKV, 1, torch.float32)
+    for tokens in (64, 2048):
+        yield f"bf16 adapters with biases, {tokens} tokens", partial(_biased, tokens)
     for shape, gate in ((QWEN3, Gate()), (GPT_OSS, Gate(GateKind.SWIGLU_CLAMPED))):
         for tokens in (16, 4096):
             yield f"bf16 adapted experts of {shape}, {tokens} tokens, invariant", partial(_experts, shape, gate, tokens)
@@ -97,6 +100,12 @@ def meta_plan(tokens: int) -> AdapterPlan:
     size = segment_tokens(tokens)
     columns = (meta_ints(most_segments(tokens, 66, size)) for _ in range(3))
     return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size)
+
+
+def _biased(tokens: int) -> None:
+    table = replace(meta_table((4096,), 1), constants=True)
+    x = torch.empty(tokens, 4096, dtype=torch.bfloat16, device="meta")
+    shrink(x, table, meta_plan(tokens))
 
 
 def _behind(tokens: int, inputs: int, widths: tuple[int, ...]) -> None:

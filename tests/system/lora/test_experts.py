@@ -21,6 +21,8 @@ from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from tests.helpers.lora.adapters import greedy, merged, source_of
 from tests.helpers.lora.peft_models import generated_by_peft, save_with_peft
+from tests.helpers.quantized.checkpoints import quantize
+from tests.helpers.quantized.packers import PACKERS
 from tests.system.harness import running
 from tests.system.lora.test_peft import FULL
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
@@ -143,6 +145,15 @@ async def test_preemption_and_few_places(tmp_path: Path) -> None:
     tight = {"num_gpu_blocks_override": 10, "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01}
     async with serving(base, 2, max_num_batched_tokens=24, **tight) as system:
         await ask(system, cases)
+        await ask(system, cases)
+
+
+@pytest.mark.parametrize(("name", "packer"), [("qwen3-moe", "fp8"), ("mixtral", "gptq-4-act-order")])
+async def test_quantized_experts(name: str, packer: str, tmp_path: Path) -> None:
+    """The oracle is PEFT's, of the model that the quantized weights mean."""
+    quantized, dense = quantize(family(tmp_path, name), tmp_path, PACKERS[packer])
+    cases = make_cases(dense, tmp_path, name, 2)
+    async with serving(quantized, 3) as system:
         await ask(system, cases)
 
 

@@ -92,6 +92,10 @@ class EngineSettings:
     lora_resolver_cache_dir: str = setting("", help="folder whose folders are served as adapters, by their names")
     max_loras: int = setting(1, help="most adapters in one step", low=1, high=1024)
     max_lora_rank: int = setting(16, help="largest rank of an adapter", low=1, high=512)
+    lora_target_modules: tuple[str, ...] = setting(
+        (),
+        help="modules that adapters may change, by the ends of their names (default: projections, but not of experts)",
+    )
     max_cpu_loras: int | None = setting(
         None, help="adapters kept in an executor's host memory (default: --max-loras)", low=1, high=2**20
     )

@@ -155,7 +155,7 @@ REFUSED = (
     Flag("--quantization-config", "change quantization_config in a copy of the model's folder, or see --quantization"),
     Flag("--kv-cache-dtype-skip-layers", "--kv-cache-dtype holds for all layers"),
     Flag("--lora-dtype", "adapters are computed in the model's number format", ("auto",)),
-    Flag("--lora-target-modules --default-mm-loras --max-lora-cls-labels", ADAPTERS),
+    Flag("--default-mm-loras --max-lora-cls-labels", ADAPTERS),
     Flag("--fully-sharded-loras", "ranks divide one matrix of each pair (docs/lora.md)", switch=True),
     Flag("--enable-tower-connector-lora --specialize-active-lora", ADAPTERS, switch=True),
     Flag("--enable-mixed-moe-lora-format --enable-moe-shared-loras", ADAPTERS, switch=True),

@@ -40,6 +40,11 @@ def adds_in_tiles(config: Config | None, num_tokens: int) -> bool:
     return isinstance(config, TileConfig | VectorConfig) and num_tokens <= MOST_FUSED
 
 
+def _divided(x: torch.Tensor | HalfNorm, table: PagedTable) -> torch.Tensor | HalfNorm:
+    """A sum behind which the norm divides must have no constants."""
+    return whole_norm(x) if table.constants else x
+
+
 def _shrunk(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan) -> Expansion:
     """Of half a norm this is undivided as well."""
     return Expansion(shrink(x.x if isinstance(x, HalfNorm) else x, table, plan), table, plan)
@@ -73,6 +78,7 @@ def adapted_linear(
     config: Config | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
+    x = _divided(x, table)
     config = config or chosen_config("plain", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
         return linear(x, weight, bias, config=config, expansion=_shrunk(x, table, plan))
@@ -85,6 +91,7 @@ def adapted_gated_linear(
     config: Config | None = None, act: str = "silu",
 ) -> torch.Tensor:  # fmt: skip
     """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
+    x = _divided(x, table)
     config = config or chosen_config("gated", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
         return gated_linear(x, weight, bias, config=config, act=act, expansion=_shrunk(x, table, plan))

@@ -99,6 +99,7 @@ def _expand_kernel(
     count_ptr,
     adapter_ptr,
     number_ptr,
+    rows_ptr,  # [T], or None
     stride_y,
     num_tokens,  # T
     num_rows,  # N
@@ -135,7 +136,10 @@ def _expand_kernel(
         rank = tl.load(places_ptr + adapter * FIELDS)
         b = tl.load(places_ptr + adapter * FIELDS + 4)
         present = token < count
-        targets = y_ptr + (first + token)[:, None] * stride_y + row[None, :]
+        target = first + token
+        if rows_ptr is not None:
+            target = tl.load(rows_ptr + target, mask=present, other=0).to(tl.int64)
+        targets = y_ptr + target[:, None] * stride_y + row[None, :]
         mask = present[:, None] & exists[None, :] & (rank > 0)
         y = tl.load(targets, mask=mask, other=0.0).to(tl.float32)
         sums = s_ptr + (first + token)[:, None] * (MODULES * LARGEST) + module * LARGEST
@@ -156,8 +160,11 @@ def _expand_kernel(
         tl.store(targets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def expand(s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tensor) -> torch.Tensor:
-    """Add s B^T to y [T, N], in place, and return it; s [parts, T, J * R] is what `shrink` gave."""
+def expand(
+    s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tensor, rows: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Add s B^T to y [T, N], in place, and return it; s [parts, T, J * R] is what `shrink` gave. ``rows`` [T] int32:
+    which row of y each of them adds to; None: its own."""
     num_tokens, num_rows = y.shape
     assert y.stride(1) == 1
     assert num_rows == sum(table.widths)
@@ -169,7 +176,7 @@ def expand(s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tenso
     most = max(1, PROGRAMS * (target.num_multiprocessors if target else 1) // tiles)
     _expand_kernel[(tiles, min(len(segments.adapter), most))](
         s, y, table.memory, table.pages, table.places, segments.first_token, segments.count, segments.adapter,
-        segments.number, y.stride(0), num_tokens, num_rows, second_row, third_row,
+        segments.number, rows, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
         PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block, PRECISION="ieee", num_warps=4,
         **pdl(y.device),

@@ -19,7 +19,7 @@ COLUMNS, RANKS = constant(256), constant(8)
 """Inputs of a piece of A; every rank is a multiple of the second."""
 UNIT = 2048
 """Each matrix begins at a multiple of so many elements, 4 KiB in 16 bits, and so does every page."""
-PLACE_FIELDS = 5
+PLACE_FIELDS = 6
 MOST_MODULES = 3
 
 
@@ -29,10 +29,10 @@ class PagedTable:
     whose outputs stand side by side, ``widths`` [J] of each (q, k and v, for example).
 
     ``memory`` [..] has the model's format. ``pages`` [L, P] int64: the element of it with which each page begins. Pages
-    have ``page_size`` elements; with one page for each adapter, a page is as large as the adapter. ``places`` [L, 5]
+    have ``page_size`` elements; with one page for each adapter, a page is as large as the adapter. ``places`` [L, 6]
     int32 is about this product: the rank (0: it is not adapted), the rows of A (of all modules), the rows from a module
-    to the next (0: all have the same), and where A and B begin, in elements from the adapter's first page on.
-    ``scales`` [L, J] float32.
+    to the next (0: all have the same), where A and B begin, in elements from the adapter's first page on, and the rank
+    that is constant, see :class:`Matrices`. ``scales`` [L, J] float32. ``constants``: some adapter may have such one.
     """
 
     memory: torch.Tensor
@@ -42,6 +42,7 @@ class PagedTable:
     widths: tuple[int, ...]
     largest: int
     page_size: int
+    constants: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.widths) <= MOST_MODULES
@@ -64,11 +65,13 @@ class PagedTable:
 
 
 class Matrices(NamedTuple):
-    """An adapter of one product: ``a`` [J * r, K], or [r, K] for all modules; ``b`` [N, r]; ``scales`` [J]."""
+    """An adapter of one product: ``a`` [J * r, K], or [r, K] for all modules; ``b`` [N, r]; ``scales`` [J]. If there is
+    a ``constant`` rank, from 1 on, its result is 1 for any input and whatever the scale: its column of B is a bias."""
 
     a: torch.Tensor
     b: torch.Tensor
     scales: Sequence[float]
+    constant: int = 0
 
 
 def lay_out(adapter: Matrices) -> tuple[torch.Tensor, list[int]]:
@@ -85,9 +88,22 @@ def lay_out(adapter: Matrices) -> tuple[torch.Tensor, list[int]]:
     return flat, [rank, rows, 0 if rows == rank else rank, len(a)]
 
 
+def lay_out_experts(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """:func:`lay_out` of E experts at once, a [E, rows, K] and b [E, N, r], each behind the one before: [E, length]."""
+    (experts, rows, inputs), rank = a.shape, b.shape[2]
+    assert rank % 8 == 0
+    pieces = -(-inputs // 256)
+    first, second = rows * pieces * 256, b[0].numel()
+    flat = a.new_zeros(experts, first + -(-second // UNIT) * UNIT)
+    padded = torch.nn.functional.pad(a, (0, pieces * 256 - inputs)).view(experts, rows, pieces, 256)
+    flat[:, :first].view(experts, pieces, rows, 256).copy_(padded.transpose(1, 2))
+    flat[:, first : first + second] = b.flatten(1)
+    return flat, [rank, rows, 0 if rows == rank else rank, first]
+
+
 def read_back(table: PagedTable, adapter: int, inputs: int) -> Matrices | None:
     """What an adapter's pages say; None: it does not adapt the product."""
-    rank, rows, _, first_a, first_b = table.places[adapter].tolist()
+    rank, rows, _, first_a, first_b, constant = table.places[adapter].tolist()
     if not rank:
         return None
     length = max(first_b + sum(table.widths) * rank, first_a + rows * -(-inputs // 256) * 256)
@@ -95,7 +111,7 @@ def read_back(table: PagedTable, adapter: int, inputs: int) -> Matrices | None:
     flat = torch.cat([table.memory.flatten()[begin : begin + table.page_size] for begin in begins])[:length]
     a = flat[first_a:][: rows * -(-inputs // 256) * 256].view(-1, rows, 256).transpose(0, 1).reshape(rows, -1)
     b = flat[first_b:][: sum(table.widths) * rank].view(-1, rank)
-    return Matrices(a[:, :inputs], b, table.scales[adapter].tolist())
+    return Matrices(a[:, :inputs], b, table.scales[adapter].tolist(), constant)
 
 
 @triton.jit

@@ -62,6 +62,7 @@ def _shrink_kernel(
     PAGES: tl.constexpr,
     PAGE: tl.constexpr,
     FIELDS: tl.constexpr,
+    CONSTANTS: tl.constexpr,  # some adapter may have a constant rank
     TOKENS: tl.constexpr,  # of a segment, at most
     SHARES: tl.constexpr,  # of the inputs of a part: one for each warp
     SHARE: tl.constexpr,  # inputs of it, COLUMNS or fewer
@@ -109,6 +110,9 @@ def _shrink_kernel(
             weights = tl.load(places, mask=exists[:, :, None], other=0.0)
             products = tl.dot(x, tl.permute(weights, (0, 2, 1)), input_precision=PRECISION)
             s = tl.sum(products, axis=0) * scale
+            if CONSTANTS:
+                constant = tl.load(places_ptr + adapter * FIELDS + 5) - 1
+                s = tl.where((begin + row == constant)[None, :], tl.where(part == 0, 1.0, 0.0), s)
             mask = (token < count)[:, None] & (begin + row < rank)[None, :]
             tl.store(sums + module * LARGEST + begin + row[None, :], s, mask=mask)
 
@@ -142,6 +146,7 @@ def _shrink_prompts_kernel(
     PAGES: tl.constexpr,
     PAGE: tl.constexpr,
     FIELDS: tl.constexpr,
+    CONSTANTS: tl.constexpr,
     TOKENS: tl.constexpr,
     ROWS: tl.constexpr,  # of A at a time
     BLOCK_K: tl.constexpr,  # COLUMNS or fewer
@@ -175,7 +180,11 @@ def _shrink_prompts_kernel(
                 x = tl.load(values + k, mask=present & (column + k < size)[None, :], other=0.0)
                 weights = tl.load(memory_ptr + place + column[None, :], mask=exists, other=0.0)
                 acc = tl.dot(x, tl.trans(weights), acc, input_precision=PRECISION)
-            tl.store(sums + begin + row[None, :], acc * scale, mask=present & (begin + row < rank)[None, :])
+            s = acc * scale
+            if CONSTANTS:
+                constant = tl.load(places_ptr + adapter * FIELDS + 5) - 1
+                s = tl.where((begin + row == constant)[None, :], 1.0, s)
+            tl.store(sums + begin + row[None, :], s, mask=present & (begin + row < rank)[None, :])
 
 
 def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tensor:
@@ -197,7 +206,7 @@ def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tenso
     )  # fmt: skip
     constants = {
         "MODULES": modules, "LARGEST": table.largest, "PAGES": table.pages.shape[1], "PAGE": table.kernel_page,
-        "FIELDS": PLACE_FIELDS, "TOKENS": plan.tokens, "PRECISION": "ieee",
+        "FIELDS": PLACE_FIELDS, "CONSTANTS": table.constants, "TOKENS": plan.tokens, "PRECISION": "ieee",
     }  # fmt: skip
     grid = (min(len(segments.adapter), most), modules, parts)
     if plan.tokens == PROMPT_TOKENS:

@@ -8,7 +8,9 @@ up that belong together are in one tile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -195,6 +197,25 @@ def _launch(
         STAGES=config.stages, PRECISION="ieee", num_warps=config.warps, **pdl(x.device),
     )  # fmt: skip
     return out
+
+
+def coded_pairs(
+    layer: CodedExperts, experts: torch.Tensor, config: CodedConfig
+) -> tuple[Callable[[torch.Tensor, torch.Tensor, SortedPairs], torch.Tensor], ...]:
+    """Both products without what fuses them: x [P, K], sorted, into [P, N], where the pairs' order says."""
+    return tuple(
+        partial(_left_alone, weight, bias, layer.gate, experts, tile)
+        for weight, bias, tile in (
+            (layer.gate_up, layer.gate_up_bias, config.gate_up), (layer.down, layer.down_bias, config.down),
+        )
+    )  # fmt: skip
+
+
+def _left_alone(
+    weight: Coded, bias: torch.Tensor | None, gate: Gate, experts: torch.Tensor, config: TileConfig, x: torch.Tensor,
+    out: torch.Tensor, pairs: SortedPairs,
+) -> torch.Tensor:  # fmt: skip
+    return _launch(x, weight, bias, out, _Items(experts, pairs), gate, config, gated=False)
 
 
 def coded_experts(

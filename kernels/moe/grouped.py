@@ -8,13 +8,16 @@ so the order of pairs changes no bit of any token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.moe.activation import gate_tile
-from pagebus.kernels.moe.launch.shapes import GroupConfig
+from pagebus.kernels.moe.launch.shapes import GroupConfig, Grouped
 from pagebus.kernels.moe.routing import WIDE_GRID
 from pagebus.kernels.moe.sorting import SortedPairs
 from pagebus.kernels.moe.weights import ExpertWeights
@@ -201,6 +204,23 @@ def _launch(
         num_warps=config.warps, **pdl(x.device),
     )  # fmt: skip
     return out
+
+
+def grouped_pairs(
+    layer: ExpertWeights, top_k: int, config: Grouped
+) -> tuple[Callable[[torch.Tensor, torch.Tensor, SortedPairs], torch.Tensor], ...]:
+    """Both products without what fuses them: x [P, K], sorted, into [P, N], where the pairs' order says."""
+    return tuple(
+        partial(_left_alone, weight, bias, layer, top_k, config.down)
+        for weight, bias in ((layer.gate_up, layer.gate_up_bias), (layer.down, layer.down_bias))
+    )
+
+
+def _left_alone(
+    weight: torch.Tensor, bias: torch.Tensor | None, layer: ExpertWeights, top_k: int, config: GroupConfig,
+    x: torch.Tensor, out: torch.Tensor, pairs: SortedPairs,
+) -> torch.Tensor:  # fmt: skip
+    return _launch(x, weight, bias, out, pairs, layer, top_k, config, gated=False)
 
 
 def grouped_experts(

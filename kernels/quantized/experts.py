@@ -20,7 +20,7 @@ from pagebus.kernels.moe.weights import ExpertWeights
 from pagebus.kernels.quantized.coding import coded_of, experts_kind_of
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.expert_choice import choose_quantized_experts
-from pagebus.kernels.quantized.layouts import Layout, W8Rows, in_columns, tensors_of
+from pagebus.kernels.quantized.layouts import Layout, W8Rows, Weight, in_columns, tensors_of
 
 
 class QuantizedExperts(NamedTuple):
@@ -55,12 +55,16 @@ def moe_experts_reference(
 
 def _expert(x: torch.Tensor, layer: QuantizedExperts, expert: int) -> torch.Tensor:
     """x [N, H] -> [N, H]."""
-    gate, up = _product(x, layer.gate_up, layer.gate_up_bias, expert).chunk(2, dim=1)
-    return _product(gate_reference(gate, up, layer.gate), layer.down, layer.down_bias, expert)
+    gate, up = expert_product(x, layer.gate_up, layer.gate_up_bias, expert).chunk(2, dim=1)
+    return expert_product(gate_reference(gate, up, layer.gate), layer.down, layer.down_bias, expert)
 
 
-def _product(x: torch.Tensor, layout: Layout, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
-    dense = layout.part(expert, 0, layout.shape[-2]).dense(x.dtype)
+def expert_product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, expert: int) -> torch.Tensor:
+    """x [N, K] times one expert's matrix of ``weight`` [E, .., K], plus its bias."""
+    if isinstance(weight, torch.Tensor):
+        dense = weight[expert]
+    else:
+        dense = weight.part(expert, 0, weight.shape[-2]).dense(x.dtype)
     return torch.nn.functional.linear(x, dense, None if bias is None else bias[expert])
 
 

@@ -111,7 +111,7 @@ ROOMS: dict[str, str] = {
     "actors.scheduler.config": "actors.model actors.settings",
     "actors.executor.adapters": (
         "actors.executor.models actors.executor.layers actors.executor.device actors.model actors.settings "
-        "kernels.lora bus.messages"
+        "kernels.lora kernels.moe.adapted bus.messages"
     ),
     "actors.executor": (
         "actors.executor.tuning actors.executor.loading actors.executor.ranks actors.executor.step "
@@ -156,8 +156,7 @@ ROOMS: dict[str, str] = {
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
     ),
     "actors.executor.sampling": (
-        "actors.executor.models actors.executor.batch actors.executor.device "
-        "actors.model.grammars actors.model kernels.sampling bus.messages"
+        "actors.executor.batch actors.executor.device actors.model.grammars actors.model kernels.sampling bus.messages"
     ),
     "actors.executor.models": (
         "actors.executor.pooling actors.executor.layers actors.executor.device actors.model actors.settings "
@@ -166,7 +165,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.pooling": "actors.executor.layers actors.executor.device actors.model",
     "actors.executor.layers": (
         "actors.executor.memory actors.executor.device actors.model kernels.attention kernels.latent kernels.common "
-        "kernels.moe kernels.layers kernels.lora kernels.coded kernels.quantized bus.messages"
+        "kernels.moe kernels.moe.adapted kernels.layers kernels.lora kernels.coded kernels.quantized bus.messages"
     ),
     "actors.executor.memory": (
         "actors.executor.batch actors.executor.device actors.runtime actors.model actors.settings kernels.common "
@@ -174,8 +173,8 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.batch": "actors.executor.device actors.model kernels.attention bus.messages",
     "actors.executor.device": (
-        "actors.model actors.settings kernels.attention kernels.latent kernels.moe kernels.quantized kernels.sampling "
-        "kernels.batch kernels.layers kernels.lora kernels.coded kernels.common"
+        "actors.model actors.settings kernels.attention kernels.latent kernels.moe kernels.moe.adapted "
+        "kernels.quantized kernels.sampling kernels.batch kernels.layers kernels.lora kernels.coded kernels.common"
     ),
     "actors.runtime": "actors.telemetry actors.settings bus.connect bus.redis bus.memory bus.private_redis bus",
     "actors.model.grammars": "actors.model bus.messages",
@@ -189,6 +188,7 @@ ROOMS: dict[str, str] = {
     "kernels.latent": "kernels.attention kernels.layers kernels.common",
     "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.common",
+    "kernels.moe.adapted": "kernels.moe kernels.moe.launch kernels.quantized kernels.lora kernels.common",
     "kernels.quantized": (
         "kernels.moe kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.lora kernels.layers "
         "kernels.common"

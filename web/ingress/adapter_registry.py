@@ -109,7 +109,7 @@ class AdapterRegistry:
     def _read(self, name: str, path: str) -> AdapterSource:
         config = ModelConfig.load(resolve_model(self._settings, weights=False))
         found = locate(path)
-        adapter = open_adapter(found.folder, config, self._settings.max_lora_rank)
+        adapter = open_adapter(found.folder, config, self._settings.max_lora_rank, self._settings.lora_target_modules)
         return AdapterSource(name=name, path=found.repository or str(adapter.folder), digest=digest_of(adapter))
 
     def _check_enabled(self) -> None:

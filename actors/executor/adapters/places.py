@@ -1,142 +1,136 @@
 """Places for adapters on the device: stretches of one buffer, where the products of a network look for theirs.
 
-A place has room for every module at the largest rank. It is allocated before the cache is sized, which therefore gets
-what is left.
+A place has room for every module that may be adapted at the largest rank. It is allocated before the cache is sized,
+which therefore gets what is left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
 
+from pagebus.actors.executor.adapters.images import Image, ImageMaker, Product
 from pagebus.actors.executor.adapters.reading import HostAdapter
-from pagebus.actors.executor.layers.adapted.products import Adapted
+from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts, AdaptedHead
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.models.decoder import Decoder
-from pagebus.actors.model.lora.projections import Projection, projections
-from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, Matrices, PagedTable, lay_out
+from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
+from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable
+from pagebus.kernels.moe.adapted.experts import ExpertTables
 
 
-class Image(NamedTuple):
-    """An adapter as a place holds it, in host memory from which devices copy: ``values`` [n]; and of each product
-    where it begins, what :attr:`PagedTable.places` says, and the scales."""
+class _Rows(NamedTuple):
+    """Where a place's entries are among those of all places: ``first`` [n] in the first place, and ``step`` [n] from a
+    place to the next."""
 
-    values: torch.Tensor
-    begins: list[int]
-    fields: list[list[int]]
-    scales: list[list[float]]
+    first: torch.Tensor
+    step: torch.Tensor
 
-
-class _Product(NamedTuple):
-    """``widths``: the outputs of each module, of gate and up as one tensor half of them; ``order``: as of the linear,
-    in host memory."""
-
-    projection: Projection
-    widths: tuple[int, ...]
-    order: torch.Tensor | None
+    def of(self, place: int) -> torch.Tensor:
+        return self.first + place * self.step
 
 
 class Places:
-    """``count`` places for adapters of up to ``max_rank`` in a network, whose products look there from now on."""
+    """``count`` places for adapters of up to ``max_rank`` in a network, whose products look there from now on.
+    ``targets``: for which modules there is room, see :func:`projections`."""
 
-    def __init__(self, network: Decoder, count: int, max_rank: int) -> None:
-        self.count, largest = count, _padded(max_rank)
-        parameters = network.parameters
-        self._dtype, device = parameters.dtype, parameters.device
+    def __init__(self, network: Decoder, count: int, max_rank: int, targets: Collection[str] = ()) -> None:
+        self.count, largest = count, _padded(max_rank + (BIAS in targets))  # a bias takes a rank
+        device = network.parameters.device
         linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
-        found = [(each, linears[each.name]) for each in projections(network.config)]
-        self._products = [_product(projection, linear) for projection, linear in found]
-        size = sum(_room(each, largest) for each in self._products)
-        self._memory = torch.zeros(count, size, dtype=self._dtype, device=device)
+        products = [_product(each, network, linears) for each in projections(network.config, targets)]
+        self._images = ImageMaker(products, network.parameters.dtype, pinned=device.type == "cuda")
+        size = sum(each.room(largest) for each in products)
+        self._memory = torch.zeros(count, size, dtype=network.parameters.dtype, device=device)
         # What kernels read of each product, on the device and as it is on the host: small, and copied as a whole.
-        self._pages = torch.zeros(len(found), count, 1, dtype=torch.int64)
-        self._fields = torch.zeros(len(found), count, PLACE_FIELDS, dtype=torch.int32)
-        self._scales = [torch.zeros(count, len(each.widths)) for each in self._products]
-        self._device_pages, self._device_fields = self._pages.to(device, copy=True), self._fields.to(device, copy=True)
-        self._device_scales = torch.cat([each.flatten() for each in self._scales]).to(device, copy=True)
-        sizes = [each.numel() for each in self._scales]
-        every = zip(found, self._products, self._device_scales.split(sizes), strict=True)
-        for index, ((_, linear), product, scales) in enumerate(every):
-            table = PagedTable(
-                self._memory, self._device_pages[index], self._device_fields[index], scales.view(count, -1),
-                product.widths, largest, size,
-            )  # fmt: skip
-            linear.adapted = Adapted(table, network.adapters)
+        sizes = [each.projection.copies for each in products]
+        widths = [each.projection.copies * len(each.widths) for each in products]
+        self._rows, self._scale_rows = _rows(sizes, count), _rows(widths, count)
+        self._pages = torch.zeros(count * sum(sizes), 1, dtype=torch.int64)
+        self._fields = torch.zeros(count * sum(sizes), PLACE_FIELDS, dtype=torch.int32)
+        self._scales = torch.zeros(count * sum(widths))
+        tables = self._pages, self._fields, self._scales
+        self._on_device = tuple(each.to(device, copy=True) for each in tables)
+        found = _tables(self._on_device, self._memory, products, count, largest, constants=BIAS in targets)
+        by_name = {product.projection.name: table for product, table in zip(products, found, strict=True)}
+        self.adapt_heads = HEAD in by_name
+        """Whether adapters may change the head."""
+        _connect(network, linears, by_name)
 
     @property
     def num_bytes(self) -> int:
         """Device memory that they take."""
         return self._memory.nbytes
 
-    @torch.inference_mode()
     def image(self, adapter: HostAdapter) -> Image:
         """The adapter as :meth:`fill` takes it. Any thread."""
-        flats, begins, fields, scales, begin = [], [], [], [], 0
-        for product in self._products:
-            begins.append(begin)
-            matrices = _matrices(adapter, product, self._dtype)
-            if matrices is None:
-                fields.append([0] * PLACE_FIELDS)
-                scales.append([0.0] * len(product.widths))
-                continue
-            flat, (rank, rows, step, b) = lay_out(matrices)
-            flats.append(flat)
-            fields.append([rank, rows, step, 0, b])
-            scales.append(list(matrices.scales))
-            begin += len(flat)
-        values = torch.cat(flats) if flats else torch.zeros(0, dtype=self._dtype)
-        return Image(values.pin_memory() if self._memory.is_cuda else values, begins, fields, scales)
+        return self._images.image(adapter)
 
     @torch.inference_mode()
     def fill(self, place: int, image: Image) -> None:
         """Put an adapter into a place, whatever was there, in the order of launches; the host does not wait."""
         copy_at_once(self._memory[place, : len(image.values)], image.values)
-        self._pages[:, place, 0] = torch.tensor(image.begins) + place * self._memory.shape[1]
-        self._fields[:, place] = torch.tensor(image.fields, dtype=torch.int32)
-        for mine, given in zip(self._scales, image.scales, strict=True):
-            mine[place] = torch.tensor(given)
-        scales = torch.cat([each.flatten() for each in self._scales])
-        tables = (self._device_pages, self._pages), (self._device_fields, self._fields), (self._device_scales, scales)
-        for target, source in tables:
+        rows = self._rows.of(place)
+        self._pages[rows, 0] = image.begins + place * self._memory.shape[1]
+        self._fields[rows] = image.fields
+        self._scales[self._scale_rows.of(place)] = image.scales
+        for target, source in zip(self._on_device, (self._pages, self._fields, self._scales), strict=True):
             copy_at_once(target, source)
 
 
-def _product(projection: Projection, linear: Linear) -> _Product:
-    widths = projection.widths
+def _product(projection: Projection, network: Decoder, linears: Mapping[str, Linear]) -> Product:
+    widths, linear = projection.widths, linears.get(projection.name)
+    if linear is None:
+        scale = network.embedding.scale if projection.name == EMBEDDING else 1.0
+        return Product(projection, widths, scale=scale)
     if linear.form == "gated" and len(widths) == 1:
         widths = (widths[0] // 2,) * 2
     order = None if linear.order is None or linear.order.is_meta else linear.order.cpu()
-    return _Product(projection, widths, order)
+    return Product(projection, widths, order)
 
 
-def _matrices(adapter: HostAdapter, product: _Product, dtype: torch.dtype) -> Matrices | None:
-    """Of all modules side by side, at the largest rank of them; None: none is adapted."""
-    projection = product.projection
-    found = [adapter.get(name) for name in projection.modules]
-    ranks = [len(each.a) for each in found if each is not None]
-    if not ranks:
-        return None
-    rank = _padded(max(ranks))
-    a = torch.zeros(len(found) * rank, projection.inputs, dtype=dtype)
-    b, first = torch.zeros(sum(projection.widths), rank, dtype=dtype), 0
-    for index, (module, width) in enumerate(zip(found, projection.widths, strict=True)):
-        if module is not None:
-            a[index * rank :][: len(module.a)] = module.a
-            b[first : first + width, : len(module.a)] = module.b
-        first += width
-    scales = [0.0 if each is None else each.scale for each in found]
-    if len(product.widths) > len(found):  # gate and up of one module: they share A
-        scales *= len(product.widths)
-    return Matrices(a, b if product.order is None else b.index_select(0, product.order), scales)
+def _connect(network: Decoder, linears: Mapping[str, Linear], tables: Mapping[str, PagedTable]) -> None:
+    """Have the parts of a network look into their tables."""
+    current = network.adapters
+    for name, linear in linears.items():
+        if name in tables:
+            linear.adapted = Adapted(tables[name], current)
+    if EMBEDDING in tables:
+        network.embedding.adapted = Adapted(tables[EMBEDDING], current)
+    if network.head is not None and HEAD in tables:
+        network.head.adapted = AdaptedHead(tables[HEAD], current)
+    for experts in (layer.experts for layer in network.layers):
+        if experts is not None and (gate_up := tables.get(f"{experts.prefix}.gate_proj")) is not None:
+            both = ExpertTables(gate_up, tables[f"{experts.prefix}.down_proj"])
+            experts.adapted = AdaptedExperts(both, current)
 
 
-def _room(product: _Product, largest: int) -> int:
-    """Elements of a product at the largest rank, as `lay_out` gives them."""
-    inputs = -(-product.projection.inputs // 256) * 256
-    b = sum(product.widths) * largest
-    return len(product.projection.modules) * largest * inputs + -(-b // UNIT) * UNIT
+def _rows(sizes: list[int], count: int) -> _Rows:
+    """Of products that have so many entries in each place: all places of a product are together."""
+    firsts, steps, first = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)], 0
+    for size in sizes:
+        firsts.append(torch.arange(first, first + size))
+        steps.append(torch.full((size,), size))
+        first += count * size
+    return _Rows(torch.cat(firsts), torch.cat(steps))
+
+
+def _tables(
+    on_device: tuple[torch.Tensor, ...], memory: torch.Tensor, products: list[Product], count: int, largest: int, *,
+    constants: bool,
+) -> list[PagedTable]:  # fmt: skip
+    """Of each product its part of the tables that kernels read."""
+    pages, fields, scales = on_device
+    sizes = [count * each.projection.copies for each in products]
+    widths = [size * len(each.widths) for size, each in zip(sizes, products, strict=True)]
+    parts = zip(products, pages.split(sizes), fields.split(sizes), scales.split(widths), strict=True)
+    return [
+        PagedTable(memory, page, field, scale.view(len(page), -1), product.widths, largest, memory.shape[1], constants)
+        for product, page, field, scale in parts
+    ]
 
 
 def _padded(rank: int) -> int:

@@ -5,15 +5,17 @@ A rank reads all of the file, for the digest is of all of it, and keeps what its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from pagebus.actors.executor.adapters.experts import HostExperts, of_all, own_experts
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.lora.adapter import Digest, open_adapter
+from pagebus.actors.model.lora.adapter import Adapter, Digest, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.model.lora.location import locate
+from pagebus.actors.model.lora.projections import EMBEDDING, EXPERTS, projections
 from pagebus.actors.model.shards.cuts import Cut, cut_of
 from pagebus.actors.model.shards.local import whole_config
 from pagebus.bus.messages import AdapterSource
@@ -23,44 +25,59 @@ FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class HostModule:
-    """A [rank, inputs], B [outputs, rank] and the scale of one module; of a rank, with its own inputs or outputs."""
+    """A [rank, inputs], B [outputs, rank] and the scale of one module; of a rank, with its own inputs or outputs.
+    ``bias`` [outputs] is what is added beside them, if there is one."""
 
     a: torch.Tensor
     b: torch.Tensor
     scale: float
+    bias: torch.Tensor | None = None
 
 
-HostAdapter = Mapping[str, HostModule]
-"""By our names of modules."""
+HostAdapter = Mapping[str, HostModule | HostExperts]
+"""By our names of modules, those of experts without their numbers."""
 Read = Callable[[AdapterSource], HostAdapter]
 
 
-def reader(config: ModelConfig, max_rank: int, dtype: torch.dtype) -> Read:
-    """A function that reads adapters of a model, or of a rank's part of one, whose steps are computed in ``dtype``."""
-    whole, shard = whole_config(config), config.shard
-
-    def cut(module: str, matrix: str, values: torch.Tensor) -> torch.Tensor:
-        taken = None if shard is None else cut_of(f"{module}.weight", shard, config.names)
-        return values if taken is None else own_part(taken, matrix, values)
+def reader(config: ModelConfig, max_rank: int, dtype: torch.dtype, targets: Collection[str] = ()) -> Read:
+    """A function that reads adapters of a model, or of a rank's part of one, whose steps are computed in ``dtype``.
+    ``targets``: as of :func:`open_adapter`."""
+    whole = whole_config(config)
 
     def read(source: AdapterSource) -> HostAdapter:
         """Raises AdapterError."""
-        adapter = open_adapter(locate(source.path).folder, whole, max_rank)
-        places = {pair.a.name: (module, "A") for module, pair in adapter.modules.items()}
-        places |= {pair.b.name: (module, "B") for module, pair in adapter.modules.items()}
+        adapter = open_adapter(locate(source.path).folder, whole, max_rank, targets)
         digest, tensors = Digest(adapter.config), {}
         for tensor, raw in adapter.read():
             digest.add(tensor, raw)
             values = torch.frombuffer(bytearray(raw), dtype=FORMATS[tensor.format]).view(tensor.shape)
-            tensors[tensor.name] = cut(*places[tensor.name], values).to(dtype)
+            tensors[tensor.name] = values.to(dtype)
         if digest.text() != source.digest:
             raise AdapterError(f"the files at {source.path} have changed since it was loaded: load it again")
-        return {
-            name: HostModule(tensors[each.a.name], tensors[each.b.name], each.scale)
-            for name, each in adapter.modules.items()
-        }
+        return _parts(adapter, tensors, config)
 
     return read
+
+
+def _parts(adapter: Adapter, tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> HostAdapter:
+    """What the model, or a rank, needs of an adapter's tensors."""
+    shard, names, found = config.shard, config.names, dict[str, HostModule | HostExperts]()
+    for projection in projections(whole_config(config), (EXPERTS,)):
+        for name, each in of_all(projection, adapter.modules, tensors, names).items():
+            found[name] = each if shard is None else own_experts(name, each, shard, names)
+    for name, pair in adapter.modules.items():
+        if pair.of_expert:
+            continue
+        whole = shard is None or name == EMBEDDING  # each rank adds all of that to the sum of all
+        taken = None if shard is None or whole else cut_of(f"{name}.weight", shard, names)
+        a, b = tensors[pair.a.name], tensors[pair.b.name]
+        if taken is not None:
+            a, b = own_part(taken, "A", a), own_part(taken, "B", b)
+        bias = None if pair.bias is None else tensors[pair.bias.name] * pair.scale
+        if bias is not None and taken is not None and shard is not None:
+            bias = own_bias(taken, bias, leads=shard.leads)
+        found[name] = HostModule(a, b, pair.scale, bias)
+    return found
 
 
 def own_part(cut: Cut, matrix: str, values: torch.Tensor) -> torch.Tensor:
@@ -70,3 +87,10 @@ def own_part(cut: Cut, matrix: str, values: torch.Tensor) -> torch.Tensor:
     if matrix != divided:
         return values
     return torch.cat([values.narrow(dim, each.start, len(each)) for each in cut.ranges], dim)
+
+
+def own_bias(cut: Cut, values: torch.Tensor, *, leads: bool) -> torch.Tensor:
+    """What a rank adds of a bias [outputs]: its outputs', or, where ranks add up, all on the one that ``leads``."""
+    if cut.dim == 0:
+        return torch.cat([values[each.start : each.stop] for each in cut.ranges])
+    return values if leads else torch.zeros_like(values)

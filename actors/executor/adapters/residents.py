@@ -13,7 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pagebus.actors.executor.adapters.places import Image, Places
+from pagebus.actors.executor.adapters.images import Image
+from pagebus.actors.executor.adapters.places import Places
 from pagebus.actors.executor.adapters.reading import Read, reader
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.device.ops import Ops
@@ -143,10 +144,13 @@ def make_residents(
     config = network.config
     if not isinstance(network, Decoder) or config.pooler is not None or config.latent is not None:
         raise SettingsError(f"--enable-lora: {config.architecture} is served without adapters")
-    places = Places(network, settings.max_loras, settings.max_lora_rank)
-    read = reader(network.config, settings.max_lora_rank, network.parameters.dtype)
+    targets = settings.lora_target_modules
+    places = Places(network, settings.max_loras, settings.max_lora_rank, targets)
+    read = reader(network.config, settings.max_lora_rank, network.parameters.dtype, targets)
     device = network.parameters.device
-    slots = AdapterSlots(network.adapters, ops, settings.max_num_seqs + 1, most_samples, device)
+    slots = AdapterSlots(
+        network.adapters, ops, settings.max_num_seqs + 1, most_samples, device, adapt_heads=places.adapt_heads
+    )
     return Residents(places, slots, read, settings.num_host_loras, tell)
 
 

@@ -14,6 +14,7 @@ from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.moe.adapted.experts import ExpertTables
 from pagebus.kernels.moe.routing import Routing
 from pagebus.kernels.quantized.experts import Experts
 from pagebus.kernels.quantized.layouts import Weight
@@ -386,3 +387,23 @@ class AdaptedResidualProduct(Protocol):
         self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None,
         table: PagedTable, plan: AdapterPlan,
     ) -> Tensor | HalfNorm | None: ...  # fmt: skip
+
+
+class AddAdapters(Protocol):
+    """:func:`pagebus.kernels.lora.behind.add_adapters`"""
+
+    def __call__(self, x: Tensor, table: PagedTable, plan: AdapterPlan, y: Tensor) -> Tensor: ...
+
+
+class AddToEmbedding(Protocol):
+    """:func:`pagebus.kernels.lora.embedding.add_to_embedding`"""
+
+    def __call__(self, input_ids: Tensor, table: PagedTable, plan: AdapterPlan, y: Tensor) -> Tensor: ...
+
+
+class AdaptedExpertProducts(Protocol):
+    """:func:`pagebus.kernels.moe.adapted.experts.adapted_experts`"""
+
+    def __call__(
+        self, x: Tensor, weights: Tensor, experts: Tensor, layer: Experts, tables: ExpertTables, of_token: Tensor
+    ) -> Tensor: ...

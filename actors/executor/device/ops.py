@@ -15,8 +15,10 @@ from pagebus.kernels.latent import attention as latent
 from pagebus.kernels.latent import expanded, head_product, write
 from pagebus.kernels.latent import reference as latent_reference
 from pagebus.kernels.layers import branch_norm, embedding, logits, norm, parts, rotary_kv_write, squares
-from pagebus.kernels.lora import plan
+from pagebus.kernels.lora import behind, plan, reference
+from pagebus.kernels.lora import embedding as adapted_embedding
 from pagebus.kernels.moe import routing, shared
+from pagebus.kernels.moe.adapted import experts as adapted_experts
 from pagebus.kernels.quantized import adapted, experts, products
 from pagebus.kernels.sampling import bad_words, logit_bias, logprobs, penalties, sampling, token_masks
 
@@ -59,6 +61,9 @@ class Ops:
     adapted_linear: operations.AdaptedProduct
     adapted_gated_linear: operations.AdaptedGatedProduct
     adapted_partial_linear: operations.AdaptedResidualProduct
+    adapted_experts: operations.AdaptedExpertProducts
+    add_adapters: operations.AddAdapters
+    add_to_embedding: operations.AddToEmbedding
     add_sum: operations.AddSum = norm.add_sum
     row_squares: operations.RowSquares = squares.row_squares_reference
     sum_parts: operations.SumParts = parts.sum_parts_reference
@@ -126,6 +131,9 @@ class Ops:
             adapted_linear=adapted.adapted_linear,
             adapted_gated_linear=adapted.adapted_gated_linear,
             adapted_partial_linear=adapted.adapted_partial_linear,
+            adapted_experts=adapted_experts.adapted_experts,
+            add_adapters=behind.add_adapters,
+            add_to_embedding=adapted_embedding.add_to_embedding,
             rounding=products.rounding_of,
             row_squares=squares.row_squares,
             sum_parts=parts.sum_parts,
@@ -176,6 +184,9 @@ class Ops:
             adapted_linear=adapted.adapted_linear_reference,
             adapted_gated_linear=adapted.adapted_gated_linear_reference,
             adapted_partial_linear=adapted.adapted_partial_linear_reference,
+            adapted_experts=adapted_experts.adapted_experts_reference,
+            add_adapters=reference.add_adapters_reference,
+            add_to_embedding=adapted_embedding.add_to_embedding_reference,
         )
 
     @classmethod
@@ -198,4 +209,5 @@ class Ops:
             adapted_linear=adapted.adapted_linear_invariant,
             adapted_gated_linear=adapted.adapted_gated_linear_invariant,
             adapted_partial_linear=adapted.adapted_partial_linear_invariant,
+            adapted_experts=adapted_experts.adapted_experts_invariant,
         )

@@ -48,6 +48,7 @@ from pagebus.actors.executor.graphs.piecewise_graphs import (
     run_pieces,
 )
 from pagebus.actors.executor.graphs.resampling import Resampling
+from pagebus.actors.executor.layers.adapted.slots import AdapterSlots, sampled
 from pagebus.actors.executor.models import Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder
 
@@ -69,6 +70,7 @@ class Passes(Protocol):
     kv_cache: torch.Tensor
     buckets: Buckets
     uploader: Uploader
+    adapters: AdapterSlots | None
 
     @property
     def head(self) -> Head | None: ...
@@ -358,7 +360,8 @@ def padded_pass(
     hidden = runner.padded_forward(bucket, pause)
     if runner.model.passes_on:
         return hidden, hidden, hidden
-    logits = runner.model.logits(hidden)
+    with sampled(runner.adapters if bucket.adapted else None, runner.uploader.header.sample_slots[: len(hidden)]):
+        logits = runner.model.logits(hidden)
     return hidden, logits, runner.sample_plainly(logits, any_random=True)
 
 

@@ -67,7 +67,12 @@ class DecoderLayer:
         """Those that adapters may change."""
         attention, mlp = self.attention, self.mlp
         found = [] if isinstance(attention, LatentAttention) else [attention.qkv, attention.out]
-        return found if isinstance(mlp, MixtureOfExperts) else [*found, *mlp.products]
+        return [*found, *mlp.products]
+
+    @property
+    def experts(self) -> MixtureOfExperts | None:
+        """Its feed-forward part, if that is a mixture."""
+        return self.mlp if isinstance(self.mlp, MixtureOfExperts) else None
 
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.adapted.products import AdaptedExperts
 from pagebus.actors.executor.layers.linear import GatedLinear, Linear
 from pagebus.actors.executor.layers.norm import Norm
 from pagebus.actors.executor.layers.parameters import Parameters, Views
@@ -46,6 +47,8 @@ class MixtureOfExperts:
         "_routing",
         "_shared",
         "_spec",
+        "adapted",
+        "prefix",
     )
 
     reads_halves = False
@@ -54,6 +57,9 @@ class MixtureOfExperts:
     def __init__(self, spec: Moe, hidden: int, parameters: Parameters, prefix: str, ops: Ops, names: NameMap) -> None:
         _check(spec)
         self._spec, self._ops, self._routing = spec, ops, routing_of(spec)
+        self.prefix = f"{prefix}.experts"
+        self.adapted: AdaptedExperts | None = None
+        """What adapters add to experts, where there may be any."""
         rows = {f"{prefix}.gate.weight": spec.experts}
         if spec.shared_gate:
             rows[f"{prefix}.shared_expert_gate.weight"] = 1
@@ -78,16 +84,25 @@ class MixtureOfExperts:
         if self._spec.weight_on_input:
             total = self._weighted_before(x, weights, experts)
         else:
-            total = self._ops.moe_experts(x, weights, experts, self._experts)
+            total = self._products(x, weights, experts)
         if self._shared is None:
             return total
         return self._ops.add_shared(total, self._shared(x), logits[:, count:] if self._spec.shared_gate else None)
+
+    def _products(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, rows: int = 1) -> torch.Tensor:
+        """The weighted sum of each token's experts, with what adapters add; each token is ``rows`` rows of x."""
+        addition = None if self.adapted is None else self.adapted.addition
+        if addition is None:
+            return self._ops.moe_experts(x, weights, experts, self._experts)
+        tables, of_token = addition
+        of_row = of_token if rows == 1 else of_token.repeat_interleave(rows)
+        return self._ops.adapted_experts(x, weights, experts, self._experts, tables, of_row)
 
     def _weighted_before(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Each token's experts see it times their weights [T, k]: pairs are tokens of one expert."""
         inputs = (x.unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
         pairs = experts.view(-1, 1)
-        products = self._ops.moe_experts(inputs, torch.ones_like(weights).view(-1, 1), pairs, self._experts)
+        products = self._products(inputs, torch.ones_like(weights).view(-1, 1), pairs, experts.shape[1])
         return products if experts.shape[1] == 1 else products.view(*experts.shape, x.shape[1]).sum(1)
 
     def into(
@@ -97,6 +112,11 @@ class MixtureOfExperts:
         """Add the part of x [T, H] to the stream, ``padding`` as above; all else as in :meth:`ResidualStream.add`."""
         assert isinstance(x, torch.Tensor)
         stream.add_sum(self(x, padding), after, scale)
+
+    @property
+    def products(self) -> list[Linear]:
+        """Of the shared expert."""
+        return [] if self._shared is None else self._shared.products
 
     @property
     def weights(self) -> dict[str, Weight]:
@@ -124,6 +144,11 @@ class SharedExpert:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, H] -> [T, H]."""
         return self._down(self._gate_up(x))
+
+    @property
+    def products(self) -> list[Linear]:
+        """In the order in which they are computed."""
+        return [self._gate_up, self._down]
 
     @property
     def weights(self) -> dict[str, Weight]:

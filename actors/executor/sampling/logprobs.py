@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
 from pagebus.actors.executor.batch.logprob_rows import MAX_TOP, LogprobRows
 from pagebus.actors.executor.device.ops import Ops
-from pagebus.actors.executor.models import Model
 
 MIN_PROMPT_ROWS = 64
 MAX_PROMPT_ROWS = 256
@@ -98,15 +97,13 @@ class LogprobComputer:
         requested: LogprobRows,
         hidden_index: torch.Tensor,
         token_index: torch.Tensor,
-        hidden: torch.Tensor,
-        model: Model,
+        logits_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Packed rows [Q, 2 + 2k]: token ``token_index[i]`` of the token table after state ``hidden_index[i]`` of
-        ``hidden`` [T, H]. In pieces, because logits of a whole prompt may be gigabytes."""
+        """Packed rows [Q, 2 + 2k]: token ``token_index[i]`` of the token table after state ``hidden_index[i]``, whose
+        logits ``logits_of`` gives. In pieces, because logits of a whole prompt may be gigabytes."""
         tokens = self._state.tokens.view(-1).index_select(0, token_index)
         pieces = []
         for start in range(0, len(tokens), self._prompt_rows):
             piece = slice(start, start + self._prompt_rows)
-            logits = model.logits(hidden.index_select(0, hidden_index[piece]))
-            pieces.append(self._logprobs(logits, tokens[piece], requested.prompt_num_top))
+            pieces.append(self._logprobs(logits_of(hidden_index[piece]), tokens[piece], requested.prompt_num_top))
         return torch.cat(pieces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.graphs.piecewise_graphs import Pieces
 from pagebus.actors.executor.graphs.resampling import resampling_of
-from pagebus.actors.executor.layers.adapted.slots import AdapterSlots
+from pagebus.actors.executor.layers.adapted.slots import AdapterSlots, logits_at, sampled
 from pagebus.actors.executor.layers.attention import attention_shape
 from pagebus.actors.executor.layers.attention_batch import LastTokens
 from pagebus.actors.executor.memory.kv_cache import Cache
@@ -326,7 +327,8 @@ class Runner:
             return
         if "prompt_hidden" in deltas:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
-            self.scores.prompts = self._logprobs.prompts(requested, index, tokens, hidden, self.model)
+            told = partial(logits_at, self.model.logits, hidden, self.adapters if self._adapted else None)
+            self.scores.prompts = self._logprobs.prompts(requested, index, tokens, told)
         if num_parts := len(requested.pooled):
             self.scores.pooled = hidden[:num_parts] if pooled else self._numbers(hidden, num_parts)
 
@@ -336,7 +338,8 @@ class Runner:
         """Logits [N, V] of the rows that sample, and their tokens [N]."""
         if len(hidden) > len(work.hidden_index):
             hidden = hidden.index_select(0, self.uploader.header.hidden_index[: len(work.hidden_index)])
-        logits = self.model.logits(hidden)
+        with sampled(self.adapters if self._adapted else None, self.uploader.header.sample_slots[: len(hidden)]):
+            logits = self.model.logits(hidden)
         if len(deltas.get("extra_rows", ())) == len(logits):  # every row will be sampled again
             return logits, torch.empty(len(logits), dtype=torch.int32, device=logits.device)
         return logits, self.sample_plainly(logits, any_random=work.any_random)

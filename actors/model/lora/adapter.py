@@ -7,8 +7,7 @@ links that lead out of it are refused, and so is everything that would have to b
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -16,32 +15,12 @@ from pathlib import Path
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.configuration import AdapterConfig, parse_config
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
-from pagebus.actors.model.lora.projections import projections
+from pagebus.actors.model.lora.matching import Matrices, matched
 from pagebus.actors.model.lora.tensor_file import FileTensor, raw_tensors, read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_CONFIG_BYTES = 4 << 20
 DIGEST_BYTES = 16
-NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.(?!weight$)[\w-]+)?\.weight")
-OTHERS = {
-    "lora_embedding_": "adapters of embeddings are not served",
-    "lora_magnitude_vector": "the magnitudes of DoRA are not served",
-    "modules_to_save": "whole matrices in place of the model's are not served",
-    ".bias": "biases of adapters are not served",
-    "experts.": "adapters of experts are not served",
-    "lm_head": "adapters of the head are not served",
-}
-"""Parts of tensors' names that say why they are refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matrices:
-    """Of one module: A [rank, inputs] and B [outputs, rank] in the file, and by what B A x is multiplied."""
-
-    a: FileTensor
-    b: FileTensor
-    rank: int
-    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +38,8 @@ class Adapter:
 
     def tensors(self) -> Iterator[FileTensor]:
         """All matrices, in the order in which they lie in the file."""
-        return iter(sorted((each for pair in self.modules.values() for each in (pair.a, pair.b)), key=_place))
+        every = (each for pair in self.modules.values() for each in (pair.a, pair.b, pair.bias) if each is not None)
+        return iter(sorted(every, key=_place))
 
     def read(self) -> Iterator[tuple[FileTensor, bytes]]:
         """All matrices with their bytes. Raises AdapterError, see :func:`raw_tensors`."""
@@ -84,8 +64,9 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def open_adapter(path: Path, model: ModelConfig, max_rank: int) -> Adapter:
-    """The adapter in a folder. Its numbers are not read yet: see :func:`digest_of`.
+def open_adapter(path: Path, model: ModelConfig, max_rank: int, targets: Collection[str] = ()) -> Adapter:
+    """The adapter in a folder, of modules for which ``targets`` leave room. Its numbers are not read yet: see
+    :func:`digest_of`.
 
     Raises:
         NoAdapter: there is no such folder, or no adapter in it.
@@ -100,7 +81,7 @@ def open_adapter(path: Path, model: ModelConfig, max_rank: int) -> Adapter:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise AdapterError(f"{CONFIG} is no JSON: {error}") from error
     tensors = read_header(_plain_file(folder, WEIGHTS))
-    return Adapter(folder, _matched(tensors, config, model, max_rank), config)
+    return Adapter(folder, matched(tensors, config, model, max_rank, targets), config)
 
 
 def digest_of(adapter: Adapter) -> str:
@@ -137,52 +118,6 @@ def _plain_file(folder: Path, name: str) -> Path:
     if not file.is_relative_to(home) or not file.is_file():
         raise AdapterError(f"{name} is no plain file of the adapter's folder")
     return file
-
-
-def _matched(
-    tensors: Mapping[str, FileTensor], config: AdapterConfig, model: ModelConfig, max_rank: int
-) -> dict[str, Matrices]:
-    """The matrices of each module, by our names."""
-    known = {
-        module: (each.inputs, width)
-        for each in projections(model)
-        for module, width in zip(each.modules, each.widths, strict=True)
-    }
-    found: dict[str, dict[str, FileTensor]] = {}
-    theirs: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        match = NAME.fullmatch(name)
-        module = (
-            None if match is None else (model.names.ours(f"{match['module']}.weight") or "").removesuffix(".weight")
-        )
-        if match is None or module not in known:
-            raise AdapterError(f"tensor {name}: {_why_unknown(name)}")
-        if found.setdefault(module, {}).setdefault(match["matrix"], tensor) is not tensor:
-            raise AdapterError(f"tensor {name}: {module} has two of them")
-        theirs[module] = match["module"]
-    if not found:
-        raise AdapterError(f"{WEIGHTS} holds no matrices")
-    return {module: _checked(theirs[module], pair, known[module], config, max_rank) for module, pair in found.items()}
-
-
-def _checked(
-    module: str, pair: Mapping[str, FileTensor], sizes: tuple[int, int], config: AdapterConfig, max_rank: int
-) -> Matrices:
-    if len(pair) != 2:
-        raise AdapterError(f"{module} has lora_{min(pair)} alone")
-    a, b, (inputs, outputs), rank = pair["A"], pair["B"], sizes, config.rank_of(module)
-    if rank > max_rank:
-        raise AdapterError(f"{module} has rank {rank}, this server takes up to {max_rank} (--max-lora-rank)")
-    for tensor, shape in ((a, (rank, inputs)), (b, (outputs, rank))):
-        if tensor.shape != shape:
-            text = f"shape {list(tensor.shape)}, rank and model ask for {list(shape)}"
-            raise AdapterError(f"tensor {tensor.name} has {text}: it was made for another model, or is broken")
-    return Matrices(a, b, rank, config.scale_of(module))
-
-
-def _why_unknown(name: str) -> str:
-    why = next((why for part, why in OTHERS.items() if part in name), "the model has no such projection")
-    return why
 
 
 def _place(tensor: FileTensor) -> int:

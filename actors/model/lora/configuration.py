@@ -19,24 +19,27 @@ IGNORED = {
     "peft_type", "peft_version", "task_type", "base_model_name_or_path", "revision", "inference_mode",
     "auto_mapping", "lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
     "init_lora_weights", "runtime_config", "bias", "qalora_group_size", "megatron_core", "loftq_config",
-    "eva_config", "lora_ga_config", "corda_config", "ensure_weight_tying",
+    "eva_config", "lora_ga_config", "corda_config", "ensure_weight_tying", "target_parameters",
+    "lora_bias",
 }  # fmt: skip
 """Fields that say how the adapter was trained, that the tensors' names say better, or that are looked at apart."""
 REFUSED = {
     "use_dora": "the magnitudes of DoRA are not served",
     "modules_to_save": "whole matrices in place of the model's are not served",
-    "lora_bias": "biases of adapters are not served",
     "trainable_token_indices": "embeddings of adapters are not served",
     "fan_in_fan_out": "transposed matrices are not served",
     "layer_replication": "repeated layers are not served",
     "use_qalora": "QALoRA is not served",
-    "target_parameters": "adapters of experts are not served",
     "alora_invocation_tokens": "activated LoRA is not served",
     "megatron_config": "layers of Megatron are not served",
     "arrow_config": "routed adapters are not served",
 }
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to initialise that change the model's own weights, as long as the adapter is not converted."""
+CORRECTED = (0, 19, 1)
+"""PEFT's version from which on A reads the inputs of experts in one tensor, whichever way the model stores them."""
+BIASES = ("none", "all", "lora_only")
+"""Which of the model's biases were trained: if it had any, they are in the file, and refused there."""
 TASKS = (None, "CAUSAL_LM")
 MOST_PATTERNS, MOST_WILDCARDS = 4096, 3
 PATTERN = re.compile(r"(?:[\w$^-]|\\\.|(?:\.|\\d|\[0-9\])[*+]?)+")
@@ -53,6 +56,10 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     by_root: bool
     """Alpha is divided by the root of the rank (rsLoRA, Kalajdzievski, 2023), not by the rank."""
+    tied: bool = False
+    """The head has the embedding's adapter, if the model has one matrix for both."""
+    corrected: bool | None = None
+    """Of experts in one tensor: whether PEFT knew that weights have outputs before inputs; None: it does not say."""
 
     def rank_of(self, module: str) -> int:
         """The rank of a module, by the name that the model's files have for it."""
@@ -66,7 +73,8 @@ class AdapterConfig:
     def canonical(self) -> dict[str, object]:
         """What of it changes the outputs."""
         patterns = {"ranks": dict(sorted(self.ranks.items())), "alphas": dict(sorted(self.alphas.items()))}
-        return {"rank": self.rank, "alpha": self.alpha, "by_root": self.by_root, **patterns}
+        told = {"rank": self.rank, "alpha": self.alpha, "by_root": self.by_root, **patterns}
+        return told if self.corrected is None else told | {"corrected": self.corrected}
 
 
 def parse_config(fields: object) -> AdapterConfig:
@@ -83,15 +91,18 @@ def parse_config(fields: object) -> AdapterConfig:
     rank, alpha = _rank("r", fields.get("r", 8)), _alpha("lora_alpha", fields.get("lora_alpha", 8))
     ranks = {key: _rank(f"rank_pattern[{key!r}]", value) for key, value in _patterns(fields, "rank_pattern").items()}
     alphas = {key: _alpha(f"alpha_pattern[{key!r}]", each) for key, each in _patterns(fields, "alpha_pattern").items()}
-    return AdapterConfig(rank, alpha, ranks, alphas, _switch(fields, "use_rslora"))
+    corrected = _corrected(fields) if fields.get("target_parameters") else None
+    return AdapterConfig(
+        rank, alpha, ranks, alphas, _switch(fields, "use_rslora"), bool(fields.get("ensure_weight_tying")), corrected
+    )
 
 
 def _refuse(fields: Mapping[str, Any]) -> None:
     for name, why in REFUSED.items():
         if fields.get(name):
             raise AdapterError(f"adapter_config.json: {name}: {why}")
-    if (bias := fields.get("bias", "none")) != "none":
-        raise AdapterError(f"adapter_config.json: bias is {_shown(bias)}: biases of adapters are not served")
+    if (bias := fields.get("bias", "none")) not in BIASES:
+        raise AdapterError(f"adapter_config.json: bias is {_shown(bias)}, none of {', '.join(BIASES)}")
     if (task := fields.get("task_type")) not in TASKS:
         raise AdapterError(f"adapter_config.json: task_type is {_shown(task)}, only CAUSAL_LM is served")
     way = fields.get("init_lora_weights", True)
@@ -129,6 +140,11 @@ def _alpha(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e9:
         raise AdapterError(f"adapter_config.json: {name}: {_shown(value)} is no finite number")
     return float(value)
+
+
+def _corrected(fields: Mapping[str, Any]) -> bool | None:
+    version = re.match(r"(\d+)\.(\d+)\.(\d+)", str(fields.get("peft_version", "")))
+    return None if version is None else tuple(map(int, version.groups())) >= CORRECTED
 
 
 def _switch(fields: Mapping[str, Any], name: str) -> bool:

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from pagebus.actors.settings.engine import EngineSettings
 
 FIELDS = {"name", "path", "base_model_name"}
+TARGETS = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+    *("experts", "embed_tokens", "lm_head", "bias"),
+)
+"""Ends of names of modules that adapters may change, experts' all by one word; and whether these may have biases."""
 
 
 def check_lora(settings: EngineSettings) -> None:
@@ -20,12 +25,15 @@ def check_lora(settings: EngineSettings) -> None:
         SettingsError: something is missing, does not go together, or is not served yet.
     """
     if not settings.enable_lora:
-        for name in ("lora_modules", "lora_resolver_cache_dir"):
+        for name in ("lora_modules", "lora_resolver_cache_dir", "lora_target_modules"):
             if getattr(settings, name):
                 raise SettingsError(f"--{name.replace('_', '-')} needs --enable-lora")
         return
     if settings.max_cpu_loras is not None and settings.max_cpu_loras < settings.max_loras:
         raise SettingsError(f"--max-cpu-loras {settings.max_cpu_loras}: must be at least --max-loras")
+    for name in settings.lora_target_modules:
+        if name not in TARGETS:
+            raise SettingsError(f"--lora-target-modules {name!r}: choose from {', '.join(TARGETS)}")
     named_adapters(settings.lora_modules)
 
 

@@ -24,6 +24,7 @@ def test_modules_that_are_neither(modules: tuple[str, ...]) -> None:
     "options",
     [
         {"pipeline_parallel_size": 2}, {"max_loras": 4, "max_cpu_loras": 3},
+        {"enable_lora": False, "lora_target_modules": ("q_proj",)}, {"lora_target_modules": ("gate",)},
         {"enable_lora": False, "lora_modules": ("a=b",)}, {"enable_lora": False, "lora_resolver_cache_dir": "/x"},
     ],
 )  # fmt: skip

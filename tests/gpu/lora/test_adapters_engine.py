@@ -10,11 +10,12 @@ import torch
 
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
+from tests.helpers.lora.adapters import greedy, make_adapter, merged, source_of
 from tests.helpers.model_factory import make_model
 from tests.helpers.quantized.checkpoints import quantize
 from tests.helpers.quantized.packers import PACKERS
 from tests.system.harness import running
-from tests.system.lora.test_tokens import ask, make_cases
+from tests.system.lora.test_tokens import TOKENS, ask, make_cases, prompts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -50,4 +51,24 @@ async def test_quantized_weights(tmp_path: Path, packer: str) -> None:
         "enable_lora": True, "max_loras": 3, "device": "cuda", "dtype": "float32", "num_gpu_blocks_override": 256,
     }  # fmt: skip
     async with running(quantized, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False])
+async def test_embeddings_and_heads(tmp_path: Path, *, enforce_eager: bool) -> None:
+    """Both, one of them and none share steps, with drafts that are verified, in float32."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    base = make_model(tmp_path / "base", "llama3", seed=3, std=0.08, head_dim=64, **sizes)
+    asked, cases = prompts(3, 0), make_cases(base, tmp_path, 1)
+    for seed, targets in enumerate((("lm_head",), ("embed_tokens", "q_proj"), ("embed_tokens", "lm_head"))):
+        folder = make_adapter(tmp_path / f"words-{seed}", base, seed=seed, rank=3 + 5 * seed, targets=targets)
+        cases.append((source_of(folder, base, targets=targets), asked, greedy(merged(base, folder), asked, TOKENS)))
+    assert len({str(told) for *_, told in cases}) == len(cases), "the adapters do not differ"
+    options = {
+        "enable_lora": True, "max_loras": 4, "lora_target_modules": ("q_proj", "v_proj", "embed_tokens", "lm_head"),
+        "max_num_batched_tokens": 96, "device": "cuda", "dtype": "float32", "enforce_eager": enforce_eager,
+        "num_gpu_blocks_override": 256, "spec_method": "ngram", "spec_tokens": 3, "prompt_lookup_min": 1,
+    }  # fmt: skip
+    async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
+        await ask(system, cases)
         await ask(system, cases)

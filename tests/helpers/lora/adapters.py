@@ -29,9 +29,14 @@ def make_adapter(
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name, module in load_reference(base).named_modules():
         last = name.rpartition(".")[2]
-        if last not in targets or not isinstance(module, torch.nn.Linear):
+        if last not in targets or not isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             continue
         size = (ranks or {}).get(last, rank)
+        if isinstance(module, torch.nn.Embedding):
+            for matrix, shape in (("A", (size, module.num_embeddings)), ("B", (module.embedding_dim, size))):
+                values = torch.empty(shape).normal_(0, std, generator=generator).to(dtype)
+                tensors[f"base_model.model.{name}.lora_embedding_{matrix}"] = values
+            continue
         a, b = torch.empty(size, module.in_features), torch.empty(module.out_features, size)
         tensors[f"base_model.model.{name}.lora_A.weight"] = a.normal_(0, std, generator=generator).to(dtype)
         tensors[f"base_model.model.{name}.lora_B.weight"] = b.normal_(0, std, generator=generator).to(dtype)
@@ -45,9 +50,9 @@ def make_adapter(
     return folder
 
 
-def source_of(folder: Path, base: Path, name: str = "") -> AdapterSource:
+def source_of(folder: Path, base: Path, name: str = "", targets: Sequence[str] = ()) -> AdapterSource:
     """As an ingress names it to the other actors."""
-    adapter = open_adapter(folder, ModelConfig.load(base), 512)
+    adapter = open_adapter(folder, ModelConfig.load(base), 512, targets)
     return AdapterSource(name=name or folder.name, path=str(folder), digest=digest_of(adapter))
 
 
@@ -59,15 +64,16 @@ def merged(base: Path, adapter: Path | None) -> Any:
     config = json.loads((adapter / "adapter_config.json").read_text())
     tensors = load_file(adapter / "adapter_model.safetensors")
     for name, a in tensors.items():
-        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_A\.weight", name)
+        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_(embedding_)?A(\.weight)?", name)
         if match is None:
             continue
         module, last = match[1], match[1].rpartition(".")[2]
         alpha = config.get("alpha_pattern", {}).get(last, config["lora_alpha"])
         scale = alpha / (math.sqrt(len(a)) if config.get("use_rslora") else len(a))
         weight = model.get_submodule(module).weight
+        b = tensors[name.replace("A.weight", "B.weight") if match[3] else f"{name[:-1]}B"].float()
         with torch.no_grad():
-            weight += scale * tensors[name.replace("lora_A", "lora_B")].float() @ a.float()
+            weight += scale * (a.float().T @ b.T if match[2] else b @ a.float())
     return model
 
 

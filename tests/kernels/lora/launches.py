@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,11 +13,18 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.lora.behind import add_adapters
+from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan, most_segments, plan_adapters, segment_tokens
 from pagebus.kernels.lora.segments import Segments
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from pagebus.kernels.moe.activation import Gate, GateKind
+from pagebus.kernels.moe.adapted.experts import ExpertTables, adapted_experts
+from pagebus.kernels.moe.launch.shapes import Shape
+from pagebus.kernels.moe.weights import ExpertWeights
+from tests.kernels.moe.launches import GPT_OSS, QWEN3
 
 QKV, DOWN = (4096, (4096, 1024, 1024)), (14336, (4096,))
 
@@ -45,6 +53,13 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
     config = TileConfig(64, 16, 256, 4, 4, 2, tma=True)
     yield f"bf16 adapted residual linear of 16 tokens, {config}", partial(_into_residual, 16, *DOWN, config)
     yield "fp32 adapters of 64 tokens", partial(_both_halves, 64, *QKV, 1, torch.float32)
+    for tokens in (64, 2048):
+        yield f"bf16 adapters with biases, {tokens} tokens", partial(_biased, tokens)
+    for shape, gate in ((QWEN3, Gate()), (GPT_OSS, Gate(GateKind.SWIGLU_CLAMPED))):
+        for tokens in (16, 4096):
+            yield f"bf16 adapted experts of {shape}, {tokens} tokens, invariant", partial(_experts, shape, gate, tokens)
+    yield "bf16 adapters of a head, 64 tokens", partial(_behind, 64, 4096, (128256,))
+    yield "bf16 adapters of an embedding, 64 tokens", partial(_embedded, 64, 4096)
     yield "plan of adapters", partial(plan_adapters, meta_ints(256), meta_ints(257), 2048, 66, 64)
 
 
@@ -72,17 +87,46 @@ def meta_ints(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.int32, device="meta")
 
 
-def meta_table(widths: tuple[int, ...], pages: int, dtype: torch.dtype = torch.bfloat16) -> PagedTable:
-    """64 adapters of rank 64 at most."""
-    memory, starts = (torch.empty(64, pages, dtype=each, device="meta") for each in (dtype, torch.int64))
-    scales = torch.empty(64, len(widths), device="meta")
-    return PagedTable(memory, starts, meta_ints(64, PLACE_FIELDS), scales, widths, 64, 1 << 20)
+def meta_table(
+    widths: tuple[int, ...], pages: int, dtype: torch.dtype = torch.bfloat16, places: int = 64
+) -> PagedTable:
+    """Adapters of rank 64 at most."""
+    memory, starts = (torch.empty(places, pages, dtype=each, device="meta") for each in (dtype, torch.int64))
+    scales = torch.empty(places, len(widths), device="meta")
+    return PagedTable(memory, starts, meta_ints(places, PLACE_FIELDS), scales, widths, 64, 1 << 20)
 
 
 def meta_plan(tokens: int) -> AdapterPlan:
     size = segment_tokens(tokens)
     columns = (meta_ints(most_segments(tokens, 66, size)) for _ in range(3))
     return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size)
+
+
+def _biased(tokens: int) -> None:
+    table = replace(meta_table((4096,), 1), constants=True)
+    x = torch.empty(tokens, 4096, dtype=torch.bfloat16, device="meta")
+    shrink(x, table, meta_plan(tokens))
+
+
+def _behind(tokens: int, inputs: int, widths: tuple[int, ...]) -> None:
+    y = torch.empty(tokens, sum(widths), dtype=torch.float32, device="meta")
+    x = torch.empty(tokens, inputs, dtype=torch.bfloat16, device="meta")
+    add_adapters(x, meta_table(widths, 1), meta_plan(tokens), y)
+
+
+def _embedded(tokens: int, hidden: int) -> None:
+    y = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    add_to_embedding(meta_ints(tokens), meta_table((hidden,), 1), meta_plan(tokens), y)
+
+
+def _experts(shape: Shape, gate: Gate, tokens: int) -> None:
+    """64 places of rank 16."""
+    count, top_k, hidden, width = shape
+    sizes = (tokens, hidden), (count, 2 * width, hidden), (count, hidden, width), (count, 2 * width), (count, hidden)
+    x, *weights = (torch.empty(each, dtype=torch.bfloat16, device="meta") for each in sizes)
+    tables = ExpertTables(*(meta_table(widths, 1, places=64 * count) for widths in ((width, width), (hidden,))))
+    weighing, chosen = torch.empty(tokens, top_k, device="meta"), meta_ints(tokens, top_k)
+    adapted_experts(x, weighing, chosen, ExpertWeights(*weights, gate), tables, meta_ints(tokens))
 
 
 def _both_halves(

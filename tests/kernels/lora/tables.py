@@ -20,7 +20,7 @@ def contiguous_table(
     for each in adapters:
         flat, (rank, rows, step, b) = (found[0].a.new_zeros(UNIT), [0] * 4) if each is None else lay_out(each)
         flats.append(flat)
-        places.append([rank, rows, step, 0, b])
+        places.append([rank, rows, step, 0, b, 0 if each is None else each.constant])
         scales.append([0.0] * modules if each is None else [float(scale) for scale in each.scales])
     size = max(map(len, flats))
     num_pages = -(-size // page_size) if page_size else 1
@@ -38,4 +38,5 @@ def contiguous_table(
         widths,
         largest,
         page_size or padded,
+        any(each.constant for each in found),
     )

@@ -41,11 +41,12 @@ SAME_FLAGS = words(
     "enable_auto_tool_choice enable_expert_parallel enable_force_include_usage enable_log_outputs enable_log_requests "
     "enable_lora enable_per_request_metrics "
     "enable_prefix_caching enable_tokenizer_info_endpoint enforce_eager generation_config gpu_memory_utilization host "
-    "kv_cache_dtype kv_cache_memory_bytes load_format log_level lora_modules max_cpu_loras max_cudagraph_capture_size "
-    "max_log_len max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_queued_tokens "
-    "max_num_scheduled_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port reasoning_parser "
-    "revision root_path scheduling_policy seed served_model_name skip_tokenizer_init sse_keep_alive_interval "
-    "stream_interval swap_space tokenizer tokens_only tool_call_parser trust_request_chat_template uds"
+    "kv_cache_dtype kv_cache_memory_bytes load_format log_level lora_modules lora_target_modules max_cpu_loras "
+    "max_cudagraph_capture_size max_log_len max_logprobs max_lora_rank max_loras max_model_len max_num_batched_tokens "
+    "max_num_queued_tokens max_num_scheduled_tokens max_num_seqs num_gpu_blocks_override otlp_traces_endpoint port "
+    "reasoning_parser revision root_path scheduling_policy seed served_model_name skip_tokenizer_init "
+    "sse_keep_alive_interval stream_interval swap_space tokenizer tokens_only tool_call_parser "
+    "trust_request_chat_template uds"
 )
 """Settings that vLLM has too."""
 OLD = ["guided_choice", "guided_decoding_backend", "guided_grammar", "guided_json", "guided_regex"]

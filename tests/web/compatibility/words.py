@@ -75,7 +75,7 @@ ABSENT = {
 _TEXT = "text only"
 _TRANSFER = "prompts and decodes share executors"
 WHY = {
-    "is_3d_lora_weight": "adapters of experts are not served",
+    "is_3d_lora_weight": "names and sizes in the file tell the form",
     "lora_int_id": "adapters have names",
     "access_programs": "not for models of one's own",
     "audio": _TEXT,

@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
+import torch
+
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.moe.adapted.experts import ExpertTables
 
 
 class AdapterPass(threading.local):
     """Which tokens of the present pass have which adapter; None: no token has one, and nothing is launched for them.
-    ``last``: the same of the tokens that the last layer goes on with.
+    ``last``: the same of the tokens that the last layer goes on with; ``rows``: of those whose logits are computed.
 
     Each thread has a pass of its own: graphs are captured beside steps.
     """
 
     plan: AdapterPlan | None = None
     last: AdapterPlan | None = None
+    rows: AdapterPlan | None = None
 
     def begin(self, plan: AdapterPlan | None, last: AdapterPlan | None) -> None:
         """For the pass that follows."""
@@ -49,3 +53,38 @@ class Adapted:
         """None: no token of the present pass has an adapter."""
         plan = self._current.plan
         return None if plan is None else Addition(self.table, plan)
+
+
+class AdaptedHead(Adapted):
+    """The matrices of the head, of all adapters in their places."""
+
+    __slots__ = ()
+
+    @property
+    def addition(self) -> Addition | None:
+        """None: none of the rows has an adapter."""
+        rows = self._current.rows
+        return None if rows is None else Addition(self.table, rows)
+
+
+class ExpertsAddition(NamedTuple):
+    """What adapters add to the experts of a layer in a pass: the place of each token's adapter [T], -1: it has none."""
+
+    tables: ExpertTables
+    of_token: torch.Tensor
+
+
+class AdaptedExperts:
+    """The matrices of both products of a layer's experts, of all adapters in their places."""
+
+    __slots__ = ("_current", "tables")
+
+    def __init__(self, tables: ExpertTables, current: AdapterPass) -> None:
+        self.tables = tables
+        self._current = current
+
+    @property
+    def addition(self) -> ExpertsAddition | None:
+        """None: no token of the present pass has an adapter."""
+        plan = self._current.plan
+        return None if plan is None else ExpertsAddition(self.tables, plan.of_token)

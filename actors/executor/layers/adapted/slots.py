@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -15,14 +15,19 @@ from pagebus.bus.messages import Int32Array
 
 class AdapterSlots:
     """In which place each slot's adapter lies, -1: it has none. ``most_samples``: the most tokens that the last layer
-    goes on with. All methods belong to the device thread, but :meth:`planned`, which captures call too."""
+    goes on with. ``adapt_heads``: adapters may change the head. All methods belong to the device thread, but
+    :meth:`planned` and :meth:`sampled`, which captures call too."""
 
-    def __init__(self, current: AdapterPass, ops: Ops, num_slots: int, most_samples: int, device: torch.device) -> None:
-        self._current, self._ops = current, ops
+    def __init__(
+        self, current: AdapterPass, ops: Ops, num_slots: int, most_samples: int, device: torch.device, *,
+        adapt_heads: bool = False,
+    ) -> None:  # fmt: skip
+        self._current, self._ops, self.adapt_heads = current, ops, adapt_heads
         self.of_slot: Int32Array = np.full(num_slots, -1, np.int32)
         self._sent = self.of_slot.copy()
         self._on_device = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
         self._assumed = False
+        self._of_token = self._on_device
         self._one_each = torch.arange(most_samples + 1, dtype=torch.int32, device=device)
 
     def send(self, slots: Int32Array) -> bool:
@@ -51,7 +56,7 @@ class AdapterSlots:
         """In this block a pass adds what adapters of its rows add: ``slots`` [R], ``query_start`` [R + 1], and the
         slots of the ``last`` tokens [N]."""
         plan = self._ops.plan_adapters(self._on_device.index_select(0, slots), query_start, num_tokens)
-        ending = plan
+        ending, self._of_token = plan, plan.of_token
         if last is not None:
             starts = self._one_each[: len(last) + 1]
             ending = self._ops.plan_adapters(self._on_device.index_select(0, last), starts, len(last))
@@ -60,6 +65,42 @@ class AdapterSlots:
             yield
         finally:
             self._current.begin(None, None)
+
+    @contextmanager
+    def _of_rows(self, adapters: torch.Tensor, starts: torch.Tensor) -> Iterator[None]:
+        """In this block logits are of rows with these places."""
+        self._current.rows = self._ops.plan_adapters(adapters, starts, len(adapters))
+        try:
+            yield
+        finally:
+            self._current.rows = None
+
+    def sampled(self, slots: torch.Tensor) -> AbstractContextManager[None]:
+        """In this block logits are of one token of each of these ``slots`` [N]."""
+        if not self.adapt_heads:
+            return nullcontext()
+        return self._of_rows(self._on_device.index_select(0, slots), self._one_each[: len(slots) + 1])
+
+    def scored(self, index: torch.Tensor) -> AbstractContextManager[None]:
+        """In this block logits are of these tokens [N] of the last pass."""
+        if not self.adapt_heads:
+            return nullcontext()
+        starts = torch.arange(len(index) + 1, dtype=torch.int32, device=index.device)
+        return self._of_rows(self._of_token.index_select(0, index), starts)
+
+
+def sampled(adapters: AdapterSlots | None, slots: torch.Tensor) -> AbstractContextManager[None]:
+    """:meth:`AdapterSlots.sampled`, where there may be none."""
+    return nullcontext() if adapters is None else adapters.sampled(slots)
+
+
+def logits_at(
+    logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, adapters: AdapterSlots | None,
+    index: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """Those of the ``hidden`` states [T, H] of a pass whose tokens are in ``index`` [N]."""
+    with nullcontext() if adapters is None else adapters.scored(index):
+        return logits(hidden.index_select(0, index))
 
 
 def copy_at_once(target: torch.Tensor, source: torch.Tensor) -> None:

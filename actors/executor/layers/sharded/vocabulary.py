@@ -46,8 +46,9 @@ class PartEmbedding(Embedding):
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
         places = input_ids - self._own.start
         missing = (places < 0) | (places >= len(self._own))
-        rows = super().__call__(places.masked_fill(missing, 0))
-        return self._ops.comm.all_reduce(rows.masked_fill_(missing.unsqueeze(1), 0.0))
+        rows = self._ops.embedding(places.masked_fill(missing, 0), self.weight, self.scale)
+        rows = self._ops.comm.all_reduce(rows.masked_fill_(missing.unsqueeze(1), 0.0))
+        return self._with_adapters(input_ids, rows)
 
 
 class PartHead(Head):

@@ -96,15 +96,15 @@ def linked(name: str) -> Change:
 def cases() -> Iterator[tuple[str, Change, str]]:
     set_to: Callable[[str, torch.Tensor], Change] = lambda name, value: tensors(lambda each: each.update({name: value}))  # noqa: E731
     for name, value in (
-        ("use_dora", True), ("modules_to_save", ["lm_head"]), ("lora_bias", True), ("trainable_token_indices", [1]),
+        ("use_dora", True), ("modules_to_save", ["lm_head"]), ("trainable_token_indices", [1]),
         ("fan_in_fan_out", True), ("layer_replication", [[0, 1]]), ("use_qalora", True),
-        ("target_parameters", ["experts"]), ("alora_invocation_tokens", [1]), ("megatron_config", {"a": 1}),
+        ("alora_invocation_tokens", [1]), ("megatron_config", {"a": 1}),
         ("arrow_config", {"a": 1}), ("use_bdlora", {"a": 1}), ("kasa_config", {"a": 1}), ("velora_config", {"a": 1}),
         ("from_the_future", True),
     ):  # fmt: skip
         yield f"config {name}", fields(**{name: value}), name
     for name, values in (
-        ("peft_type", (None, "IA3", "LOHA", 3, ["LORA"])), ("bias", ("all", "lora_only", 1)),
+        ("peft_type", (None, "IA3", "LOHA", 3, ["LORA"])), ("bias", ("every", "", 1)),
         ("task_type", ("SEQ_CLS", "SEQ_2_SEQ_LM", 5)),
         ("init_lora_weights", ("pissa", "pissa_niter_16", "olora", "corda", "loftq", "PiSSA")),
         ("r", (0, -1, 1.5, "4", None, True, 2**40)), ("lora_alpha", ("8", None, float("nan"), float("inf"), [], 1e300)),

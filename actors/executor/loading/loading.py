@@ -111,7 +111,7 @@ def load(
     cached = cache_format(settings, config, dtype, head)
     block_bytes = cached.block_bytes
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
-    memory = HostMemory(num_blocks, block_bytes, device)
+    memory = HostMemory(num_blocks, block_bytes, device, shared=may_move(settings, config, agreement.comm))
     try:
         return _load(
             settings, config, path, device, dtype, progress, kernels_ready, memory, agreement, head, cached, tell
@@ -200,7 +200,7 @@ def _load(
     prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate or moves else 0.0)
     files = None if head is None else head.path
     disk = open_disk(settings, path, files, cached, memory, tell)
-    mover = open_moves(settings, path, files, cached, cache, tell) if moves else None
+    mover = open_moves(settings, path, files, cached, cache, memory, tell) if moves else None
     info = EngineInfo(
         **asdict(limits),
         device=str(device),
@@ -215,6 +215,7 @@ def _load(
         stages=1 if config.stage is None else config.stage.count,
         kv_kind="" if mover is None else mover.kv_kind,
         kv_address="" if mover is None else mover.kv_address,
+        kv_host="" if mover is None else mover.kv_host,
     )
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk, mover)
 

@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from pagebus.actors.scheduler.moves import link
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
-from tests.actors.scheduler.moves.fake_pulls import FakePulls
+from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.moves.splits import split_often
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
@@ -56,6 +55,7 @@ class Schedules(RuleBasedStateMachine):
         stages=st.sampled_from([1, 1, 2, 3]),
         num_prefill=st.sampled_from([0, 0, 1, 2]),
         pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
+        host=st.sampled_from(["", "here", "here"]),
     )
     def begin(
         self,
@@ -76,6 +76,7 @@ class Schedules(RuleBasedStateMachine):
         stages: int,
         num_prefill: int,
         pulls: tuple[str, int, float],
+        host: str,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -100,8 +101,8 @@ class Schedules(RuleBasedStateMachine):
             "windowed_tokens": windowed[1],
         }
         self.disks = defaultdict(lambda: FakeDisk(*disk))
-        self.lenders: dict[str, np.ndarray] = {}
-        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders)
+        self.lenders: Lenders = {}
+        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders, host=host)
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         elif stages > 1:

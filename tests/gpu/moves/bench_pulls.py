@@ -1,11 +1,11 @@
 """How fast blocks move between two processes, each with a GPU, or both on one: 512 blocks of 2 MiB.
 
-    python -m tests.gpu.moves.bench_pulls [--blocks 512] [--mib 2] [--repeats 7]
+    python -m tests.gpu.moves.bench_pulls [--blocks 512] [--mib 2] [--repeats 7] [--hosts-only]
 
 Over CUDA's handles of memory and over TCP on this host; in scattered places, in runs of 16 neighbours, and all in one.
 Then out of the other's host tier: page-locked here, as the own host tier is, or read through buffers; and a swap-in
-from the own one. Prints one line of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which
-opens the memory, and how fast host memory is page-locked, alone and shared. Every pull's bytes are compared.
+from the own one. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which opens
+the memory, and how fast host memory is page-locked, private and shared. Every pull's bytes are compared.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.helpers.engine_driver import ints
 from tests.helpers.waiting import LIMIT_S
 
 RUN = 16
+GIB = 1 << 30
 
 
 def orders(num_blocks: int, count: int) -> dict[str, tuple[list[int], list[int]]]:
@@ -83,37 +84,53 @@ def locking_seconds(num_hosts: int, block_bytes: int, device: torch.device, *, s
     return took
 
 
-def measure_hosts(address: Address, own: DeviceCache, asked: argparse.Namespace) -> dict[str, float]:
-    """Of the other's host tier, and of the own one."""
-    block_bytes, device, told = own.blocks.block_bytes, own.tensor.device, dict[str, float]()
+def tell(**figures: Any) -> None:
+    """Print them at once: what follows may take too long."""
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
+    print(json.dumps(rounded), flush=True)
+
+
+def measure_devices(address: Address, own: DeviceCache, asked: argparse.Namespace) -> None:
+    """Of the other's device."""
+    ways = {"cuda_ipc": address, "network": replace(address, host="elsewhere")}
+    for way, each in ways.items():
+        pulled = Source(each, own.blocks, network=way == "network")
+        tell(way=way, first_ms=seconds(pulled, own, [0], [0]) * 1e3)
+        for kind, (sources, targets) in orders(own.blocks.num_blocks, asked.blocks).items():
+            took = median(seconds(pulled, own, sources, targets) for _ in range(asked.repeats))
+            tell(way=way, kind=kind, ms=took * 1e3, gb_per_s=asked.blocks * own.blocks.block_bytes / took / 1e9)
+        pulled.close()
+
+
+def measure_hosts(address: Address, own: DeviceCache, asked: argparse.Namespace) -> None:
+    """Of the other's host tier."""
     num_hosts, size = 2 * asked.blocks, asked.blocks * own.blocks.block_bytes
-    for shared in (False, True):
-        took = locking_seconds(num_hosts, block_bytes, device, shared=shared)
-        told[f"locking_{'shared' if shared else 'private'}_s_per_gib"] = round(
-            took / (num_hosts * block_bytes) * 2**30, 3
-        )
     locked, through_buffers = (Source(address, own.blocks, network=False) for _ in range(2))
     through_buffers._carriers[True] = [each for each in locked._carriers[True] if isinstance(each, SharedFile)]
-    every = list(range(asked.blocks))
     began = time.perf_counter()
-    locked.prepare(ints(every), hosts=True)
-    told["host_locking_for_this_process_ms"] = round((time.perf_counter() - began) * 1e3, 2)
-    ways = {"host_locked": locked, "host_through_buffers": through_buffers}
+    locked.prepare(ints(list(range(num_hosts))), hosts=True)
+    tell(way="locked here", locking_s_per_gib=(time.perf_counter() - began) / (2 * size) * GIB)
+    ways = {"locked here": locked, "through buffers": through_buffers}
     for kind, (sources, targets) in orders(num_hosts, asked.blocks).items():
         for way, pulled in ways.items():
             seconds(pulled, own, sources, targets, hosts=True)
             took = median(seconds(pulled, own, sources, targets, hosts=True) for _ in range(asked.repeats))
-            told[f"{way}_{kind}_ms"] = round(took * 1e3, 2)
-            told[f"{way}_{kind}_gb_per_s"] = round(size / took / 1e9, 1)
+            tell(way=way, kind=kind, ms=took * 1e3, gb_per_s=size / took / 1e9)
+    for pulled in ways.values():
+        pulled.close()
+
+
+def measure_own(own: DeviceCache, asked: argparse.Namespace) -> None:
+    """Of the own host tier, which others may read or not."""
+    num_hosts, block_bytes, device = 2 * asked.blocks, own.blocks.block_bytes, own.tensor.device
     for shared in (False, True):
+        took = locking_seconds(num_hosts, block_bytes, device, shared=shared)
+        tell(way="own", shared=shared, taking_and_locking_s_per_gib=took / (num_hosts * block_bytes) * GIB)
         memory = host_memory(num_hosts, block_bytes, device, shared=shared)
         for kind, (sources, targets) in orders(num_hosts, asked.blocks).items():
             took = median(swap_in_seconds(own, memory, sources, targets) for _ in range(asked.repeats))
-            told[f"swap_in_{'shared' if shared else 'private'}_{kind}_ms"] = round(took * 1e3, 2)
+            tell(way="own", shared=shared, kind=kind, ms=took * 1e3, gb_per_s=asked.blocks * block_bytes / took / 1e9)
         memory.close()
-    for pulled in ways.values():
-        pulled.close()
-    return told
 
 
 def main() -> None:
@@ -122,24 +139,17 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=512)
     parser.add_argument("--mib", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--hosts-only", action="store_true")
     asked = parser.parse_args()
     num_blocks, block_bytes = 4 * asked.blocks, asked.mib << 20
     own = DeviceCache(num_blocks, block_bytes, torch.device("cuda", 0))
     gpu = 1 if torch.cuda.device_count() > 1 else 0
-    told: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "from": gpu, "to": 0, "blocks": asked.blocks}
-    told["mib"] = asked.mib
-    with DeviceSource(gpu, num_blocks, block_bytes, 2 * asked.blocks) as process:
-        ways = {"cuda_ipc": process.address, "network": replace(process.address, host="elsewhere")}
-        for way, address in ways.items():
-            pulled = Source(address, own.blocks, network=way == "network")
-            told[f"{way}_first_ms"] = round(seconds(pulled, own, [0], [0]) * 1e3, 2)
-            for kind, (sources, targets) in orders(num_blocks, asked.blocks).items():
-                took = median(seconds(pulled, own, sources, targets) for _ in range(asked.repeats))
-                told[f"{way}_{kind}_ms"] = round(took * 1e3, 2)
-                told[f"{way}_{kind}_gb_per_s"] = round(asked.blocks * block_bytes / took / 1e9, 1)
-            pulled.close()
-        told |= measure_hosts(process.address, own, asked)
-    print(json.dumps(told))
+    tell(gpu=torch.cuda.get_device_name(), source=gpu, target=0, blocks=asked.blocks, mib=asked.mib)
+    with DeviceSource(gpu, 1 if asked.hosts_only else num_blocks, block_bytes, 2 * asked.blocks) as process:
+        measure_hosts(process.address, own, asked)
+        if not asked.hosts_only:
+            measure_devices(process.address, own, asked)
+    measure_own(own, asked)
 
 
 if __name__ == "__main__":

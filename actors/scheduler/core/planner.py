@@ -313,11 +313,12 @@ class Planner:
         replica = self.replicas.get(name)
         if replica is None or replica.suspended:
             return
+        swapped = replica.host_tier.swapped if replica.kv_host else []
         replica.suspend()
         self.pulls.suspend(replica)
         self.roles.assign(self.fleet)
         if drains and replica.kv_address:
-            self._leaving.begin(replica, replica.move_out())
+            self._leaving.begin(replica, replica.move_out() + swapped)
             self.requeue(replica, MOVED)
         self.touch_all()
 

@@ -154,9 +154,14 @@ class HostTier:
         del self._swapped[sequence.id]
         self.pool.release(reversed(swapped.hosts))
 
+    @property
+    def swapped(self) -> list[Sequence]:
+        """Sequences whose blocks are here until they run again."""
+        return list(self._swapped.values())
+
     def forget_all(self) -> None:
         """Release the host blocks of all swapped sequences; they recompute their tokens elsewhere."""
-        for sequence in list(self._swapped.values()):
+        for sequence in self.swapped:
             self.forget(sequence)
 
     # -- cached blocks ------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
 
 Over CUDA's handles of memory and over TCP on this host; in scattered places, in runs of 16 neighbours, and all in one.
 Then out of the other's host tier: page-locked here, as the own host tier is, or read through buffers; and a swap-in
-from the own one. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which opens
-the memory, and how fast host memory is page-locked, private and shared. Every pull's bytes are compared.
+from the own one. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which
+opens the memory, and how fast host memory is page-locked, private and shared. Every pull's bytes are compared.
 """
 
 from __future__ import annotations

@@ -190,12 +190,13 @@ def test_a_slow_neighbour_is_left_alone() -> None:
     pair.end()
 
 
-def test_a_swapped_sequence_goes_on_with_a_neighbour() -> None:
-    """Its replica has no slot for it, the other has one, and pulls its blocks out of the host tier."""
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_swapped_sequence_goes_on_with_a_neighbour(drains: bool) -> None:
+    """Its replica has no slot for it, or drains. The other has one, and pulls its blocks out of the host tier."""
     pair = Neighbours()
     with pair.only(0):
-        pair.world.send(request("job", LONG, max_tokens=30))
-        while len(pair.world.heard) < 1 or not next(iter(pair.world.heard.values())).tokens:
+        pair.world.send(request("swapped", LONG, max_tokens=30))
+        while not any(heard.tokens for heard in pair.world.heard.values()):
             pair.world.step("gpu-0")
         replica = pair.replica(0)
         (sequence,) = replica.slots.occupied()
@@ -203,6 +204,9 @@ def test_a_swapped_sequence_goes_on_with_a_neighbour() -> None:
         pair.world.core.planner.requeue(replica)
         replica.index.clear()  # as if others had taken these blocks
     with pair.only(1):
+        if drains:
+            pair.world.send(ReplicaSuspended("gpu-0", drains=True))
         pair.world.run()
-    assert pair.replica(1).moves.num_pulled_hosts >= LENT
+    assert ("gpu-0" in pair.world.executors) == (not drains)
+    assert pair.world.core.replicas["gpu-1"].moves.num_pulled_hosts >= LENT
     pair.end()

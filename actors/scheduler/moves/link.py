@@ -63,6 +63,10 @@ class Link:
         """Tokens that a device could compute while so many blocks come over it; 0: not known."""
         return self._rate.tokens(num_blocks, BESIDE_S) or 0.0
 
+    def pays_for_block(self, num_tokens: float) -> bool:
+        """Whether one of many blocks comes more quickly than its tokens are computed, as far as known."""
+        return (self._rate.tokens(1) or 0.0) < num_tokens
+
     def begin(self, num_blocks: int) -> None:
         """So many blocks are to come."""
         self.num_under_way += num_blocks

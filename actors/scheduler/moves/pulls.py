@@ -131,10 +131,13 @@ class Pulls:
         return int(SHARE * pool.num_blocks) - self._held[replica.name, hosts]
 
     def keeps_elsewhere(self, target: Replica, neighbours: Iterable[Replica], content: bytes) -> bool:
-        """Whether a neighbour's host tier, from which the target can pull, has a content. It is used there, then."""
+        """Whether a neighbour's host tier has a content, and the target would pull it from there rather than compute
+        it. It is used there, then."""
         for each in neighbours:
             host = each.host_tier.pool.index.find(content)
-            if host is not None and not each.suspended and self.can_lend(each, target, hosts=True):
+            if host is None or each.suspended or not self.can_lend(each, target, hosts=True):
+                continue
+            if self.link(each, target, hosts=True).pays_for_block(target.block_size / target.num_pages):
                 each.host_tier.pool.touch(host)
                 return True
         return False

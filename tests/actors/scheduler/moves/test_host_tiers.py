@@ -187,6 +187,8 @@ def test_a_slow_neighbour_is_left_alone() -> None:
     pair.displace(0)
     computed = [pair.run(1, prompt(40, seed=seed)) for seed in (6, 7)]
     assert computed == [4, 40]
+    pair.displace(1)
+    assert min(pair.num_kept(prompt(40, seed=7))) >= LENT
     pair.end()
 
 

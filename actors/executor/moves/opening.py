@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.kind import kind_of_blocks
@@ -24,6 +26,13 @@ def may_move(settings: Settings, config: ModelConfig, comm: Comm) -> bool:
     """Whether blocks may move at all: they are kept for other requests, and lie in one executor."""
     wanted = settings.kv_moves != "off" and settings.enable_prefix_caching
     return wanted and comm.size == 1 and config.stage is None and not config.in_one_step
+
+
+def shares_host_tier(settings: Settings, config: ModelConfig, comm: Comm, device: torch.device) -> bool:
+    """Whether others may read the host tier. Shared memory takes longer to page-lock, so a GPU's executor without
+    others has none."""
+    others = settings.executors > 1 or settings.kv_moves == "network"
+    return may_move(settings, config, comm) and (others or device.type != "cuda")
 
 
 def open_moves(

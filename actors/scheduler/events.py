@@ -65,6 +65,8 @@ class ReplicaJoined:
     """What its blocks are computed by. Those with the same may pull blocks from each other; empty: it does not."""
     kv_address: str = ""
     """Where others find its blocks."""
+    kv_host: str = ""
+    """The host whose executors can read its host tier; empty: none can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ class BlockPull(Record, frozen=True, kw_only=True):
     """Its number, counted by the scheduler."""
     address: str
     num_blocks: int
+    hosts: bool = False
+    """The sources are blocks of the other's host tier; it may be one's own."""
 
 
 class PullReport(Record, frozen=True, kw_only=True):

@@ -244,7 +244,9 @@ class OracleEngine:
         self._batch = PersistentBatch(self._limits)
         self._grammars = Constrained(settings.model, config, self._limits, lambda: machine.rng.random() < 0.5)
         self._oracle = (machine.oracle or Oracle)(self._limits, machine.num_host_blocks, self._grammars)
-        self._pulls = Pulls(machine.links, self._oracle.cache, on_result) if machine.links is not None else None
+        self._pulls: Pulls | None = None
+        if machine.links is not None:
+            self._pulls = Pulls(machine.links, self._oracle.cache, self._oracle.host, on_result)
         self._results = ResultBuilder(settings.max_num_seqs, config.vocab_size)
         self._plans: deque[tuple[StepPlan, int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -273,6 +275,7 @@ class OracleEngine:
             prefill_tokens_per_s=1e3 if self.num_host_blocks or self._pulls else 0.0,
             kv_kind="simulated" if self._pulls else "",
             kv_address=self._pulls.address if self._pulls else "",
+            kv_host="here" if self._pulls and self.num_host_blocks else "",
         )
         self._loop.call_later(self._machine.rng.uniform(*self._machine.load_s), ready.set_result, info)
         return ready

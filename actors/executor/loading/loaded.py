@@ -56,6 +56,8 @@ class EngineInfo:
     """What its blocks are computed by: executors with the same may use each other's. Empty: blocks do not move."""
     kv_address: str = ""
     """Where others find its blocks; it may hold a secret (:mod:`pagebus.actors.executor.moves.carriers.address`)."""
+    kv_host: str = ""
+    """The host whose executors can read its host tier; empty: none can."""
 
     def for_logs(self) -> dict[str, Any]:
         """The fields without secrets."""

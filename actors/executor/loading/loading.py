@@ -43,7 +43,7 @@ from pagebus.actors.executor.memory.host_memory import HostMemory, num_host_bloc
 from pagebus.actors.executor.memory.kv_cache import CacheFormat, blocks_needed, is_float8
 from pagebus.actors.executor.memory.swap import make_copies, measure_copy_rate
 from pagebus.actors.executor.models import build_model
-from pagebus.actors.executor.moves.opening import may_move, open_moves
+from pagebus.actors.executor.moves.opening import may_move, open_moves, shares_host_tier
 from pagebus.actors.executor.pooling.full_attention import takes_any_lengths
 from pagebus.actors.executor.pooling.parts import pools_all_tokens
 from pagebus.actors.executor.sampling.device_rank_sampling import device_ops_of_rank
@@ -113,7 +113,8 @@ def load(
     cached = cache_format(settings, config, dtype, head)
     block_bytes = cached.block_bytes
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
-    memory = HostMemory(num_blocks, block_bytes, device)
+    shared = shares_host_tier(settings, config, agreement.comm, device)
+    memory = HostMemory(num_blocks, block_bytes, device, shared=shared)
     try:
         return _load(
             settings, config, path, device, dtype, progress, kernels_ready, memory, agreement, head, cached, tell
@@ -203,7 +204,7 @@ def _load(
     prefill_rate = comm.least(measure_prefill_rate(batch, runner) if copy_rate or moves else 0.0)
     files = None if head is None else head.path
     disk = open_disk(settings, path, files, cached, memory, tell)
-    mover = open_moves(settings, path, files, cached, cache, tell) if moves else None
+    mover = open_moves(settings, path, files, cached, cache, memory, tell) if moves else None
     info = EngineInfo(
         **asdict(limits),
         device=str(device),
@@ -218,6 +219,7 @@ def _load(
         stages=1 if config.stage is None else config.stage.count,
         kv_kind="" if mover is None else mover.kv_kind,
         kv_address="" if mover is None else mover.kv_address,
+        kv_host="" if mover is None else mover.kv_host,
     )
     return Loaded(batch, runner, make_copies(runner.blocks, memory), prefill_backend, info, residents, disk, mover)
 

@@ -16,6 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagebus.actors.executor.memory.layout import Layout
+from pagebus.actors.executor.memory.shared_memory import try_shared
+
 CHUNK_BYTES = 64 << 20
 MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Not reserved: what is not used yet must not keep the process from forking."""
@@ -40,9 +43,10 @@ def _available_bytes() -> float:
 
 class HostMemory:
     """``num_blocks`` blocks of ``block_bytes`` bytes. Pages are taken from the system when they are first locked
-    (CUDA) or written (CPU). No block lies in two chunks, since no copy may touch two registrations."""
+    (CUDA) or written (CPU). No block lies in two chunks, since no copy may touch two registrations. ``shared``: other
+    processes may read them, if the system has such memory; it is then :attr:`shared`."""
 
-    def __init__(self, num_blocks: int, block_bytes: int, device: torch.device) -> None:
+    def __init__(self, num_blocks: int, block_bytes: int, device: torch.device, *, shared: bool = False) -> None:
         self.num_blocks = num_blocks
         self.num_ready = 0 if device.type == "cuda" else num_blocks
         self.block_bytes = block_bytes
@@ -51,10 +55,14 @@ class HostMemory:
         page = mmap.PAGESIZE
         self._stride = -(-self._per_chunk * block_bytes // page) * page
         self._num_chunks = -(-num_blocks // self._per_chunk)
-        self._map = mmap.mmap(-1, max(page, self._num_chunks * self._stride), MAP_FLAGS)
+        self.layout = Layout(block_bytes, self._per_chunk, self._stride)
+        num_bytes = max(page, self._num_chunks * self._stride)
+        self.shared = try_shared(num_bytes) if shared and num_blocks else None
+        self._map = mmap.mmap(-1, num_bytes, MAP_FLAGS) if self.shared is None else self.shared.map
         if device.type == "cuda" and hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        own = np.frombuffer(self._map, np.uint8) if self.shared is None else self.shared.bytes
+        self._bytes: NDArray[np.uint8] = own
         self._address = int(self._bytes.ctypes.data)
         self._locked = 0
         self._closing = threading.Event()
@@ -75,13 +83,17 @@ class HostMemory:
 
     def block(self, index: int) -> NDArray[np.uint8]:
         """The bytes of one block."""
-        start = index // self._per_chunk * self._stride + index % self._per_chunk * self.block_bytes
+        start = self.layout.offset(index)
         return self._bytes[start : start + self.block_bytes]
 
     def addresses(self, blocks: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where blocks lie in the process."""
-        wide = blocks.astype(np.int64)
-        return self._address + wide // self._per_chunk * self._stride + wide % self._per_chunk * self.block_bytes
+        return self._address + self.layout.offsets(blocks)
+
+    @property
+    def address(self) -> int:
+        """Where the first one lies."""
+        return self._address
 
     def wait(self, num_blocks: int, timeout_s: float) -> bool:
         """Until that many blocks are ready, or all that will ever be; False if it takes longer."""
@@ -118,3 +130,5 @@ class HostMemory:
             runtime = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._address + self._locked * self._stride)
         self.num_ready = 0
+        if self.shared is not None:
+            self.shared.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pagebus.actors.executor.memory.shared_memory import SharedMemory
+from pagebus.actors.executor.memory.shared_memory import SharedMemory, try_shared
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.common import int8
 from pagebus.kernels.common.float8 import FLOAT8
@@ -92,7 +92,7 @@ class CacheFormat:
     def allocate(self, num_blocks: int, device: torch.device, *, shared: bool = False) -> Cache:
         """Zeros, see :func:`allocate_kv_cache`. ``shared``: on a CPU, where other processes may read them, if the
         system has such memory."""
-        memory = _shared(num_blocks * self.block_bytes) if shared and device.type == "cpu" else None
+        memory = try_shared(num_blocks * self.block_bytes) if shared and device.type == "cpu" else None
         own = kv_block_bytes(self.config, self.block_size, self.dtype)
         if memory is None:
             blocks = _zeros(num_blocks, self.block_bytes, device)
@@ -103,13 +103,6 @@ class CacheFormat:
             return Cache(cache, cache, shared=memory)
         model = _shaped(blocks[:, :own], self.config, self.block_size, self.dtype)
         return Cache(blocks, model, _shaped(blocks[:, own:], self.head, self.block_size, self.head_dtype), memory)
-
-
-def _shared(num_bytes: int) -> SharedMemory | None:
-    try:
-        return SharedMemory(num_bytes)
-    except OSError:
-        return None
 
 
 def _zeros(num_blocks: int, block_bytes: int, device: torch.device) -> torch.Tensor:

@@ -31,17 +31,25 @@ class SharedMemory:
         self.file = os.memfd_create("pagebus-kv", os.MFD_CLOEXEC)
         self._is_open = True
         os.ftruncate(self.file, HEADER_BYTES + num_bytes)
-        self._map = mmap.mmap(self.file, HEADER_BYTES + num_bytes)
-        self._map[:NONCE_BYTES] = self.nonce
+        self.map = mmap.mmap(self.file, HEADER_BYTES + num_bytes)
+        self.map[:NONCE_BYTES] = self.nonce
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
         """The zeros [num_bytes]; they stay as long as anything refers to them."""
-        return np.frombuffer(self._map, np.uint8, offset=HEADER_BYTES)
+        return np.frombuffer(self.map, np.uint8, offset=HEADER_BYTES)
 
     def close(self) -> None:
         """Let nobody read it any more. Idempotent."""
         if self._is_open:
             self._is_open = False
-            self._map[:NONCE_BYTES] = bytes(NONCE_BYTES)
+            self.map[:NONCE_BYTES] = bytes(NONCE_BYTES)
             os.close(self.file)
+
+
+def try_shared(num_bytes: int) -> SharedMemory | None:
+    """Such memory, if the system has any."""
+    try:
+        return SharedMemory(num_bytes)
+    except OSError:
+        return None

@@ -38,6 +38,7 @@ class Moves:
         self, own: OwnCache, blocks: Blocks, kind: str, tell: Callable[[PullReport], None], *, network: bool
     ) -> None:
         self.kv_kind, self.kv_address = kind, own.address.text()
+        self.kv_host = own.address.host if own.address.hosts is not None else ""
         self._own, self._blocks, self._tell, self._network = own, blocks, tell, network
         self._pullers: dict[str, Puller] = {}
         self._epoch = 0
@@ -64,7 +65,8 @@ class Moves:
         start = 0
         for each in plan.pulls:
             part = slice(start, start := start + each.num_blocks)
-            pull = Pull(each.pull, scheduler_epoch, plan.pull_sources[part], plan.pull_blocks[part], after)
+            sources, targets = plan.pull_sources[part], plan.pull_blocks[part]
+            pull = Pull(each.pull, scheduler_epoch, sources, targets, after, hosts=each.hosts)
             self._order(each.address, pull)
 
     def close(self) -> None:
@@ -85,7 +87,8 @@ class Moves:
         self._pullers[address] = puller
 
     def _source(self, address: str) -> Source:
-        return Source(Address.parse(address), self._blocks, network=self._network)
+        memory = self._own.memory if address == self.kv_address else None
+        return Source(Address.parse(address), self._blocks, network=self._network, memory=memory)
 
     def _rest(self) -> None:
         """Wait until no pull writes: another scheduler knows nothing of the blocks."""

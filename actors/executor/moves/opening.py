@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from pagebus.actors.executor.device.comm import Comm
+from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.memory.kv_cache import Cache, CacheFormat
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
@@ -25,12 +28,19 @@ def may_move(settings: Settings, config: ModelConfig, comm: Comm) -> bool:
     return wanted and comm.size == 1 and config.stage is None and not config.in_one_step
 
 
+def shares_host_tier(settings: Settings, config: ModelConfig, comm: Comm, device: torch.device) -> bool:
+    """Whether others may read the host tier. Shared memory takes longer to page-lock, so a GPU's executor without
+    others has none."""
+    others = settings.executors > 1 or settings.kv_moves == "network"
+    return may_move(settings, config, comm) and (others or device.type != "cuda")
+
+
 def open_moves(
-    settings: Settings, path: Path, head: Path | None, cached: CacheFormat, cache: Cache,
+    settings: Settings, path: Path, head: Path | None, cached: CacheFormat, cache: Cache, memory: HostMemory,
     tell: Callable[[PullReport], None],
 ) -> Moves | None:  # fmt: skip
     """For an executor whose blocks may move; None where the system has no memory that can be shared. ``path`` and
-    ``head``: the files of the model and of its draft head.
+    ``head``: the files of the model and of its draft head. ``memory``: of the host tier.
 
     Raises:
         SettingsError: the server cannot listen.
@@ -47,7 +57,7 @@ def open_moves(
     network = settings.kv_moves == "network"
     listen = own_address(settings.bus) if network else None
     try:
-        own = OwnCache(blocks, shared, device_name(device), listen)
+        own = OwnCache(blocks, shared, device_name(device), listen, memory)
     except OSError as error:
         raise SettingsError(f"--kv-moves network: cannot listen on {listen}: {error}") from error
     return Moves(own, blocks, kind.hex(), tell, network=network)

@@ -6,25 +6,37 @@ import os
 
 import torch
 
+from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
-from pagebus.actors.executor.moves.carriers.address import Address, host_id
+from pagebus.actors.executor.moves.carriers.address import Address, HostTier, host_id
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers.lent_blocks import LentBlocks
 from pagebus.actors.executor.moves.carriers.server import Server
 
 
 class OwnCache:
     """``shared`` begins with the page that others check; on a CPU the ``blocks`` lie behind it. ``listen``: the
     address of this host on which a server sends blocks, if there is to be one. ``device``: the GPU's unique id.
+    ``memory``: the host tier's, which others may read if it is shared.
 
     Raises:
         OSError: the server cannot listen.
     """
 
-    def __init__(self, blocks: Blocks, shared: SharedMemory, device: str = "", listen: str | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        shared: SharedMemory,
+        device: str = "",
+        listen: str | None = None,
+        memory: HostMemory | None = None,
+    ) -> None:
         self._shared = shared
-        self._server = None if listen is None else Server(listen, blocks, shared.nonce)
+        self.memory = memory if memory is not None and memory.shared is not None else None
+        lent = LentBlocks(blocks, self.memory)
+        self._server = None if listen is None else Server(listen, lent, shared.nonce)
         handle, offset = exported(blocks)
         self.address = Address(
             host=host_id(),
@@ -39,6 +51,7 @@ class OwnCache:
             name=self._server.name if self._server else "",
             port=self._server.port if self._server else 0,
             secret=self._server.secret.hex() if self._server else "",
+            hosts=_host_tier(self.memory),
         )
 
     def close(self) -> None:
@@ -46,6 +59,17 @@ class OwnCache:
         self._shared.close()
         if self._server is not None:
             self._server.close()
+
+
+def _host_tier(memory: HostMemory | None) -> HostTier | None:
+    """As it is in the address."""
+    if memory is None or memory.shared is None:
+        return None
+    shared, layout = memory.shared, memory.layout
+    return HostTier(
+        file=shared.file, nonce=shared.nonce.hex(), num_blocks=memory.num_blocks, per_chunk=layout.per_chunk,
+        stride=layout.stride,
+    )  # fmt: skip
 
 
 def exported(blocks: Blocks) -> tuple[str, int]:

@@ -29,13 +29,14 @@ class Waits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One pull of a plan: it begins behind the events ``after``."""
+    """One pull of a plan: it begins behind the events ``after``. ``hosts``: the sources are blocks of a host tier."""
 
     number: int
     scheduler_epoch: int
     sources: Int32Array
     targets: Int32Array
     after: tuple[Waits, ...] = ()
+    hosts: bool = False
 
 
 Done = Callable[[Pull, float, str], None]
@@ -107,6 +108,7 @@ class Puller:
                 self._prepare()
                 self._source = self._open()
                 self._copy(pull, 1)  # it opens what is behind the source, which is not to count as the link's rate
+            self._source.prepare(pull.sources, hosts=pull.hosts)  # nor is this
             began_s = time.perf_counter()
             self._copy(pull, len(pull.sources))
         except MoveError as problem:
@@ -125,4 +127,4 @@ class Puller:
         if self._outdated(pull.scheduler_epoch):
             raise Abandoned("abandoned")
         sources, targets = pull.sources[:num_blocks], pull.targets[:num_blocks]
-        self._source.copy(sources, targets, lambda: self._outdated(pull.scheduler_epoch))
+        self._source.copy(sources, targets, lambda: self._outdated(pull.scheduler_epoch), hosts=pull.hosts)

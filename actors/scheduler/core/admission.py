@@ -88,14 +88,15 @@ def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet,
     """What the sequence waits for without a slot, if anything. Has its blocks read from the disk, or pulled, if these
     help."""
     if offer.loan is not None:
-        lender = fleet.named(offer.loan.lender)
         if offer.loan.saved_tokens > 0:
-            sequence.pulls = pulls.begin(lender, replica, offer.loan, offer.cached_blocks + offer.windowed.cached)
-            for each in (lender, replica):
-                fleet.touch(each)
+            kept = offer.cached_blocks + offer.windowed.cached
+            sequence.pulls = pulls.begin(replica, offer.loan, kept, fleet.named)
+            for name in (*offer.loan.lenders, replica.name):
+                fleet.touch(fleet.named(name))
             fleet.refresh()
             return PULL
-        pulls.link(lender, replica).decline(offer.loan.num_tokens)
+        for part in offer.loan.parts:
+            pulls.link(fleet.named(part.lender), replica, hosts=part.hosts).decline(part.num_tokens)
     if offer.disk:
         replica.disk_tier.read(sequence, offer.disk, offer.host_blocks + offer.windowed.hosts, offer.disk_tokens)
         fleet.touch(replica)

@@ -123,7 +123,9 @@ class Core:
             held[f"{name}: slots"] = len(replica.slots)
             held[f"{name}: blocks"] = replica.pool.num_blocks - replica.pool.num_free
             held[f"{name}: blocks"] -= len(set(self.planner.pulls.owned(replica)))
-            held[f"{name}: host blocks"] = replica.host_tier.num_held - len(replica.disk_tier.owned)
+            held[f"{name}: host blocks"] = replica.host_tier.num_held - len(
+                {*replica.disk_tier.owned, *self.planner.pulls.owned_hosts(replica)}
+            )
             held[f"{name}: steps in flight"] = len(replica.in_flight)
             held[f"{name}: adapters"] = len(replica.adapters.loaded)
         return held

@@ -64,6 +64,12 @@ class Fleet:
         self._lenders = [row for row, each in enumerate(self.replicas) if each.kv_address]
         self.lends = len(self._lenders) > 1
         """Whether blocks may be pulled from one by another."""
+        self._on_host: dict[str, list[Replica]] = {}
+        for each in self.replicas:
+            if each.kv_host:
+                self._on_host.setdefault(each.kv_host, []).append(each)
+        self.lends_hosts = self.lends and bool(self._on_host)
+        """Whether they may be pulled from host tiers, too."""
         self.due = set(range(count))
         self._stale = set(range(count))
 
@@ -71,6 +77,10 @@ class Fleet:
     def with_disks(self) -> list[Replica]:
         """The replicas that have a disk tier."""
         return [self.replicas[row] for row in self._disk]
+
+    def neighbours(self, replica: Replica) -> list[Replica]:
+        """The replicas whose host tiers one can read, itself among them."""
+        return self._on_host.get(replica.kv_host, [])
 
     def row(self, name: str) -> int:
         """The row of a replica."""

@@ -1,78 +1,174 @@
-"""Finds for one waiting sequence who has most of its prefix, and what that is worth to the others."""
+"""Finds for one waiting sequence who has its prefix, on devices and in host tiers, and what that is worth to others."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from pagebus.actors.scheduler.core.fleet import Fleet
-from pagebus.actors.scheduler.kv.prefix_index import page_keys
-from pagebus.actors.scheduler.kv.window_match import Match
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
-from pagebus.actors.scheduler.replica.moves.loan import Loan
-from pagebus.actors.scheduler.replica.prefix_match import Offer, on_device
+from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
+from pagebus.actors.scheduler.replica.prefix_match import Offer, behind_device, blocks_for_others
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``most``: how many the replica's
+    device has of it."""
+
+    replica: Replica
+    hosts: bool
+    most: int = 0
+
+    @property
+    def index(self) -> PrefixIndex:
+        """What is found there."""
+        return self.replica.host_tier.pool.index if self.hosts else self.replica.index
+
+
 class Lending:
-    """Of the replicas whose blocks can be pulled, the one with the longest prefix of ``sequence`` on its device lends.
-    It is looked for once it is asked for."""
+    """A prefix of ``sequence`` can be lent as far as each of its blocks lies somewhere. It is looked for once it is
+    asked for."""
 
     def __init__(self, sequence: Sequence, fleet: Fleet, pulls: Pulls) -> None:
         self._sequence, self._fleet, self._pulls = sequence, fleet, pulls
-        self._lender: Replica | None = None
-        self._match, self._windowed = Match(0, [], []), Match(0, [], [])
+        self._places: list[Place] = []
+        """Of replicas that list the sequence's first block."""
+        self._most_tokens = 0
         self._is_known = not fleet.lends or not pulls.may_wait(sequence)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that nobody has to compute, if they are lent."""
+        """Tokens that nobody has to compute, if they are lent; perhaps fewer."""
         if not self._is_known:
             self._look()
-        return self._match.num_blocks * self._lender.block_size if self._lender is not None else 0
+        return self._most_tokens
 
     def _look(self) -> None:
         self._is_known = True
-        for row in self._fleet.lenders(self._sequence):
-            replica = self._fleet.replicas[row]
-            match, windowed = on_device(replica, self._sequence)
-            if match.num_blocks > self._match.num_blocks:
-                self._lender, self._match, self._windowed = replica, match, windowed
+        sequence, fleet = self._sequence, self._fleet
+        lenders = [fleet.replicas[row] for row in fleet.lenders(sequence)]
+        counts = [blocks_for_others(replica, sequence, hosts=False) for replica in lenders]
+        self._places = [Place(*each) for each in zip(lenders, [False] * len(lenders), counts, strict=True)]
+        self._places += [Place(replica, hosts=True) for replica in lenders if replica.kv_host]
+        most = max(counts, default=0)
+        if fleet.lends_hosts and sequence.hashes and not sequence.scores_prompt:
+            most = max(most, self._most_in_all())
+        size = fleet.replicas[0].block_size
+        self._most_tokens = min(most, (len(sequence.tokens) - 1) // size) * size
+
+    def _most_in_all(self) -> int:
+        """Blocks of the prefix that are somewhere. With windows also those behind some that are nowhere: all, then."""
+        replicas = self._fleet.replicas
+        maps = [place.index.blocks for place in self._places]
+        maps += [each.host_tier.pool.index.blocks for each in replicas if each.kv_host]
+        count = 0
+        for content in self._sequence.hashes:
+            if not any(content in each for each in maps):
+                break
+            count += 1
+        return len(self._sequence.hashes) if replicas[0].kept.num_tokens and any(maps) else count
 
     def lengthen(self, offer: Offer, target: Replica) -> Offer:
         """An offer of the target, with a loan if there could be one."""
-        gained = self.most_tokens - offer.num_tokens
-        lender = self._lender
-        if lender is None or gained <= 0 or offer.fork is not None or offer.disk:
+        if self.most_tokens <= offer.num_tokens or offer.fork is not None or offer.disk:
             return offer
-        if not self._pulls.can_lend(lender, target):
+        places = self._reachable(target)
+        if not places:
             return offer
-        wanted = self._lacking(target)
-        contents = {content: block for content, block in wanted.items() if target.index.find(content) is None}
-        awaited = self._pulls.bringing(target, contents)
-        blocks = {content: block for content, block in contents.items() if content not in awaited}
-        link = self._pulls.link(lender, target)
-        if len(blocks) > self._pulls.room(lender, target):
-            return offer
-        saved = link.saves(len(blocks), gained, target.backlog())
-        count, numbers = link.room(len(blocks), saved), tuple(dict.fromkeys(awaited.values()))
-        if probes := count < len(blocks) and (count > 0 or link.is_unknown):
-            blocks, numbers = dict(islice(blocks.items(), count)), numbers + self._pulls.over(link)
-        saved = max(1, saved) if count or probes else saved
-        anchors = [each for each in self._anchors(lender) if each in blocks]
-        tokens = 0 if probes else gained
-        loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, tokens, saved, numbers, probes)
-        return replace(offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, saved))
+        found: dict[bytes, tuple[int, int]] = {}
 
-    def _lacking(self, target: Replica) -> dict[bytes, int]:
-        """The lender's pages with the prefix, by content."""
-        hashes, match, pages = self._sequence.hashes, self._match, self._windowed
-        wanted = dict(zip(hashes[match.first : match.num_blocks], match.cached, strict=True))
-        if each := target.windowed_pages:
-            keys = [key for block in hashes[pages.first : match.num_blocks] for key in page_keys(block, each)]
-            wanted |= dict(zip(keys, pages.cached, strict=True))
-        return wanted
+        def find(content: bytes) -> int | None:
+            """A block with this content, on the target's device or in some place."""
+            block = target.index.find(content)
+            if block is not None:
+                return block
+            for number, place in enumerate(places):
+                block = place.index.find(content)
+                if block is not None:
+                    found[content] = number, block
+                    return block
+            return None
 
-    def _anchors(self, lender: Replica) -> list[bytes]:
-        return lender.index.anchors(self._sequence.hashes, self._match.first, self._match.num_blocks)
+        num_blocks, behind = behind_device(target, self._sequence, find)
+        gained = num_blocks * target.block_size - offer.num_tokens
+        if gained <= 0:
+            return offer
+        wanted = {content: found[content] for content in behind if target.index.find(content) is None}
+        awaited = self._pulls.bringing(target, wanted)
+        numbers = tuple(dict.fromkeys(awaited.values()))
+        lacking = {content: where for content, where in wanted.items() if content not in awaited}
+        parts = self._parts(lacking, places, gained, num_blocks)
+        loan = self._loan(parts, gained, numbers, target)
+        return offer if loan is None else replace(
+            offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, loan.saved_tokens)
+        )  # fmt: skip
+
+    def _reachable(self, target: Replica) -> list[Place]:
+        """Where the target can pull from, the nearest first: devices of its host, its own host tier, those of its
+        neighbours, and the same of other hosts."""
+        mine = {place.replica.name for place in self._places if place.hosts}
+        places = self._places + [
+            Place(each, hosts=True) for each in self._fleet.neighbours(target) if each.name not in mine
+        ]
+        able = [each for each in places if self._pulls.can_lend(each.replica, target, hosts=each.hosts)]
+
+        def distance(place: Place) -> tuple[bool, bool, bool, int]:
+            replica = place.replica
+            return replica.kv_host != target.kv_host, place.hosts, replica is not target, -place.most
+
+        return sorted(able, key=distance)
+
+    def _parts(
+        self, lacking: dict[bytes, tuple[int, int]], places: list[Place], gained: int, num_blocks: int
+    ) -> list[Part]:
+        """What each place lends; the tokens gained are divided among them."""
+        held: dict[int, dict[bytes, int]] = defaultdict(dict)
+        for content, (number, block) in lacking.items():
+            held[number][content] = block
+        parts, left, anchors = [], gained, self._anchors(num_blocks)
+        for number, blocks in held.items():
+            place = places[number]
+            tokens = gained * len(blocks) // len(lacking)
+            mine = [each for each in anchors if each in blocks]
+            parts.append(Part(place.replica.name, place.hosts, list(blocks), list(blocks.values()), mine, tokens))
+            left -= tokens
+        if parts:
+            parts[0] = replace(parts[0], num_tokens=parts[0].num_tokens + left)
+        return parts
+
+    def _loan(self, parts: list[Part], gained: int, awaited: tuple[int, ...], target: Replica) -> Loan | None:
+        """What is to be pulled now: all parts, or some blocks that tell how fast they would come. None if pulls hold
+        too much."""
+        links = [self._pulls.link(self._fleet.named(part.lender), target, hosts=part.hosts) for part in parts]
+        whole = Loan(parts, 0, awaited)
+        if not self._pulls.fits(whole, target, self._fleet.named):
+            return None
+        num_blocks = Counter[Link](dict.fromkeys(self._pulls.links_of(awaited), 0))
+        num_blocks.update({link: len(part.blocks) for link, part in zip(links, parts, strict=True)})
+        waits = sum(link.waits(count) for link, count in num_blocks.items()) - target.backlog()
+        saved = int(gained - max(0.0, waits))
+        counts = [link.room(len(part.blocks), saved) for link, part in zip(links, parts, strict=True)]
+        probing = [
+            count < len(part.blocks) and (count > 0 or link.is_unknown)
+            for count, part, link in zip(counts, parts, links, strict=True)
+        ]
+        if any(probing):
+            tried = [part.first(count) for part, count, probes in zip(parts, counts, probing, strict=True) if probes]
+            asked = [link for link, probes in zip(links, probing, strict=True) if probes]
+            return Loan(tried, max(1, saved), awaited + self._over(asked), probes=True)
+        pulls_all = all(count == len(part.blocks) for count, part in zip(counts, parts, strict=True))
+        if parts:
+            saved = max(1, saved) if pulls_all else min(0, saved)
+        return replace(whole, saved_tokens=saved)
+
+    def _over(self, links: Iterable[Link]) -> tuple[int, ...]:
+        return tuple(number for link in links for number in self._pulls.over(link))
+
+    def _anchors(self, num_blocks: int) -> list[bytes]:
+        return self._fleet.replicas[0].index.anchors(self._sequence.hashes, 0, num_blocks)

@@ -8,6 +8,7 @@ preempted sequences, and adds and removes replicas.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -268,6 +269,10 @@ class Planner:
         """Replicas have come or gone."""
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self.roles.assign(self.fleet)
+        for replica in self.fleet.replicas:
+            others = [each for each in self.fleet.neighbours(replica) if each is not replica]
+            keeps = partial(self.pulls.keeps_elsewhere, replica, others)
+            replica.host_tier.is_elsewhere = keeps if others else None
 
     def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s
@@ -308,11 +313,12 @@ class Planner:
         replica = self.replicas.get(name)
         if replica is None or replica.suspended:
             return
+        swapped = replica.host_tier.swapped if replica.kv_host else []
         replica.suspend()
         self.pulls.suspend(replica)
         self.roles.assign(self.fleet)
         if drains and replica.kv_address:
-            self._leaving.begin(replica, replica.move_out())
+            self._leaving.begin(replica, replica.move_out() + swapped)
             self.requeue(replica, MOVED)
         self.touch_all()
 
@@ -354,7 +360,7 @@ class Planner:
         self.waiting.check_integrity()
         self.jobs.check_integrity()
         for replica in self.replicas.values():
-            replica.check_integrity(self.pulls.owned(replica))
+            replica.check_integrity(self.pulls.owned(replica), self.pulls.owned_hosts(replica))
             assert not replica.preempted, "preempted sequences were not queued"
         self.fleet.check_integrity()
         self.pulls.check_integrity()

@@ -14,7 +14,7 @@ from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE
 from pagebus.actors.scheduler.replica.preemption import move_out
-from pagebus.actors.scheduler.replica.prefix_match import offer_of, on_device
+from pagebus.actors.scheduler.replica.prefix_match import blocks_for_others, offer_of
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
@@ -91,7 +91,8 @@ class Roles:
             most = max(most, offer.saved_tokens if offer is not None else 0)
         for row in fleet.lenders(sequence):
             replica = fleet.replicas[row]
-            most = max(most, on_device(replica, sequence)[0].num_blocks * replica.block_size)
+            held = blocks_for_others(replica, sequence, hosts=bool(replica.kv_host))
+            most = max(most, held * replica.block_size)
         return most
 
     def _pays(self, num_tokens: int, pulls: Pulls) -> bool:

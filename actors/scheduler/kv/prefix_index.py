@@ -63,8 +63,9 @@ class PrefixIndex:
             blocks.append(block)
         return blocks
 
-    def insert(self, block_hash: bytes, block: int) -> bool:
-        """List a block; False if other content is listed for it or another block for the hash."""
+    def insert(self, block_hash: bytes, block: int, step: int | None = None) -> bool:
+        """List a block; False if other content is listed for it or another block for the hash. ``step``: the plan that
+        brings the content, if not the newest."""
         if block_hash in self.blocks or self.hash_of(block) is not None:
             return False
         hashes = self._hashes
@@ -73,7 +74,7 @@ class PrefixIndex:
             hashes.extend([None] * (block + 1 - len(hashes)))
         self.blocks[block_hash] = block
         hashes[block] = block_hash
-        self._steps[block] = self.step
+        self._steps[block] = self.step if step is None else step
         return True
 
     def insert_all(

@@ -39,12 +39,15 @@ class Link:
         """Whether too many pulls have failed."""
         return self._failures >= MOST_FAILURES
 
-    def saves(self, num_blocks: int, num_tokens: int, ahead: int) -> int:
+    def saves(self, num_blocks: int, num_tokens: int, ahead: float) -> int:
         """By how many tokens of a device a sequence is sooner if ``num_blocks``, which hold ``num_tokens``, come over
         it now; 0 or less: computing them is quicker. While the device computes the ``ahead`` tokens of others, the
         sequence waits in any case."""
-        waits = self.cost_tokens(num_blocks + self.num_under_way) - ahead
-        return int(num_tokens - max(0.0, waits))
+        return int(num_tokens - max(0.0, self.waits(num_blocks) - ahead))
+
+    def waits(self, num_blocks: int) -> float:
+        """Tokens that a device could compute until so many blocks have come, behind those under way."""
+        return self.cost_tokens(num_blocks + self.num_under_way)
 
     def room(self, num_blocks: int, saved: int) -> int:
         """How many of ``num_blocks``, which save so many tokens, are to be pulled now: all, if that pays; a few, if the
@@ -59,6 +62,10 @@ class Link:
     def cost_tokens(self, num_blocks: int) -> float:
         """Tokens that a device could compute while so many blocks come over it; 0: not known."""
         return self._rate.tokens(num_blocks, BESIDE_S) or 0.0
+
+    def pays_for_block(self, num_tokens: float) -> bool:
+        """Whether one of many blocks comes more quickly than its tokens are computed, as far as known."""
+        return (self._rate.tokens(1) or 0.0) < num_tokens
 
     def begin(self, num_blocks: int) -> None:
         """So many blocks are to come."""

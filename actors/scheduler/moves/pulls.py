@@ -5,6 +5,10 @@ they are written. It is ordered once the lender's steps that compute them have l
 that they are there, they are cached blocks like any others. Whatever goes wrong costs speed only: what was not pulled
 is computed, and nothing that a failed pull has written can be found.
 
+A lender's blocks may be those of its host tier. If others of its host can read that, theirs together are the host's:
+what one keeps the others need not, and a prefix may lie in several of them, the target's own among them. So a loan may
+take several pulls.
+
 A sequence that wants the blocks waits in the queue, without a slot, as it would for a disk. It waits once until it has
 a slot, not counting pulls that only told how fast a link is.
 """
@@ -12,12 +16,14 @@ a slot, not counting pulls that only told how fast a link is.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from pagebus.actors.scheduler.kv.block_pool import BlockPool
+from pagebus.actors.scheduler.kv.host_pool import HostPool
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
-from pagebus.actors.scheduler.replica.moves.loan import Loan
+from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport
@@ -36,15 +42,17 @@ get their blocks at its end."""
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """``contents`` that a target pulls from a lender's ``sources`` into its ``blocks``: one loan, or several that were
-    made at about the same time. ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is
-    lost. ``step``: the lender's last one that may write the blocks. ``probes``: it is to tell the link's rate.
-    ``is_void``: the contents are not wanted any more, or not to be trusted."""
+    """``contents`` that a target pulls from a lender's ``sources`` into its ``blocks``: parts of one loan, or of
+    several that were made at about the same time. ``hosts``: the sources are blocks of the lender's host tier.
+    ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is lost. ``step``: the lender's
+    last one that may write the blocks. ``probes``: it is to tell the link's rate. ``is_void``: the contents are not
+    wanted any more, or not to be trusted."""
 
     number: int
     lender: Replica | None
     target: Replica
     link: Link
+    hosts: bool = False
     contents: list[bytes] = field(default_factory=list)
     sources: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -56,13 +64,23 @@ class Pull:
     is_ordered: bool = False
     is_void: bool = False
 
-    def add(self, loan: Loan, blocks: list[int]) -> None:
+    def add(self, part: Part, blocks: list[int]) -> None:
         """Bring what is lent into these blocks, too."""
-        self.contents += loan.contents
-        self.sources += loan.blocks
+        self.contents += part.contents
+        self.sources += part.blocks
         self.blocks += blocks
-        self.anchors += loan.anchors
-        self.num_tokens += loan.num_tokens
+        self.anchors += part.anchors
+        self.num_tokens += part.num_tokens
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether the lender's blocks hold what is to be pulled."""
+        lender = self.lender
+        return lender is not None and (lender.has_copied if self.hosts else lender.has_landed)(self.step)
+
+
+Side = tuple[str, bool]
+"""A replica's blocks, or those of its host tier."""
 
 
 @dataclass(slots=True)
@@ -70,37 +88,59 @@ class Pulls:
     """All pulls that hold blocks, by number."""
 
     _live: dict[int, Pull] = field(default_factory=dict)
-    _links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    _links: dict[tuple[str, str, bool], Link] = field(default_factory=dict)
+    """By the address of the lender, target, and whether it leads to the host tier of a neighbour."""
     _bringing: dict[str, dict[bytes, int]] = field(default_factory=dict)
     """By target: contents and the numbers of the pulls that bring them."""
     _probes: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PROBES))
     """Those that told a link's rate, of late."""
-    _held: Counter[str] = field(default_factory=Counter)
-    """By replica: blocks that pulls hold, once for each pull."""
+    _held: Counter[Side] = field(default_factory=Counter)
+    """Blocks that pulls hold, once for each pull."""
     _last: int = 0
 
     def __len__(self) -> int:
         return len(self._live)
 
     # -- for whoever looks for a loan ---------------------------------------------------------------------------------
-    def can_lend(self, lender: Replica, target: Replica) -> bool:
-        """Whether blocks may be pulled from one by the other."""
-        alike = bool(lender.kv_kind) and lender.kv_kind == target.kv_kind and lender is not target
-        return alike and not target.suspended and not self.link(lender, target).is_broken
+    def can_lend(self, lender: Replica, target: Replica, *, hosts: bool = False) -> bool:
+        """Whether blocks may be pulled from one, or from its host tier, by the other."""
+        alike = bool(lender.kv_kind) and lender.kv_kind == target.kv_kind
+        if not alike or target.suspended or not (lender.kv_host if hosts else lender is not target):
+            return False
+        return not self.link(lender, target, hosts=hosts).is_broken
 
-    def link(self, lender: Replica, target: Replica) -> Link:
-        """The way from one to the other."""
-        key = lender.kv_address, target.name
+    def link(self, lender: Replica, target: Replica, *, hosts: bool = False) -> Link:
+        """The way from one to the other. Where both are on one host, another leads to the lender's host tier: it is as
+        fast as that to one's own until pulls show how fast it is. Over a network it is the same."""
+        near = hosts and lender.kv_host == target.kv_host
+        key = lender.kv_address, target.name, near
         if key not in self._links:
-            self._links[key] = Link(ReadRate(target.block_bytes, target.prompt_rate), target.block_bytes)
+            rate = ReadRate(target.block_bytes, target.prompt_rate)
+            rate.learn(target.copy_bytes_per_s if near else 0.0)
+            self._links[key] = Link(rate, target.block_bytes)
         return self._links[key]
 
-    def room(self, lender: Replica, target: Replica) -> int:
-        """Blocks that one more pull may hold."""
-        return min(
-            target.pool.num_free,
-            *(int(SHARE * each.pool.num_blocks) - self._held[each.name] for each in (lender, target)),
-        )
+    def fits(self, loan: Loan, target: Replica, replicas: Callable[[str], Replica]) -> bool:
+        """Whether pulls may hold its blocks, too."""
+        left = min(target.pool.num_free, self._room(target, hosts=False))
+        parts = ((self._room(replicas(part.lender), hosts=part.hosts), len(part.blocks)) for part in loan.parts)
+        return loan.num_blocks <= left and all(count <= room for room, count in parts)
+
+    def _room(self, replica: Replica, *, hosts: bool) -> int:
+        pool = replica.host_tier.pool if hosts else replica.pool
+        return int(SHARE * pool.num_blocks) - self._held[replica.name, hosts]
+
+    def keeps_elsewhere(self, target: Replica, neighbours: Iterable[Replica], content: bytes) -> bool:
+        """Whether a neighbour's host tier has a content, and the target would pull it from there rather than compute
+        it. It is used there, then."""
+        for each in neighbours:
+            host = each.host_tier.pool.index.find(content)
+            if host is None or each.suspended or not self.can_lend(each, target, hosts=True):
+                continue
+            if self.link(each, target, hosts=True).pays_for_block(target.block_size / target.num_pages):
+                each.host_tier.pool.touch(host)
+                return True
+        return False
 
     def bringing(self, target: Replica, contents: Iterable[bytes]) -> dict[bytes, int]:
         """Those of the contents that a pull brings to the target, with its number."""
@@ -111,39 +151,52 @@ class Pulls:
         """Those that come over a link."""
         return tuple(pull.number for pull in self._live.values() if pull.link is link and not pull.is_void)
 
+    def links_of(self, numbers: Iterable[int]) -> list[Link]:
+        """Those over which pulls come."""
+        return [self._live[number].link for number in numbers]
+
     def may_wait(self, sequence: Sequence) -> bool:
         """Whether the sequence has not waited for a pull yet that was more than a probe."""
         return sequence.pulls is None or all(number in self._probes for number in sequence.pulls)
 
     # -- the life of a pull -------------------------------------------------------------------------------------------
-    def begin(self, lender: Replica, target: Replica, loan: Loan, kept: list[int]) -> tuple[int, ...]:
+    def begin(
+        self, target: Replica, loan: Loan, kept: list[int], replicas: Callable[[str], Replica]
+    ) -> tuple[int, ...]:
         """Pull what is lent, in which the target has ``kept`` blocks. Returns the numbers of all pulls that bring a
         part of it."""
-        if not loan.blocks:
-            return loan.awaited
-        pull = self._gathering(lender, target, len(loan.blocks))
-        pull.probes |= loan.probes
+        parts = [(part, replicas(part.lender)) for part in loan.parts if part.blocks]
         target.pool.retain(kept)
-        lender.pool.retain(loan.blocks)
-        blocks = target.pool.allocate(len(loan.blocks))
+        for part, lender in parts:
+            _pool(lender, hosts=part.hosts).retain(part.blocks)
+        numbers = [self._begin(part, lender, target, probes=loan.probes) for part, lender in parts]
         target.pool.release(reversed(kept))
-        pull.link.begin(len(blocks))
-        for each in (lender, target):
-            self._held[each.name] += len(blocks)
-        pull.step = max(pull.step, lender.index.newest_step(loan.blocks))
-        pull.add(loan, blocks)
-        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(loan.contents, pull.number))
-        return *loan.awaited, pull.number
+        return *loan.awaited, *numbers
 
-    def _gathering(self, lender: Replica, target: Replica, num_blocks: int) -> Pull:
-        """A pull that so many blocks can join: the newest one, or another."""
+    def _begin(self, part: Part, lender: Replica, target: Replica, *, probes: bool) -> int:
+        pull = self._gathering(part, lender, target)
+        pull.probes |= probes
+        blocks = target.pool.allocate(len(part.blocks))
+        pull.link.begin(len(blocks))
+        self._held[lender.name, part.hosts] += len(blocks)
+        self._held[target.name, False] += len(blocks)
+        index = lender.host_tier.pool.index if part.hosts else lender.index
+        pull.step = max(pull.step, index.newest_step(part.blocks))
+        pull.add(part, blocks)
+        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(part.contents, pull.number))
+        return pull.number
+
+    def _gathering(self, part: Part, lender: Replica, target: Replica) -> Pull:
+        """A pull that the blocks can join: the newest one, or another."""
         pull = self._live.get(self._last)
-        fits = pull is not None and (len(pull.blocks) + num_blocks) * target.block_bytes <= MOST_BYTES
+        fits = pull is not None and (len(pull.blocks) + len(part.blocks)) * target.block_bytes <= MOST_BYTES
         is_open = pull is not None and not (pull.is_ordered or pull.is_void)
-        if pull is not None and is_open and fits and (pull.lender, pull.target) == (lender, target):
+        wanted = lender, target, part.hosts
+        if pull is not None and is_open and fits and (pull.lender, pull.target, pull.hosts) == wanted:
             return pull
         self._last += 1
-        pull = self._live[self._last] = Pull(self._last, lender, target, self.link(lender, target))
+        link = self.link(lender, target, hosts=part.hosts)
+        pull = self._live[self._last] = Pull(self._last, lender, target, link, part.hosts)
         return pull
 
     def is_pulling(self, sequence: Sequence) -> bool:
@@ -171,12 +224,12 @@ class Pulls:
             lender = pull.lender
             if pull.is_ordered or lender is None:
                 continue
-            if not lender.has_landed(pull.step):
+            if not pull.has_landed:
                 if lender.ask_for_copies():
                     ordered.append(lender)
                 continue
             pull.is_ordered = True
-            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.sources, pull.blocks)
+            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts)
             ordered.append(pull.target)
         return ordered
 
@@ -191,6 +244,7 @@ class Pulls:
             pull.link.ended(count, there=report.there, bytes_per_s=rate, probes=pull.probes)
         lands = report.there and not pull.is_void
         target.moves.num_pulled += count * lands
+        target.moves.num_pulled_hosts += count * (lands and pull.hosts)
         target.moves.num_pulled_tokens += pull.num_tokens * lands
         target.moves.num_failed += count * (not report.there)
         if lands:
@@ -198,7 +252,7 @@ class Pulls:
             for content, block in zip(pull.contents, pull.blocks, strict=True):
                 target.index.insert(content, block)
             target.index.new_anchors += pull.anchors
-            if pull.lender is not None:
+            if pull.lender is not None and pull.lender is not target:
                 pull.lender.moves.num_lent += count
         self._drop(pull)
         return pull.blocks if lands else []
@@ -207,14 +261,14 @@ class Pulls:
         """Give back what a pull holds on both sides."""
         self._void(pull)
         pull.target.pool.release(reversed(pull.blocks))
-        self._held[pull.target.name] -= len(pull.blocks)
+        self._held[pull.target.name, False] -= len(pull.blocks)
         self._let_go(pull)
         del self._live[pull.number]
 
     def _let_go(self, pull: Pull) -> None:
         if pull.lender is not None:
-            pull.lender.pool.release(reversed(pull.sources))
-            self._held[pull.lender.name] -= len(pull.blocks)
+            _pool(pull.lender, hosts=pull.hosts).release(reversed(pull.sources))
+            self._held[pull.lender.name, pull.hosts] -= len(pull.blocks)
             pull.lender = None
 
     def _void(self, pull: Pull) -> None:
@@ -264,7 +318,13 @@ class Pulls:
         for pull in self._live.values():
             if pull.target is replica:
                 yield from pull.blocks
-            if pull.lender is replica:
+            if pull.lender is replica and not pull.hosts:
+                yield from pull.sources
+
+    def owned_hosts(self, replica: Replica) -> Iterator[int]:
+        """The same of its host tier."""
+        for pull in self._live.values():
+            if pull.lender is replica and pull.hosts:
                 yield from pull.sources
 
     def check_integrity(self) -> None:
@@ -277,9 +337,14 @@ class Pulls:
         bringing = {(pull.target.name, content): pull.number for pull in valid for content in pull.contents}
         known = {(name, content): number for name, each in self._bringing.items() for content, number in each.items()}
         assert known == bringing, "what pulls bring is out of date"
-        held = Counter(each.name for pull in self._live.values() for each in (pull.lender, pull.target)
-                       for _ in pull.blocks if each is not None)  # fmt: skip
+        held = Counter((each.name, hosts) for pull in self._live.values() for _ in pull.blocks
+                       for each, hosts in ((pull.lender, pull.hosts), (pull.target, False))
+                       if each is not None)  # fmt: skip
         assert held == +self._held, "blocks that pulls hold are counted wrongly"
         for link in self._links.values():
             count = sum(len(pull.blocks) for pull in valid if pull.link is link)
             assert link.num_under_way == count, "a link counts blocks wrongly"
+
+
+def _pool(replica: Replica, *, hosts: bool) -> BlockPool | HostPool:
+    return replica.host_tier.pool if hosts else replica.pool

@@ -53,6 +53,8 @@ class HostTier:
         self.copied_step = 0
         self.on_demoted: Callable[[bytes, int], None] | None = None
         """Called with a content and its host block once the device tier gives it away."""
+        self.is_elsewhere: Callable[[bytes], bool] | None = None
+        """Whether a neighbour's host tier keeps a content, which is then used there."""
         self.num_out = self.num_in = self.num_queries = self.num_hits = 0
         self._blocks = blocks
         self._index = index
@@ -152,9 +154,14 @@ class HostTier:
         del self._swapped[sequence.id]
         self.pool.release(reversed(swapped.hosts))
 
+    @property
+    def swapped(self) -> list[Sequence]:
+        """Sequences whose blocks are here until they run again."""
+        return list(self._swapped.values())
+
     def forget_all(self) -> None:
         """Release the host blocks of all swapped sequences; they recompute their tokens elsewhere."""
-        for sequence in list(self._swapped.values()):
+        for sequence in self.swapped:
             self.forget(sequence)
 
     # -- cached blocks ------------------------------------------------------------------------------------------------
@@ -169,12 +176,17 @@ class HostTier:
         host = self.pool.index.find(block_hash)
         if host is not None:
             self.pool.touch(host)
-        elif not self._demotions_left or (host := self.stage(block, block_hash)) is None:
+        elif self._is_kept_elsewhere(block_hash) or not self._demotions_left:
             return
         else:
-            self._demotions_left -= 1
-        if self.on_demoted is not None:
+            host = self.stage(block, block_hash)
+            self._demotions_left -= host is not None
+        if host is not None and self.on_demoted is not None:
             self.on_demoted(block_hash, host)
+
+    def _is_kept_elsewhere(self, content: bytes) -> bool:
+        """A disk tier needs a copy here, for what it writes."""
+        return self.is_elsewhere is not None and self.on_demoted is None and self.is_elsewhere(content)
 
     def stage(self, block: int, content: bytes) -> int | None:
         """Copy a listed device block, whose content is not on the host. Returns the host block, None without room."""

@@ -104,7 +104,7 @@ def _on_disk(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[tu
     has been tried."""
     if sequence.disk_reads is not None or not _looks_up(replica, sequence):
         return (), 0
-    hosts, tier, each = replica.host_tier.pool.index, replica.disk_tier, replica.windowed_pages
+    hosts, tier = replica.host_tier.pool.index, replica.disk_tier
     most = min(len(sequence.hashes), (len(sequence.tokens) - 1) // replica.block_size)
     if match.num_blocks >= most:
         return (), 0
@@ -113,16 +113,23 @@ def _on_disk(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[tu
         host = hosts.find(content)
         return _ON_DISK if host is None and tier.has(content) else host
 
-    longer, pages = _find(replica, sequence, find)
-    gained = (longer.num_blocks - match.num_blocks) * replica.block_size
+    num_blocks, contents = behind_device(replica, sequence, find)
+    gained = (num_blocks - match.num_blocks) * replica.block_size
     if gained <= 0:
         return (), 0
-    contents = list(sequence.hashes[longer.first + len(longer.cached) : longer.num_blocks])
-    if each:
-        keys = [key for block in sequence.hashes[pages.first : longer.num_blocks] for key in page_keys(block, each)]
-        contents += keys[len(pages.cached) :]
     missing = tuple(content for content in contents if hosts.find(content) is None)
     return (missing, gained) if tier.pays(len(missing), gained) else ((), 0)
+
+
+def behind_device(replica: ReplicaBase, sequence: Sequence, find: Find) -> tuple[int, list[bytes]]:
+    """Blocks of the longest match of which what is not on the device is found by ``find``, and contents of the
+    latter."""
+    match, pages = _find(replica, sequence, find)
+    contents = list(sequence.hashes[match.first + len(match.cached) : match.num_blocks])
+    if each := replica.windowed_pages:
+        keys = [key for block in sequence.hashes[pages.first : match.num_blocks] for key in page_keys(block, each)]
+        contents += keys[len(pages.cached) :]
+    return match.num_blocks, contents
 
 
 def _find(replica: ReplicaBase, sequence: Sequence, find_host: Find | None = None) -> tuple[Match, Match]:
@@ -143,12 +150,13 @@ def _find(replica: ReplicaBase, sequence: Sequence, find_host: Find | None = Non
     return _match(replica, sequence, limit, find_host) if looks else (NOTHING, NOTHING)
 
 
-def on_device(replica: ReplicaBase, sequence: Sequence) -> tuple[Match, Match]:
-    """What a replica's device has of a sequence's first tokens, for others: blocks, and pages of layers with windows
-    where others have none."""
+def blocks_for_others(replica: ReplicaBase, sequence: Sequence, *, hosts: bool) -> int:
+    """How many blocks a replica's device has of a sequence's first tokens, for others; ``hosts``: with those that its
+    host tier has."""
     if not replica.caching or sequence.scores_prompt:
-        return NOTHING, NOTHING
-    return _match(replica, sequence, (len(sequence.tokens) - 1) // replica.block_size, _nowhere)
+        return 0
+    limit = (len(sequence.tokens) - 1) // replica.block_size
+    return _match(replica, sequence, limit, None if hosts else _nowhere)[0].num_blocks
 
 
 def _nowhere(_: bytes) -> None:

@@ -161,6 +161,7 @@ class Replica(ReplicaBase):
         which are counted already."""
         self.step += 1
         self.index.step = self.step
+        self.host_tier.pool.index.step = self.step + 1
         num_drafts = 0
         if drafts is not None:
             num_drafts = int(drafts.sum())
@@ -209,6 +210,10 @@ class Replica(ReplicaBase):
     def has_landed(self, step: int) -> bool:
         """Whether the device's blocks hold what the plans up to this one have put there."""
         return self.step_results.last_step >= step and self.host_tier.has_loaded(step)
+
+    def has_copied(self, step: int) -> bool:
+        """Whether the host tier's blocks hold what the plans up to this one copy there."""
+        return self.host_tier.copied_step >= step
 
     def ask_for_copies(self) -> bool:
         """Let the next plan, which may be empty, be answered by how far copies between the tiers are. False if a plan
@@ -265,8 +270,9 @@ class Replica(ReplicaBase):
         self.suspended = True
         return sequences
 
-    def check_integrity(self, pulled: Iterable[int] = ()) -> None:
-        """Slots, blocks, index and pipeline agree. ``pulled``: blocks that pulls hold.
+    def check_integrity(self, pulled: Iterable[int] = (), pulled_hosts: Iterable[int] = ()) -> None:
+        """Slots, blocks, index and pipeline agree. ``pulled``: blocks that pulls hold, ``pulled_hosts``: those of the
+        host tier.
 
         Raises:
             AssertionError: they do not.
@@ -277,7 +283,7 @@ class Replica(ReplicaBase):
         self.pool.check_integrity(chain(*sources, *(sequence.pages for sequence in sequences), pulled))
         assert all(sequence.replica == self.name for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
-        self.host_tier.check_integrity(sequences, self.disk_tier.owned)
+        self.host_tier.check_integrity(sequences, chain(self.disk_tier.owned, pulled_hosts))
         self.disk_tier.check_integrity()
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.step_results.last_step + 1, self.step + 1)]

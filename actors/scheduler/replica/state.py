@@ -63,7 +63,8 @@ class ReplicaBase:
         self.name = joined.replica
         self.epoch = joined.epoch
         self.max_model_len = joined.max_model_len
-        self.kv_kind, self.kv_address = joined.kv_kind, joined.kv_address
+        self.kv_kind, self.kv_address, self.kv_host = joined.kv_kind, joined.kv_address, joined.kv_host
+        self.copy_bytes_per_s = joined.copy_bytes_per_s
         self.block_bytes = joined.block_bytes
         self.prompt_rate = PromptRate(joined.prefill_tokens_per_s)
         self.budget = min(joined.max_num_batched_tokens, most_tokens or joined.max_num_batched_tokens)
@@ -92,6 +93,7 @@ class ReplicaBase:
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}
         self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
+        self.host_tier.pool.index.step = first_step
         self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder, self.prompt_rate)
         self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
         self.num_given_back = 0

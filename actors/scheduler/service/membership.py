@@ -216,6 +216,7 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         stages=max(1, _count(lease, "stages")),
         kv_kind=_text(lease, "kv_kind"),
         kv_address=_text(lease, "kv_address"),
+        kv_host=_text(lease, "kv_host"),
     )
 
 

@@ -36,6 +36,7 @@ _COUNTERS = {
     "disk_tier.num_not_read": ("pagebus:disk_failed_reads_total", "Blocks that could not be read, and are computed."),
     "disk_tier.num_not_written": ("pagebus:disk_failed_writes_total", "Blocks that could not be written."),
     "moves.num_pulled": ("pagebus:pulled_blocks_total", "Blocks copied from the cache of another executor."),
+    "moves.num_pulled_hosts": ("pagebus:pulled_host_blocks_total", "Those of them that came out of host memory."),
     "moves.num_pulled_tokens": ("pagebus:pulled_tokens_total", "Tokens of prefixes that such blocks lengthened."),
     "moves.num_lent": ("pagebus:lent_blocks_total", "Blocks that others copied from this executor's cache."),
     "moves.num_failed": ("pagebus:failed_pull_blocks_total", "Blocks that could not be copied, and are computed."),

@@ -151,7 +151,11 @@ class Snapshot:
         marks += [request_marks(request, 0.0) for request in living.values()]
         pinned = [self._pinned(replica) for replica in replicas]
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
-        cached_hosts = [ints(replica.host_tier.pool.cached) for replica in replicas]
+        lent_hosts = map(core.planner.pulls.owned_hosts, replicas)  # they stay what they are, while others read them
+        cached_hosts = [
+            ints(dict.fromkeys(chain(replica.host_tier.pool.cached, lent)))
+            for replica, lent in zip(replicas, lent_hosts, strict=True)
+        ]
         seen = asked.steps_seen if same else 0
         steps = self._steps_after(seen, numbers)
         flashed = [(row[1], *flash) for row, _, flashes in steps for flash in flashes]

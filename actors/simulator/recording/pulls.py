@@ -27,7 +27,8 @@ class PullLog:
 
     A row has the number of the ``pull``; ``replica``, the target, and ``lender`` (empty: not known); ``ordered_s``;
     blocks of the lender, ``sources``, and those of the target that they are copied into, ``blocks``, in the same order.
-    If they are known it has ``ended_s`` and ``there``, and of a failed pull ``error``.
+    With ``hosts`` the sources are blocks of the lender's host tier. If they are known it has ``ended_s`` and ``there``,
+    and of a failed pull ``error``.
     """
 
     def __init__(self, write: Callable[[dict[str, Any]], None], start_s: float, lenders: dict[str, str]) -> None:
@@ -53,6 +54,7 @@ class PullLog:
         for pull in plan.pulls:
             key, end = (replica, epoch, pull.pull), at + pull.num_blocks
             row = {"pull": pull.pull, "replica": replica, "ordered_s": round(plan.planned_s - self._start_s, 6)}
+            row |= {"hosts": True} if pull.hosts else {}
             row |= {"sources": plan.pull_sources[at:end].tolist(), "blocks": plan.pull_blocks[at:end].tolist()}
             self._open[key] = pull.address, row
             at = end

@@ -68,7 +68,7 @@ class FakeExecutor:
         self.host = np.full((self.num_host_blocks, self.block_size), UNWRITTEN, np.uint64)
         self.num_copied = [0, 0]
         self.disk.begin(self.host, self.name, self.epoch)
-        self.pulls.begin(self.cache, self.name, self.epoch)
+        self.pulls.begin(self.cache, self.host, self.name, self.epoch)
         self.slots: dict[int, Slot] = {}
         self.queue: deque[StepPlan] = deque()
         self.last_step = 0
@@ -96,6 +96,7 @@ class FakeExecutor:
             stages=self.stages,
             kv_kind=self.pulls.kind,
             kv_address=self.pulls.address,
+            kv_host=self.pulls.kv_host,
         )
 
     def follow(self, scheduler_epoch: int) -> None:

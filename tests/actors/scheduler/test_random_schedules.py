@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from pagebus.actors.scheduler.moves import link
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
-from tests.actors.scheduler.moves.fake_pulls import FakePulls
+from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.moves.splits import split_often
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
@@ -56,6 +55,7 @@ class Schedules(RuleBasedStateMachine):
         stages=st.sampled_from([1, 1, 2, 3]),
         num_prefill=st.sampled_from([0, 0, 1, 2]),
         pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
+        host=st.sampled_from(["", "here", "here"]),
     )
     def begin(
         self,
@@ -76,6 +76,7 @@ class Schedules(RuleBasedStateMachine):
         stages: int,
         num_prefill: int,
         pulls: tuple[str, int, float],
+        host: str,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -100,8 +101,8 @@ class Schedules(RuleBasedStateMachine):
             "windowed_tokens": windowed[1],
         }
         self.disks = defaultdict(lambda: FakeDisk(*disk))
-        self.lenders: dict[str, np.ndarray] = {}
-        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders)
+        self.lenders: Lenders = {}
+        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders, host=host)
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         elif stages > 1:
@@ -245,13 +246,43 @@ class Schedules(RuleBasedStateMachine):
         self.world.check_end()
 
 
-Schedules.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "80")),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+class SharedHostTiers(Schedules):
+    """Two or three replicas of one host, whose devices are small and whose host tiers are large."""
+
+    @initialize(
+        num_blocks=st.integers(12, 18),
+        depth=st.sampled_from([1, 2, 2]),
+        num_host_blocks=st.sampled_from([8, 60, 60]),
+        window=st.sampled_from([0, 0, 0, 13]),
+        windowed=st.sampled_from([(0, 0), (0, 0), (0, 0), (2, 6)]),
+        copies=st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0])),
+        disk=st.tuples(st.sampled_from([0, 0, 12]), st.sampled_from([0, 2])),
+        num_prefill=st.sampled_from([0, 0, 0, 1]),
+        fails=st.sampled_from([0, 0, 5]),
+        count=st.sampled_from([2, 2, 3]),
+        host=st.sampled_from(["here", "here", "here", ""]),
+    )
+    def begin(self, count: int, fails: int, **drawn: Any) -> None:
+        fixed: dict[str, Any] = {"caching": True, "eos": (), "aging_s": 30.0, "num_drafts": 0, "stages": 1}
+        fixed |= {"mode": "swap", "budget": 64, "max_num_seqs": 1, "pulls": ("kind", fails, 1e6)}
+        super().begin(**fixed | drawn)
+        for number in range(1, count):
+            self.join(number)
+
+
+def settings_of(share: float) -> settings:
+    return settings(
+        max_examples=int(share * int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "80"))),
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+
+
+Schedules.TestCase.settings = settings_of(0.75)
+SharedHostTiers.TestCase.settings = settings_of(0.25)
 TestSchedules = pytest.mark.usefixtures("small")(Schedules.TestCase)
+TestSharedHostTiers = pytest.mark.usefixtures("small")(SharedHostTiers.TestCase)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pagebus.actors.simulator.recording.pulls import MOST_EARLY, PullLog
 from pagebus.actors.simulator.recording.record import Follower, Recording
@@ -74,6 +75,13 @@ def test_a_pull_is_a_row_once_it_has_ended() -> None:
     (failed,) = log.take(report(8, there=False))
     assert (failed["there"], failed["error"]) == (False, "no way")
     assert log.pulls.num_pulls == 2
+
+
+def test_a_pull_out_of_a_host_tier_says_so() -> None:
+    """Its sources are numbered as that one's."""
+    log, pulls = Log(), (BlockPull(pull=7, address="there", num_blocks=2, hosts=True),)
+    plan = replace(order(7, 4, 5), pulls=pulls)
+    assert log.take(plan, report(7)) == [{**ROW, "hosts": True, "ended_s": 2.5, "there": True}]
 
 
 def test_several_pulls_of_one_plan_have_their_own_blocks() -> None:

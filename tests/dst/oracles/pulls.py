@@ -21,10 +21,11 @@ TIMES_S = ((0.001, 0.05), (0.05, 2.0), (2.0, 40.0))
 
 @dataclass(slots=True, eq=False)
 class Cache:
-    """Blocks [B, block_size] that others may pull. ``epoch`` is that of the scheduler whose plan came last. Of
-    processes that are gone, a mapping may still give what was there."""
+    """Blocks [B, block_size] that others may pull, and those of the host tier. ``epoch`` is that of the scheduler whose
+    plan came last. Of processes that are gone, a mapping may still give what was there."""
 
     blocks: np.ndarray
+    hosts: np.ndarray
     epoch: int = 0
     is_gone: bool = False
 
@@ -40,6 +41,7 @@ class Order:
     sources: np.ndarray
     blocks: np.ndarray
     held: np.ndarray
+    hosts: bool
     timer: asyncio.TimerHandle | None = None
 
 
@@ -59,6 +61,8 @@ class Links:
     orders: list[Order] = field(default_factory=list)
     gave_up: Callable[[str, int], bool] = lambda address, epoch: True
     num_there: int = 0
+    num_hosts: int = 0
+    """Those of them that were pulled from host tiers."""
     num_failed: int = 0
     num_false: int = 0
     """Pulls that brought garbage and did not say so."""
@@ -72,10 +76,10 @@ class Links:
 class Pulls:
     """Of one executor. ``tell`` gets the reports."""
 
-    def __init__(self, links: Links, cache: np.ndarray, tell: Callable[[PullReport], None]) -> None:
+    def __init__(self, links: Links, cache: np.ndarray, hosts: np.ndarray, tell: Callable[[PullReport], None]) -> None:
         self._links, self._tell = links, tell
         self.address = f"cache-{len(links.caches)}"
-        self._own = links.caches[self.address] = Cache(cache)
+        self._own = links.caches[self.address] = Cache(cache, hosts)
 
     def begin(self, scheduler_epoch: int) -> None:
         """Another scheduler: nothing writes into the cache any more that an earlier one had ordered. It may have been
@@ -96,7 +100,12 @@ class Pulls:
         start = 0
         for pull in plan.pulls:
             part = slice(start, start := start + pull.num_blocks)
-            self._begin(pull.pull, scheduler_epoch, pull.address, plan.pull_sources[part], plan.pull_blocks[part])
+            lender = self._links.caches[pull.address]
+            sources, blocks = plan.pull_sources[part], plan.pull_blocks[part]
+            assert pull.hosts or lender is not self._own
+            held = (lender.hosts if pull.hosts else lender.blocks)[sources].copy()
+            order = Order(pull.pull, scheduler_epoch, pull.address, self.address, sources, blocks, held, pull.hosts)
+            self._begin(order)
 
     def end(self) -> None:
         """The executor is gone, and its cache with it."""
@@ -107,14 +116,11 @@ class Pulls:
     def _mine(self) -> list[Order]:
         return [each for each in self._links.orders if each.target == self.address]
 
-    def _begin(self, number: int, epoch: int, address: str, sources: np.ndarray, blocks: np.ndarray) -> None:
+    def _begin(self, order: Order) -> None:
         links = self._links
         written = [block for each in self._mine() for block in each.blocks.tolist()]
-        assert not set(written) & set(blocks.tolist()), "two pulls write one block"
-        assert address != self.address
-        held = links.caches[address].blocks[sources].copy()
-        order = Order(number, epoch, address, self.address, sources, blocks, held)
-        self._own.blocks[blocks] = GARBAGE
+        assert not set(written) & set(order.blocks.tolist()), "two pulls write one block"
+        self._own.blocks[order.blocks] = GARBAGE
         seconds = links.rng.uniform(*links.rng.choices(TIMES_S, links.often)[0])
         order.timer = asyncio.get_running_loop().call_later(seconds, self._finish, order)
         links.orders.append(order)
@@ -124,7 +130,7 @@ class Pulls:
         comes from one that its scheduler has given up may be anything."""
         links, lender = self._links, self._links.caches[order.address]
         given_up = links.gave_up(order.address, order.epoch)
-        late = lender.blocks[order.sources]
+        late = (lender.hosts if order.hosts else lender.blocks)[order.sources]
         if not given_up and lender.epoch == order.epoch:
             assert (late == order.held).all(), "blocks change that are lent"
             assert (late != 0).all(), "a block is pulled that was never written"
@@ -146,6 +152,7 @@ class Pulls:
 
     def _report(self, order: Order, error: str) -> None:
         self._links.num_there += not error
+        self._links.num_hosts += not error and order.hosts
         self._links.num_failed += bool(error)
         report = PullReport(
             replica="", executor_epoch=0, scheduler_epoch=order.epoch, pull=order.number, there=not error,

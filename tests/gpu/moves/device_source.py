@@ -11,12 +11,18 @@ from typing import Self
 
 import torch
 
+from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
 from pagebus.actors.executor.moves.own_cache import OwnCache, device_name
+from tests.helpers.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
+
+
+FIRST_HOST = 7
+"""What is added to the numbers of a host tier's blocks in what they hold."""
 
 
 def content(blocks: list[int], block_bytes: int, device: torch.device) -> torch.Tensor:
@@ -43,15 +49,25 @@ class DeviceCache:
         return torch.equal(self.tensor[torch.tensor(targets, device=self.tensor.device)], expected)
 
 
-class DeviceSource:
-    """A process with a filled cache on a GPU, the only one that it sees, and a server of it."""
+def host_memory(num_hosts: int, block_bytes: int, device: torch.device, *, shared: bool = True) -> HostMemory:
+    """A host tier, all of it page-locked, with known content."""
+    memory = HostMemory(num_hosts, block_bytes, device, shared=shared)
+    memory.lock_rest()
+    assert memory.wait(num_hosts, LIMIT_S)
+    for block in range(num_hosts):
+        memory.block(block)[:] = content([FIRST_HOST + block], block_bytes, device)[0].cpu().numpy()
+    return memory
 
-    def __init__(self, device: int, num_blocks: int, block_bytes: int) -> None:
+
+class DeviceSource:
+    """A process with a filled cache on a GPU, the only one that it sees, a host tier, and a server of both."""
+
+    def __init__(self, device: int, num_blocks: int, block_bytes: int, num_hosts: int = 0) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         chosen = visible.split(",")[device] if visible else str(device)
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(num_blocks), str(block_bytes)],
+            [sys.executable, "-m", __name__, str(num_blocks), str(block_bytes), str(num_hosts)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -78,10 +94,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("num_blocks", type=int)
     parser.add_argument("block_bytes", type=int)
+    parser.add_argument("num_hosts", type=int)
     asked = parser.parse_args()
     device = torch.device("cuda", 0)
     cache = DeviceCache(asked.num_blocks, asked.block_bytes, device, filled=True)
-    own = OwnCache(cache.blocks, SharedMemory(0), device_name(device), listen="127.0.0.1")
+    memory = host_memory(asked.num_hosts, asked.block_bytes, device)
+    own = OwnCache(cache.blocks, SharedMemory(0), device_name(device), listen="127.0.0.1", memory=memory)
     print(own.address.text(), flush=True)
     sys.stdin.read()
 

@@ -16,11 +16,14 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
+from pagebus.actors.executor.moves.carriers.shared_file import SharedFile
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.own_cache import OwnCache, device_name
 from tests.actors.executor.moves.test_engines import MAX_TOKENS, PROMPT, go_on, pull
-from tests.gpu.moves.device_source import ROOT, DeviceCache, DeviceSource
+from tests.gpu.moves.device_source import FIRST_HOST, ROOT, DeviceCache, DeviceSource, host_memory
 from tests.gpu.moves.engine_source import ON_GPU
 from tests.helpers.engine_driver import Driver, ints
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
@@ -31,14 +34,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-NUM_BLOCKS, BLOCK_BYTES = 300, 200_000
+NUM_BLOCKS, BLOCK_BYTES, NUM_HOSTS = 300, 200_000, 1000
+"""A host tier of three chunks of 335 blocks, the last of which is not full."""
 GPUS = list(range(torch.cuda.device_count())) or [0]
 OWN = torch.device("cuda", 0)
 
 
 @pytest.fixture(scope="module", params=GPUS[:2], ids=lambda gpu: f"from-gpu-{gpu}")
 def source(request: pytest.FixtureRequest) -> Iterator[DeviceSource]:
-    with DeviceSource(request.param, NUM_BLOCKS, BLOCK_BYTES) as process:
+    with DeviceSource(request.param, NUM_BLOCKS, BLOCK_BYTES, NUM_HOSTS) as process:
         yield process
 
 
@@ -66,6 +70,59 @@ def test_blocks_are_copied(source: DeviceSource, own: DeviceCache, way: str) -> 
         copy(address, own, sources, targets)
         assert own.holds(sources, targets)
         assert not own.tensor[[each for each in range(NUM_BLOCKS) if each not in targets]].any()
+
+
+@pytest.mark.parametrize("way", ["locked", "locked, one by one", "through buffers", "network"])
+def test_blocks_of_a_host_tier_are_copied(source: DeviceSource, own: DeviceCache, way: str) -> None:
+    """In any order, and across the ends of chunks."""
+    address = replace(source.address, host="elsewhere") if way == "network" else source.address
+    own.blocks.driver.in_batches &= way != "locked, one by one"
+    pulled = Source(address, own.blocks, network=way == "network")
+    if way == "through buffers":
+        pulled._carriers[True] = [each for each in pulled._carriers[True] if isinstance(each, SharedFile)]
+    rng = random.Random(1)
+    scattered = rng.sample(range(NUM_HOSTS), 200), rng.sample(range(NUM_BLOCKS), 200)
+    for sources, targets in (([999], [7]), (list(range(300, 370)), list(range(3, 73))), scattered):
+        own.tensor.zero_()
+        torch.cuda.synchronize()
+        pulled.prepare(ints(sources), hosts=True)
+        pulled.copy(ints(sources), ints(targets), lambda: False, hosts=True)
+        assert own.holds([FIRST_HOST + each for each in sources], targets)
+        assert not own.tensor[[each for each in range(NUM_BLOCKS) if each not in targets]].any()
+    pulled.close()
+
+
+def test_blocks_of_the_own_host_tier_are_copied(own: DeviceCache) -> None:
+    memory = host_memory(NUM_HOSTS, BLOCK_BYTES, OWN)
+    cache = OwnCache(own.blocks, SharedMemory(0), device_name(OWN), memory=memory)
+    pulled = Source(cache.address, own.blocks, network=False, memory=memory)
+    sources, targets = list(range(300, 370)), list(range(3, 73))
+    pulled.copy(ints(sources), ints(targets), lambda: False, hosts=True)
+    assert own.holds([FIRST_HOST + each for each in sources], targets)
+    cache.close()
+    memory.close()
+
+
+def test_a_neighbour_that_is_gone_takes_its_host_tier_with_it(own: DeviceCache) -> None:
+    """Its memory is free once it is not page-locked here any more."""
+    with DeviceSource(0, 1, BLOCK_BYTES, NUM_HOSTS) as process:
+        pulled = Source(process.address, own.blocks, network=False)
+        pulled.copy(ints([1, 900]), ints([1, 2]), lambda: False, hosts=True)
+        assert own.holds([FIRST_HOST + 1, FIRST_HOST + 900], [1, 2])
+        before = num_mapped()
+        process.kill()
+        with pytest.raises(MoveError, match="is gone"):
+            pulled.copy(ints([1]), ints([1]), lambda: False, hosts=True)
+        assert num_mapped() == before
+        pulled.close()
+        assert num_mapped() == before - 1
+
+
+def num_mapped() -> int:
+    """Pieces of shared memory that this process has mapped."""
+    gc.collect()
+    with open("/proc/self/maps") as lines:
+        return sum("pagebus-kv" in line for line in lines)
 
 
 def test_threads_of_several_sources_do_not_disturb_each_other(source: DeviceSource, own: DeviceCache) -> None:

@@ -98,6 +98,61 @@ async def test_a_prefix_is_pulled_from_who_is_full(model: Path, redis_url: str, 
         assert (moved.num_failed, core.replicas[FIRST].moves.num_lent) == (0, blocks)
 
 
+# -- a prefix in another executor's host tier --------------------------------------------------------------------------
+def only(core: Core, name: str) -> None:
+    """No other replica takes sequences from now on."""
+    for replica in core.replicas.values():
+        replica.is_open = partial(type(replica).is_open if replica.name == name else closed, replica)  # type: ignore
+    core.planner.touch_all()
+
+
+def closed(*_: object) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+async def test_a_prefix_is_pulled_out_of_a_host_tier(model: Path, redis_url: str, redis_names: Names, way: str) -> None:
+    """The first executor's device has given it away; the second takes it out of the first one's host memory, keeps no
+    copy in its own when it gives it away, too, and takes it again."""
+    rng = random.Random(2)
+    prefixes = [prompt(rng, length) for length in (250, 160, 40)]
+    asked = [[*prefix, *prompt(rng, 5)] for prefix in prefixes]
+    expected = reference_generate(model, asked, COUNT)
+    options: dict[str, Any] = {"name": redis_names.deployment, "kv_moves": way, "executors": 2, "swap_space": 0.05}
+    options |= {"num_gpu_blocks_override": 64, "max_model_len": 1000, "preemption_mode": "swap"}
+    wanted = sum(len(prefix) // BLOCK for prefix in prefixes)
+    async with running(model, partial(Curtain, redis_url, set(), redis_names), **options) as system:
+        core, collector = system.scheduler.core, system.collector
+        first, second = core.replicas[FIRST], core.replicas[SECOND]
+
+        async def displace(name: str) -> None:
+            only(core, name)
+            await system.generate([prompt(rng, 300) for _ in range(8)], max_tokens=1)
+
+        only(core, FIRST)
+        await system.generate(prefixes, max_tokens=1)
+        await displace(FIRST)
+        kept = set(first.host_tier.pool.index.blocks) - set(first.index.blocks)
+        assert len(kept) >= wanted
+        for turn in (1, 2):
+            only(core, SECOND)
+            for each, tokens in zip(asked, expected, strict=True):
+                request_id, answer = system.submit(each, max_tokens=COUNT)
+                assert await answer == tokens
+                hit = (len(each) - 5) // BLOCK * BLOCK
+                assert collector.cached[request_id] == (hit if way != "off" or turn == 2 else 0)
+            pulled = 0 if way == "off" else turn * wanted
+            assert (second.moves.num_pulled, second.moves.num_pulled_hosts, second.moves.num_failed) == (
+                pulled,
+                pulled,
+                0,
+            )
+            assert first.moves.num_lent == pulled
+            await displace(SECOND)
+            held = kept & set(second.host_tier.pool.index.blocks)
+            assert len(held) == (0 if way != "off" else wanted)
+
+
 # -- an executor that drains -------------------------------------------------------------------------------------------
 STORY = {
     "type": "object",

@@ -33,6 +33,8 @@ CONFIG = REFERENCE_CONFIGS[0]
 LENDER, BORROWER = "executor-0", "executor-1"
 SLOTS, COUNT, LONG = 2, 12, 400
 PREFIX = 20 * 16
+NUM_BLOCKS = 80
+"""Of a device, where the prefix is to be displaced."""
 MOMENTS_S = (0.05, 0.15, 0.25, 0.35, 0.6)
 """From the beginning of a drain to the kill. The scheduler sees a drain within 0.25 s."""
 Case = tuple[list[list[int]], list[list[int]]]
@@ -53,6 +55,8 @@ def case(model: Path) -> Case:
 
 
 ways = pytest.mark.parametrize("far", [False, True], ids=["host", "network"])
+tiers = pytest.mark.parametrize("on_host", [False, True], ids=["device", "host-tier"])
+"""Where the lender has what is pulled."""
 
 
 class Moving:
@@ -63,11 +67,25 @@ class Moving:
         self._prompts, self._expected = case
         self._asked: list[Any] = []
 
-    async def begin(self, *, far: bool) -> None:
+    async def displace(self) -> None:
+        """What has been computed is in the lender's host tier alone."""
+        core, rng = self.system.scheduler.core, random.Random(4)
+        lender = core.replicas[LENDER]
+        wanted = set(lender.index.blocks)
+        fillers = [
+            [rng.randrange(CONFIG.vocab_size) for _ in range(PREFIX)] for _ in range(NUM_BLOCKS * 16 // PREFIX + 1)
+        ]
+        await self.system.generate(fillers, max_tokens=1)
+        assert not wanted & set(lender.index.blocks)
+        assert wanted <= set(lender.host_tier.pool.index.blocks)
+
+    async def begin(self, *, far: bool, on_host: bool) -> None:
         """The lender is full and stands still, and so does the borrower if it could read without the lender's help."""
         system, core = self.system, self.system.scheduler.core
         await until(lambda: LENDER in core.replicas)
         await system.generate([self._prompts[-1][:PREFIX]], max_tokens=1)
+        if on_host:
+            await self.displace()
         self._asked = [system.submit(each, max_tokens=LONG)[1] for each in self._prompts[:SLOTS]]
         await until(lambda: sum(map(len, system.collector.tokens.values())) > 2 * SLOTS)
         self.processes.send(LENDER, SIGSTOP)
@@ -110,13 +128,15 @@ class Moving:
 
 @contextlib.asynccontextmanager
 async def under_way(
-    model: Path, case: Case, tmp_path: Path, redis_url: str, names: Names, *, far: bool
+    model: Path, case: Case, tmp_path: Path, redis_url: str, names: Names, *, far: bool, on_host: bool = False
 ) -> AsyncIterator[Moving]:
     """Over shared memory the borrower has its order, over the network it waits for the lender's bytes. In the end all
     tokens are there, and nothing else is."""
     hidden = {BORROWER}
     options = {"name": names.deployment, "max_num_seqs": SLOTS, "kv_moves": "network" if far else "host"}
     options |= {"lease_ttl_s": 60.0, "cpu_kv_cache_gib": 0.05, "swap_space": 0.0}
+    if on_host:
+        options |= {"num_gpu_blocks_override": NUM_BLOCKS, "swap_space": 0.05, "preemption_mode": "swap"}
     async with running(model, lambda: Curtain(redis_url, hidden, names), executors=0, **options) as system:
         module = "tests.system.far_executor" if far else ""
         processes = ExecutorProcesses(system.settings, redis_url, tmp_path, 2, module=module)
@@ -124,7 +144,7 @@ async def under_way(
             for name in (LENDER, BORROWER):
                 processes.start(name)
             moving = Moving(system, processes, hidden, case)
-            await moving.begin(far=far)
+            await moving.begin(far=far, on_host=on_host)
             yield moving
             await moving.end()
             await system.until_clean()
@@ -133,12 +153,13 @@ async def under_way(
 
 
 @ways
+@tiers
 @pytest.mark.parametrize("victim", [LENDER, BORROWER])
 async def test_a_kill_under_a_pull(
-    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, far: bool, victim: str
+    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, far: bool, on_host: bool, victim: str
 ) -> None:
     """What was to be pulled is computed, be it by whoever comes in the victim's place."""
-    async with under_way(model, case, tmp_path, redis_url, redis_names, far=far) as moving:
+    async with under_way(model, case, tmp_path, redis_url, redis_names, far=far, on_host=on_host) as moving:
         replicas = dict(moving.system.scheduler.core.replicas)
         await moving.kill(victim)
     if victim == LENDER:

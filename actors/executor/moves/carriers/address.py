@@ -6,10 +6,23 @@ import os
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
+from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 
 _BOOT, _PROCESSES = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
+
+
+class HostTier(msgspec.Struct, frozen=True, kw_only=True):
+    """``num_blocks`` blocks in host memory, behind the page of file number ``file``, in chunks as of
+    :class:`~pagebus.actors.executor.memory.layout.Layout`."""
+
+    file: int
+    nonce: str
+    num_blocks: int
+    per_chunk: int
+    stride: int
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,6 +46,26 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     port: int = 0
     secret: str = ""
+    per_chunk: int = 0
+    stride: int = 0
+    """How the blocks behind the page lie, as of ``HostTier``."""
+    hosts: HostTier | None = None
+    """The executor's host tier, if others may read it."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the blocks behind the page lie."""
+        return Layout(self.block_bytes, self.per_chunk, self.stride)
+
+    def host_tier(self) -> Address | None:
+        """The address of the host tier's blocks behind their page; a server does not send them by it."""
+        if self.hosts is None:
+            return None
+        hosts = self.hosts
+        return replace(
+            self, file=hosts.file, nonce=hosts.nonce, num_blocks=hosts.num_blocks, per_chunk=hosts.per_chunk,
+            stride=hosts.stride, device="", handle="", offset=0, port=0, hosts=None,
+        )  # fmt: skip
 
     def text(self) -> str:
         """As it is in the lease."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
+from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.moves.carriers.driver import Driver
 from pagebus.actors.executor.moves.carriers.errors import Abandoned
 from pagebus.actors.executor.moves.carriers.runs import Run, chunks, runs
@@ -36,20 +37,28 @@ class DeviceBlocks:
         """As in :class:`Blocks`."""
         torch.cuda.set_device(self._cache.device)
 
-    def copy_from(self, base: int, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
-        """Copy blocks of the cache at ``base``, an address of this process, and wait until they are there. ``stop``
-        says whether nobody waits for them any more.
+    def copy_from(
+        self,
+        base: int,
+        sources: Int32Array,
+        targets: Int32Array,
+        stop: Callable[[], bool],
+        layout: Layout | None = None,
+    ) -> None:
+        """Copy blocks of the memory at ``base``, an address of this process, and wait until they are there. ``stop``
+        says whether nobody waits for them any more. ``layout``: of the sources, if they do not lie one behind the
+        other.
 
         Raises:
             MoveError: the driver refuses.
         """
-        joined = runs(sources, targets, max(1, RUN_BYTES // self.block_bytes))
+        joined = runs(sources, targets, max(1, RUN_BYTES // self.block_bytes), layout.per_chunk if layout else 0)
         flying: deque[torch.cuda.Event] = deque()
         try:
             for start in range(0, len(joined), COPIES_PER_EVENT):
                 if stop():
                     raise Abandoned("abandoned")
-                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], self._incoming)
+                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], self._incoming, layout)
                 flying.append(_mark(self._incoming))
                 if len(flying) == 2:
                     flying.popleft().synchronize()
@@ -91,10 +100,15 @@ class DeviceBlocks:
         finally:
             _mark(self._incoming).synchronize()
 
-    def _copy(self, source_base: int, target_base: int, joined: list[Run], stream: torch.cuda.Stream) -> None:
-        sources, targets, counts = np.array(joined, np.uint64).T * np.uint64(self.block_bytes)
-        targets, sources = targets + np.uint64(target_base), sources + np.uint64(source_base)
-        self.driver.copy(targets, sources, np.ascontiguousarray(counts), stream.cuda_stream)
+    def _copy(
+        self, source_base: int, target_base: int, joined: list[Run], stream: torch.cuda.Stream,
+        layout: Layout | None = None,
+    ) -> None:  # fmt: skip
+        blocks, targets, counts = np.array(joined, np.uint64).T
+        size = np.uint64(self.block_bytes)
+        offsets = blocks * size if layout is None else layout.offsets(blocks).astype(np.uint64)
+        sources, targets = offsets + np.uint64(source_base), targets * size + np.uint64(target_base)
+        self.driver.copy(targets, sources, np.ascontiguousarray(counts * size), stream.cuda_stream)
 
     def _buffers(self) -> list[torch.Tensor]:
         size = self._per_chunk * self.block_bytes

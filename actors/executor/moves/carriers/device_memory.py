@@ -22,6 +22,9 @@ class DeviceMemory:
         self._base = 0
         """Where the allocation lies in this process; 0: it is not open."""
 
+    def prepare(self, sources: Int32Array) -> None:
+        """As in :class:`Carrier`."""
+
     def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
         """As in :class:`Carrier`."""
         address = self._address

@@ -39,6 +39,8 @@ class Driver:
         self._cuda.cuIpcGetMemHandle.argtypes = (pointer, pointer)
         self._cuda.cuIpcOpenMemHandle_v2.argtypes = (pointer, _Handle, number)
         self._cuda.cuIpcCloseMemHandle.argtypes = (pointer,)
+        self._cuda.cuMemHostRegister_v2.argtypes = (pointer, size, number)
+        self._cuda.cuMemHostUnregister.argtypes = (pointer,)
         # Python keeps its lock in this one, which only queues: to give it up would take longer.
         held: Any = ctypes.PyDLL("libcuda.so.1")
         self._copy = held.cuMemcpyAsync
@@ -74,6 +76,18 @@ class Driver:
     def close(self, address: int) -> None:
         """Give up what was opened; what fails is left to the end of the process."""
         self._cuda.cuIpcCloseMemHandle(address)
+
+    def lock(self, address: int, num_bytes: int) -> None:
+        """Page-lock host memory, so that copies from it need no CPU.
+
+        Raises:
+            MoveError: the driver refuses.
+        """
+        self._check("cuMemHostRegister", address, num_bytes, 0, version="_v2")
+
+    def unlock(self, address: int) -> None:
+        """Undo :meth:`lock`; what fails is left to the end of the process."""
+        self._cuda.cuMemHostUnregister(address)
 
     def copy(self, targets: Addresses, sources: Addresses, sizes: Addresses, stream: int) -> None:
         """Queue copies between device memory and page-locked host memory, of these sizes in bytes.

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from pagebus.actors.executor.moves.carriers import wire
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
@@ -21,10 +23,14 @@ LEAST_BYTES = 16 << 20
 
 
 class Network:
-    """The carrier. Each request has a connection of its own."""
+    """The carrier. Each request has a connection of its own. ``first``: the server's number of the first block, of a
+    host tier that of all blocks of the device."""
 
-    def __init__(self, address: Address, own: Blocks, timeout_s: float = wire.TIMEOUT_S) -> None:
-        self._address, self._own, self._timeout_s = address, own, timeout_s
+    def __init__(self, address: Address, own: Blocks, timeout_s: float = wire.TIMEOUT_S, first: int = 0) -> None:
+        self._address, self._own, self._timeout_s, self._first = address, own, timeout_s, first
+
+    def prepare(self, sources: Int32Array) -> None:
+        """As in :class:`Carrier`."""
 
     def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
         """As in :class:`Carrier`."""
@@ -64,7 +70,7 @@ class Network:
         except ValueError as error:
             raise MoveError("the source's address cannot be read") from error
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.sendall(wire.request(nonce, secret, wanted))
+        sock.sendall(wire.request(nonce, secret, wanted + np.int32(self._first)))
         receive, status = wire.Receiver(sock, self._timeout_s, stop), bytearray(1)
         receive(memoryview(status))
         if status != wire.COMING:

@@ -13,11 +13,15 @@ Run = tuple[int, int, int]
 """(first source, first target, how many)."""
 
 
-def runs(sources: Int32Array, targets: Int32Array, most: int) -> list[Run]:
-    """The pairs in their order, joined where both are neighbours, in runs of at most ``most``."""
+def runs(sources: Int32Array, targets: Int32Array, most: int, per_chunk: int = 0) -> list[Run]:
+    """The pairs in their order, joined where both are neighbours, in runs of at most ``most``. ``per_chunk``: of so
+    many sources the last is no neighbour of the next."""
     if not len(sources):
         return []
-    breaks = np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1
+    apart = (np.diff(sources) != 1) | (np.diff(targets) != 1)
+    if per_chunk:
+        apart |= np.diff(sources // per_chunk) != 0
+    breaks = np.flatnonzero(apart) + 1
     bounds = [0, *breaks.tolist(), len(sources)]
     joined: list[Run] = []
     for first, end in pairwise(bounds):

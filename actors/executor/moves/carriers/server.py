@@ -11,6 +11,7 @@ import time
 from pagebus.actors.executor.moves.carriers import wire
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
+from pagebus.actors.executor.moves.carriers.lent_blocks import LentBlocks
 from pagebus.bus.messages import Int32Array
 
 MOST_CONNECTIONS = 64
@@ -26,7 +27,7 @@ class Server:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, name: str, blocks: Blocks, nonce: bytes, timeout_s: float = wire.TIMEOUT_S) -> None:
+    def __init__(self, name: str, blocks: Blocks | LentBlocks, nonce: bytes, timeout_s: float = wire.TIMEOUT_S) -> None:
         self._blocks, self._nonce, self._timeout_s = blocks, nonce, timeout_s
         self.secret = secrets.token_bytes(wire.SECRET_BYTES)
         family = socket.AF_INET6 if ":" in name else socket.AF_INET

@@ -1,26 +1,29 @@
-"""Reads the cache of a CPU executor in another process of the host: its memory is a file, which is opened by number."""
+"""Reads memory of another process of the host that is a file, opened by its number: the cache of a CPU executor, or a
+host tier."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
+import numpy as np
+
 from pagebus.actors.executor.memory.shared_memory import HEADER_BYTES, NONCE_BYTES
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.carriers.host_blocks import PIECE_BYTES, HostBlocks
+from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.carriers.runs import runs
 from pagebus.bus.messages import Int32Array
 
 
-def open_page(address: Address) -> int:
+def open_page(address: Address, flags: int = os.O_RDONLY) -> int:
     """Open the file that begins with the cache's page.
 
     Raises:
         MoveError: the process is gone, or has no such cache any more.
     """
     try:
-        file = os.open(f"/proc/{address.pid}/fd/{address.file}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = os.open(f"/proc/{address.pid}/fd/{address.file}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise MoveError(f"process {address.pid} is gone, or cannot be read: {error.strerror}") from error
     try:
@@ -57,18 +60,30 @@ def is_there(address: Address) -> bool:
 class SharedFile:
     """The carrier. Nothing stays open between two pulls, so that the memory of a dead process is free."""
 
-    def __init__(self, address: Address, own: HostBlocks) -> None:
+    def __init__(self, address: Address, own: Blocks) -> None:
         self._address, self._own = address, own
+
+    def prepare(self, sources: Int32Array) -> None:
+        """As in :class:`Carrier`."""
 
     def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
         """As in :class:`Carrier`."""
-        address, own = self._address, self._own
-        file = open_page(address)
+        address, layout, each = self._address, self._address.layout, self._address.block_bytes
+        file, done = open_page(address), 0
+
+        def receive(piece: memoryview) -> None:
+            """The blocks of the next targets."""
+            nonlocal done
+            if stop():
+                raise Abandoned("abandoned")
+            wanted = sources[done : done + len(piece) // each]
+            places = np.arange(len(wanted), dtype=np.int32)
+            for source, place, count in runs(wanted, places, len(wanted), layout.per_chunk):
+                _read(file, piece[place * each : (place + count) * each], HEADER_BYTES + layout.offset(source))
+            done += len(wanted)
+
         try:
-            for source, target, count in runs(sources, targets, max(1, PIECE_BYTES // own.block_bytes)):
-                if stop():
-                    raise Abandoned("abandoned")
-                _read(file, own.view(target, count), HEADER_BYTES + source * own.block_bytes)
+            self._own.fill(targets, receive)
             check_page(file, address)
         except OSError as error:
             raise MoveError(f"the cache of process {address.pid} cannot be read: {error.strerror}") from error

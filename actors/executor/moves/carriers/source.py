@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.moves.carriers.address import Address, host_id
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
 from pagebus.actors.executor.moves.carriers.device_memory import DeviceMemory
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks, HostBlocks
+from pagebus.actors.executor.moves.carriers.locked_file import LockedFile
 from pagebus.actors.executor.moves.carriers.network import Network
+from pagebus.actors.executor.moves.carriers.own_hosts import OwnHosts
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile, is_there
 from pagebus.bus.messages import Int32Array
 
 
 class Carrier(Protocol):
-    """One way to a cache."""
+    """One way to blocks of a cache or of a host tier."""
+
+    def prepare(self, sources: Int32Array) -> None:
+        """What has to be done once before such blocks can be copied, and takes long.
+
+        Raises:
+            MoveError: they cannot be.
+        """
+        ...
 
     def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
         """Copy blocks into the own cache, and wait until they are there. ``stop`` says whether nobody waits for them
@@ -33,22 +45,33 @@ class Carrier(Protocol):
 
 
 class Source:
-    """The cache of an ``address``. One thread uses it."""
+    """The cache of an ``address``, and its host tier. One thread uses it. ``memory``: if both are one's own, that of
+    the host tier."""
 
-    def __init__(self, address: Address, own: Blocks, *, network: bool) -> None:
+    def __init__(self, address: Address, own: Blocks, *, network: bool, memory: HostMemory | None = None) -> None:
         self._address, self._own = address, own
         self._is_near = address.host == host_id() != ""
-        self._carriers = list(_carriers(address, own, near=self._is_near, network=network))
+        self._carriers = {
+            False: list(_carriers(address, own, near=self._is_near, network=network)),
+            True: _host_carriers(address, own, memory, near=self._is_near, network=network),
+        }
 
-    def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
-        """Copy by the first carrier that can.
+    def prepare(self, sources: Int32Array, *, hosts: bool = False) -> None:
+        """Do what takes long before the first copy of such blocks. What fails shows there."""
+        for carrier in self._carriers[hosts]:
+            with contextlib.suppress(MoveError):
+                carrier.prepare(sources)
+                return
+
+    def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool], *, hosts: bool = False) -> None:
+        """Copy by the first carrier that can. ``hosts``: blocks of the host tier.
 
         Raises:
             MoveError: none can; the text says why.
         """
-        self._check(sources)
+        self._check(sources, hosts=hosts)
         problems = []
-        for carrier in self._carriers:
+        for carrier in self._carriers[hosts]:
             try:
                 carrier.copy(sources, targets, stop)
                 return
@@ -65,15 +88,18 @@ class Source:
 
     def close(self) -> None:
         """Give up what is open."""
-        for carrier in self._carriers:
+        for carrier in self._carriers[False] + self._carriers[True]:
             carrier.close()
 
-    def _check(self, sources: Int32Array) -> None:
+    def _check(self, sources: Int32Array, *, hosts: bool) -> None:
         address = self._address
         if address.block_bytes != self._own.block_bytes:
             raise MoveError(f"the source's blocks have {address.block_bytes} bytes, ours {self._own.block_bytes}")
-        if len(sources) and int(sources.max()) >= address.num_blocks:
-            raise MoveError(f"block {int(sources.max())} is asked for, the source has {address.num_blocks}")
+        most = address.num_blocks
+        if hosts:
+            most = 0 if address.hosts is None else address.hosts.num_blocks
+        if len(sources) and int(sources.max()) >= most:
+            raise MoveError(f"block {int(sources.max())} is asked for, the source has {most}")
 
 
 def _carriers(address: Address, own: Blocks, *, near: bool, network: bool) -> list[Carrier]:
@@ -85,4 +111,23 @@ def _carriers(address: Address, own: Blocks, *, near: bool, network: bool) -> li
         found.append(DeviceMemory(address, own))
     if network and address.port:
         found.append(Network(address, own))
+    return found
+
+
+def _host_carriers(
+    address: Address, own: Blocks, memory: HostMemory | None, *, near: bool, network: bool
+) -> list[Carrier]:
+    """The same for blocks of the host tier."""
+    found: list[Carrier] = []
+    hosts = address.host_tier()
+    if memory is not None:
+        return [OwnHosts(memory, own)]
+    if hosts is None:
+        return found
+    if near and isinstance(own, DeviceBlocks):
+        found.append(LockedFile(hosts, own))
+    if near:
+        found.append(SharedFile(hosts, own))
+    if network and address.port:
+        found.append(Network(address, own, first=address.num_blocks))
     return found

@@ -207,7 +207,7 @@ class DiskTier:
         self._late.discard(content)
         self.num_in += done
         self.num_not_read += not done
-        if done and content not in self._void and self._host.pool.index.insert(content, host):
+        if done and content not in self._void and self._host.pool.index.insert(content, host, step=0):
             self.num_hits += int(self._page_tokens)
             self._index.new_anchors.append(content)  # perhaps one: whoever has it can be found
         if not done:

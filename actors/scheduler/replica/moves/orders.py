@@ -18,9 +18,9 @@ class PullOrders:
     sources: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
 
-    def add(self, number: int, address: str, sources: list[int], blocks: list[int]) -> None:
-        """Pull ``sources`` of the cache at this address into ``blocks``."""
-        self.pulls.append(BlockPull(pull=number, address=address, num_blocks=len(blocks)))
+    def add(self, number: int, address: str, sources: list[int], blocks: list[int], *, hosts: bool = False) -> None:
+        """Pull ``sources`` of the cache at this address, or of its host tier, into ``blocks``."""
+        self.pulls.append(BlockPull(pull=number, address=address, num_blocks=len(blocks), hosts=hosts))
         self.sources += sources
         self.blocks += blocks
 

@@ -11,12 +11,15 @@ from typing import Self
 import numpy as np
 import torch
 
+from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
 from pagebus.actors.executor.moves.own_cache import OwnCache
 
 NUM_BLOCKS, BLOCK_BYTES = 24, 6000
+NUM_HOSTS, FIRST_HOST = 40, 100
+"""Blocks of a host tier, and what is added to their numbers in what they hold."""
 ROOT = Path(__file__).parents[4]
 
 
@@ -26,7 +29,8 @@ def content(block: int, num_bytes: int = BLOCK_BYTES) -> np.ndarray:
 
 
 class LocalCache:
-    """A cache of this process, which ``own`` shows to others. ``filled``: with known content, else zeros."""
+    """A cache of this process, which ``own`` shows to others, with its host tier. ``filled``: with known content, else
+    zeros."""
 
     def __init__(self, *, filled: bool = False, listen: str | None = None, num_blocks: int = NUM_BLOCKS) -> None:
         self.shared = SharedMemory(num_blocks * BLOCK_BYTES)
@@ -34,7 +38,10 @@ class LocalCache:
         for block in range(num_blocks if filled else 0):
             self.bytes[block] = content(block)
         self.blocks = HostBlocks(torch.from_numpy(self.shared.bytes).view(num_blocks, BLOCK_BYTES))
-        self.own = OwnCache(self.blocks, self.shared, listen=listen)
+        self.memory = HostMemory(NUM_HOSTS, BLOCK_BYTES, torch.device("cpu"), shared=True)
+        for block in range(NUM_HOSTS if filled else 0):
+            self.memory.block(block)[:] = content(FIRST_HOST + block)
+        self.own = OwnCache(self.blocks, self.shared, listen=listen, memory=self.memory)
 
     @property
     def address(self) -> Address:

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pagebus.actors.executor.device.comm import OneRank
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.moves.carriers.address import Address
+from pagebus.actors.executor.moves.opening import shares_host_tier
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import BlockPull, PullReport, StepPlan, StepResult
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS
@@ -119,12 +123,28 @@ def test_logs_do_not_have_the_address(driver: Driver) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("device", "change", "shares"),
+    [
+        ("cpu", {}, True),
+        ("cuda", {}, False),
+        ("cuda", {"executors": 2}, True),
+        ("cuda", {"kv_moves": "network"}, True),
+        ("cpu", {"kv_moves": "off"}, False),
+    ],
+)
+def test_who_shares_its_host_tier(folder: Path, device: str, change: dict[str, Any], shares: bool) -> None:
+    """With a GPU only who may have neighbours."""
+    settings = Settings(model=str(folder), **change)
+    assert shares_host_tier(settings, ModelConfig.load(folder), OneRank(), torch.device(device)) == shares
+
+
 @pytest.mark.parametrize("change", [{"kv_moves": "off"}, {"enable_prefix_caching": False}])
 def test_blocks_that_do_not_move(folder: Path, change: dict[str, Any]) -> None:
     """Nothing is said of them, and a plan with pulls is an error."""
     made = Driver(folder, **SETTINGS, **change)
     made.scheduler()
-    assert (made.info.kv_kind, made.info.kv_address) == ("", "")
+    assert (made.info.kv_kind, made.info.kv_address, made.info.kv_host) == ("", "", "")
     plan = StepPlan(
         step=1, planned_s=0.0, num_decodes=0, pulls=(BlockPull(pull=1, address="", num_blocks=1),),
         pull_sources=ints([1]), pull_blocks=ints([1]),

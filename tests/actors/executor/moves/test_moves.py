@@ -22,7 +22,7 @@ from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.moves.puller import Pull, Puller
 from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
-from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, content
+from tests.actors.executor.moves.caches import BLOCK_BYTES, FIRST_HOST, NUM_BLOCKS, LocalCache, content
 from tests.helpers.engine_driver import ints
 from tests.helpers.waiting import LIMIT_S
 
@@ -91,6 +91,21 @@ def test_each_pull_gets_its_report(target: Target, source: LocalCache) -> None:
     assert began_s <= first.ended_s <= second.ended_s <= time.time()
     assert (first.replica, first.executor_epoch, first.error) == ("", 0, "")
     assert target.cache.holds([3, 4, 9, 0], [1, 2, 3, 7])
+
+
+def test_blocks_come_from_host_tiers(target: Target, source: LocalCache) -> None:
+    """A neighbour's, and one's own; in one plan with those of a device."""
+    target.cache.memory.block(8)[:] = content(77)
+    own, near = target.cache.address.text(), source.address.text()
+    pulls = [(1, near, 2, True), (2, near, 1, False), (3, own, 1, True)]
+    plan = StepPlan(
+        step=1, planned_s=0.0, num_decodes=0,
+        pulls=tuple(BlockPull(pull=a, address=b, num_blocks=c, hosts=d) for a, b, c, d in pulls),
+        pull_sources=ints([3, 39, 4, 8]), pull_blocks=ints([1, 2, 3, 4]),
+    )  # fmt: skip
+    target.moves.apply(plan, 1, lambda: None)
+    assert {(told.pull, told.there) for told in (target.report() for _ in pulls)} == {(1, True), (2, True), (3, True)}
+    assert target.cache.holds([FIRST_HOST + 3, FIRST_HOST + 39, 4, 77], [1, 2, 3, 4])
 
 
 def test_pulls_from_one_source_keep_their_order(target: Target, source: LocalCache) -> None:
@@ -219,7 +234,11 @@ def test_what_opens_a_source_does_not_count_as_time_of_the_copy(monkeypatch: pyt
     class Slow:
         is_gone = False
 
-        def copy(self, sources: Int32Array, *_: object) -> None:
+        def prepare(self, sources: Int32Array, *, hosts: bool) -> None:
+            nonlocal now_s
+            now_s += 3.0
+
+        def copy(self, sources: Int32Array, *_: object, hosts: bool) -> None:
             nonlocal now_s
             now_s += 0.01 if copied else 5.0
             copied.append(len(sources))

@@ -18,12 +18,22 @@ from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
 from pagebus.actors.executor.moves.carriers.network import Network
 from pagebus.actors.executor.moves.carriers.server import Server
 from pagebus.actors.executor.moves.carriers.source import Source
-from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, OtherProcess, content
+from tests.actors.executor.moves.caches import (
+    BLOCK_BYTES,
+    FIRST_HOST,
+    NUM_BLOCKS,
+    NUM_HOSTS,
+    LocalCache,
+    OtherProcess,
+    content,
+)
 from tests.helpers.engine_driver import ints
 from tests.helpers.waiting import LIMIT_S
 
 LOCAL = "127.0.0.1"
 SHORT_S = 0.2
+BEYOND = NUM_BLOCKS + NUM_HOSTS
+"""No block of the cache or of its host tier."""
 
 
 @pytest.fixture
@@ -51,6 +61,17 @@ def test_blocks_come_over_the_network() -> None:
     assert own.holds(sources, targets)
 
 
+def test_blocks_of_a_host_tier_come_over_the_network(source: LocalCache) -> None:
+    """A server numbers them behind those of the cache, and may send both."""
+    own, sources, targets = LocalCache(), [0, 39, 5, 6], [7, 8, 1, 2]
+    pulled = Source(far(source.address), own.blocks, network=True)
+    pulled.copy(ints(sources), ints(targets), lambda: False, hosts=True)
+    assert own.holds([FIRST_HOST + each for each in sources], targets)
+    mixed = [3, NUM_BLOCKS + 2, NUM_BLOCKS + 3, 4]
+    Network(source.address, own.blocks).copy(ints(mixed), ints([0, 1, 2, 3]), lambda: False)
+    assert own.holds([3, FIRST_HOST + 2, FIRST_HOST + 3, 4], [0, 1, 2, 3])
+
+
 def test_many_blocks_take_several_requests(source: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MOST_BLOCKS", 5)
     own, every = LocalCache(), list(range(NUM_BLOCKS))
@@ -65,7 +86,7 @@ def test_large_pulls_have_several_connections(source: LocalCache, monkeypatch: p
     Network(source.address, own.blocks).copy(ints(every), ints(every[::-1]), lambda: False)
     assert own.holds(every, every[::-1])
     with pytest.raises(MoveError, match="no such block"):
-        Network(source.address, own.blocks).copy(ints([*every[:-1], NUM_BLOCKS]), ints(every), lambda: False)
+        Network(source.address, own.blocks).copy(ints([*every[:-1], BEYOND]), ints(every), lambda: False)
     with pytest.raises(Abandoned):
         Network(source.address, own.blocks).copy(ints(every), ints(every), lambda: True)
 
@@ -79,7 +100,7 @@ def test_who_does_not_know_the_secret_gets_nothing(source: LocalCache, change: d
     assert not own.bytes.any()
 
 
-@pytest.mark.parametrize("block", [NUM_BLOCKS, -1, 2**31 - 1])
+@pytest.mark.parametrize("block", [BEYOND, -1, 2**31 - 1])
 def test_blocks_that_do_not_exist_are_refused(source: LocalCache, block: int) -> None:
     with pytest.raises(MoveError, match="no such block"):
         Network(source.address, LocalCache().blocks).copy(ints([0, block]), ints([0, 1]), lambda: False)

@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from pagebus.actors.executor.memory import host_memory
+from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address, host_id
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.runs import runs
 from pagebus.actors.executor.moves.carriers.shared_file import is_there
 from pagebus.actors.executor.moves.carriers.source import Source
-from tests.actors.executor.moves.caches import BLOCK_BYTES, NUM_BLOCKS, LocalCache, OtherProcess
+from tests.actors.executor.moves.caches import (
+    BLOCK_BYTES,
+    FIRST_HOST,
+    NUM_BLOCKS,
+    NUM_HOSTS,
+    LocalCache,
+    OtherProcess,
+)
 from tests.helpers.engine_driver import ints
 
 
@@ -25,9 +34,13 @@ def other() -> Iterator[OtherProcess]:
         yield process
 
 
-def pull(address: Address, own: LocalCache, sources: list[int], targets: list[int]) -> None:
-    source = Source(address, own.blocks, network=False)
-    source.copy(ints(sources), ints(targets), lambda: False)
+def pull(
+    address: Address, own: LocalCache, sources: list[int], targets: list[int], memory: HostMemory | None = None,
+    *, hosts: bool = False,
+) -> None:  # fmt: skip
+    source = Source(address, own.blocks, network=False, memory=memory)
+    source.prepare(ints(sources), hosts=hosts)
+    source.copy(ints(sources), ints(targets), lambda: False, hosts=hosts)
     source.close()
 
 
@@ -43,11 +56,60 @@ def test_blocks_of_another_process_are_copied(other: OtherProcess, sources: list
     assert not own.bytes[[each for each in range(NUM_BLOCKS) if each not in targets]].any()
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of host tiers that are made now: seven blocks, and a part of a page that is not used."""
+    monkeypatch.setattr(host_memory, "CHUNK_BYTES", 7 * BLOCK_BYTES)
+
+
+EVERY = list(range(NUM_BLOCKS))
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("sources", [[3], [6, 7, 8, 13, 14, 39], [9, 8, 7], EVERY, EVERY[::-1]])
+def test_blocks_of_a_host_tier_are_copied(sources: list[int]) -> None:
+    """As many as there are in a chunk, and beyond its end; one's own, too."""
+    source, targets = LocalCache(filled=True), EVERY[: len(sources)]
+    own = LocalCache()
+    pull(source.address, own, sources, targets, hosts=True)
+    assert own.holds([FIRST_HOST + each for each in sources], targets)
+    assert not own.bytes[len(sources) :].any()
+    pull(source.address, source, sources, targets, source.memory, hosts=True)
+    assert source.holds([FIRST_HOST + each for each in sources], targets)
+
+
+def test_blocks_of_another_process_host_tier_are_copied(other: OtherProcess) -> None:
+    own, sources = LocalCache(), [1, 2, 3, 30, 17]
+    pull(other.address, own, sources, [0, 1, 2, 8, 9], hosts=True)
+    assert own.holds([FIRST_HOST + each for each in sources], [0, 1, 2, 8, 9])
+
+
+def test_another_host_tier_is_not_taken_for_it(other: OtherProcess) -> None:
+    """Nor one that has no such block, or is not to be read."""
+    own, hosts = LocalCache(), other.address.hosts
+    assert hosts is not None
+    for wrong in (replace(hosts, nonce="00" * 16), replace(hosts, file=other.address.file), replace(hosts, file=0)):
+        with pytest.raises(MoveError):
+            pull(replace(other.address, hosts=wrong), own, [1], [1], hosts=True)
+    for address in (other.address, replace(other.address, hosts=None)):
+        with pytest.raises(MoveError, match="the source has"):
+            pull(address, own, [NUM_HOSTS], [1], hosts=True)
+    assert not own.bytes.any()
+
+
+def test_a_host_tier_that_is_given_back_is_an_error() -> None:
+    source, own = LocalCache(filled=True), LocalCache()
+    source.memory.close()
+    with pytest.raises(MoveError):
+        pull(source.address, own, [1], [1], hosts=True)
+
+
 def test_neighbours_are_joined() -> None:
     """Where both sides are, up to a limit."""
     assert runs(ints([4, 5, 6, 8, 9]), ints([0, 1, 2, 3, 5]), 10) == [(4, 0, 3), (8, 3, 1), (9, 5, 1)]
     assert runs(ints([1, 2, 3]), ints([7, 8, 9]), 2) == [(1, 7, 2), (3, 9, 1)]
     assert runs(ints([]), ints([]), 2) == []
+    assert runs(ints([4, 5, 6, 7]), ints([0, 1, 2, 3]), 9, per_chunk=3) == [(4, 0, 2), (6, 2, 2)]
 
 
 def test_another_file_is_not_taken_for_the_cache(other: OtherProcess) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 from pagebus.bus.messages import PullReport, StepPlan
 
 GARBAGE = 13
+Lenders = dict[str, tuple[np.ndarray, np.ndarray]]
+"""By address the caches and host tiers of executors that live."""
 
 
 @dataclass
@@ -21,6 +23,7 @@ class Order:
     address: str
     sources: list[int]
     blocks: list[int]
+    hosts: bool
 
 
 @dataclass
@@ -32,21 +35,28 @@ class FakePulls:
     bytes_per_s: float = 1e6
     num_done: int = 0
     num_failed: int = 0
-    lenders: dict[str, np.ndarray] = field(default_factory=dict)
-    """By address the caches of the executors that live, for all of them to share."""
+    lenders: Lenders = field(default_factory=Lenders)
+    """For all of them to share."""
+    host: str = ""
+    """Whose executors can read each other's host tiers; empty: nobody reads this one's."""
 
-    def begin(self, cache: np.ndarray, name: str, epoch: int) -> None:
-        """An executor with this cache has them."""
+    def begin(self, cache: np.ndarray, memory: np.ndarray, name: str, epoch: int) -> None:
+        """An executor with this cache and host tier has them."""
         self.orders: deque[Order] = deque()
         self._cache, self._name, self._epoch = cache, name, epoch
         self.address = f"{name}@{epoch}" if self.kind else ""
         if self.kind:
-            self.lenders[self.address] = cache
+            self.lenders[self.address] = cache, memory
 
     def end(self) -> None:
         """Its executor is gone, and its cache with it."""
         self.lenders.pop(self.address, None)
         self._cache[:] = GARBAGE
+
+    @property
+    def kv_host(self) -> str:
+        """As of :class:`ReplicaJoined`."""
+        return self.host if self.kind else ""
 
     @property
     def written(self) -> set[int | None]:
@@ -59,8 +69,8 @@ class FakePulls:
         for pull in plan.pulls:
             count = pull.num_blocks
             assert count > 0
-            assert pull.address != self.address
-            order = Order(pull.pull, scheduler_epoch, pull.address, sources[:count], blocks[:count])
+            assert pull.address != self.address or pull.hosts
+            order = Order(pull.pull, scheduler_epoch, pull.address, sources[:count], blocks[:count], pull.hosts)
             assert not self.written & set(order.blocks), "two pulls write one block"
             self.orders.append(order)
             del sources[:count], blocks[:count]
@@ -75,7 +85,7 @@ class FakePulls:
         there = not self.fails or self.num_done % self.fails != 0
         self.num_failed += not there
         if there and order.address in self.lenders:
-            held = self.lenders[order.address][order.sources]
+            held = self.lenders[order.address][order.hosts][order.sources]
             assert (held != 0).all(), "a block is pulled that was never written"
             self._cache[order.blocks] = held
         return PullReport(

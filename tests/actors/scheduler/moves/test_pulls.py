@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -13,7 +12,7 @@ from pagebus.actors.scheduler.moves.link import MOST_FAILURES
 from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
 from pagebus.bus.messages import AbortRequest
 from tests.actors.scheduler.fake_executor import FakeExecutor
-from tests.actors.scheduler.moves.fake_pulls import FakePulls
+from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.world import World, prompt, request
 
 LONG = prompt(40, seed=5)
@@ -26,7 +25,7 @@ class Pair:
 
     def __init__(self, config: dict[str, Any] | None = None, **options: Any) -> None:
         self.world = World(**(config or {}))
-        self.lenders: dict[str, np.ndarray] = {}
+        self.lenders: Lenders = {}
         self.options = {**SMALL, **options}
         self.lender = self.join("gpu-0", 2)
         self.world.send(request("first", LONG, max_tokens=2))
@@ -173,7 +172,7 @@ def test_a_slow_link_is_not_used() -> None:
 def test_link_and_device_share_what_many_want() -> None:
     """Here a pull takes half the time of computing: two thirds of what a drain moves are pulled, and the rest is
     computed meanwhile."""
-    count, lenders = 24, dict[str, np.ndarray]()
+    count, lenders = 24, Lenders()
     world = World()
     for number in range(2):
         pulled = FakePulls(kind="alike", lenders=lenders, bytes_per_s=500.0)  # four tokens have 1000 bytes

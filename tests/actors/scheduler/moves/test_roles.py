@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pagebus.actors.scheduler.events import MOVED, ReplicaSuspended
-from tests.actors.scheduler.moves.fake_pulls import FakePulls
+from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.moves.splits import split_often
 from tests.actors.scheduler.world import World, prompt, request
 
@@ -27,7 +26,7 @@ class Split:
     def __init__(self, num_prefill: int = 1, num_replicas: int = 2, **options: Any) -> None:
         config = {key: options.pop(key) for key in ("pipeline_depth", "itl_target_s") if key in options}
         self.world = World(num_prefill=num_prefill, **config)
-        self.lenders: dict[str, np.ndarray] = {}
+        self.lenders: Lenders = {}
         self.options = {"num_blocks": 64, "max_num_seqs": 4, **options}
         for number in reversed(range(num_replicas)):  # roles go by names, not by who joins first
             self.join(number)

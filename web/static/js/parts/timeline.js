@@ -201,9 +201,9 @@ export class Timeline {
 }
 
 /** A pull in words. */
-function told({ blocks, lender, replica, there, ordered_s: orderedS, ended_s: endedS }) {
+function told({ blocks, lender, hosts, replica, there, ordered_s: orderedS, ended_s: endedS }) {
   const ends = there === false ? ", failed" : endedS === undefined ? ", on its way" : "";
-  return `${count(blocks.length)} from ${lender || "elsewhere"} to ${replica}${ends}${endedS === undefined ? "" : `, ${span(Math.max(0, endedS - orderedS))}`}`;
+  return `${count(blocks.length)} from ${hosts ? "host memory of " : ""}${lender || "elsewhere"} to ${replica}${ends}${endedS === undefined ? "" : `, ${span(Math.max(0, endedS - orderedS))}`}`;
 }
 
 /** When the device began with a step: it may have been launched while the one before was still computed. */

@@ -26,7 +26,8 @@ export class Recording {
     this.endS = this.steps.at(-1).done_s;
     this.numBlocks = head.num_blocks || 1 + this.steps.reduce((most, row) => Math.max(most, ...blocksOf(row), -1), -1);
     this.pulls = rows.filter((row) => "pull" in row).sort((a, b) => a.ordered_s - b.ordered_s);
-    if (!head.num_blocks) for (const { sources, blocks } of this.pulls) this.numBlocks = Math.max(this.numBlocks, 1 + Math.max(...sources, ...blocks));
+    for (const pull of this.pulls) pull.lent = pull.hosts ? [] : pull.sources; // there is no map of host tiers
+    if (!head.num_blocks) for (const { lent, blocks } of this.pulls) this.numBlocks = Math.max(this.numBlocks, 1 + Math.max(...lent, ...blocks));
     this.landings = Map.groupBy(this.pulls.filter((pull) => pull.there), (pull) => this.#firstDone(pull.ended_s));
     this.#findWaiting();
     this.requests = this.#requests();
@@ -137,11 +138,11 @@ export class Recording {
       if (pull.ordered_s > atS) break;
       const target = world.replicas.get(pull.replica), lender = world.replicas.get(pull.lender);
       if ((pull.ended_s ?? Infinity) > atS) {
-        mark(lender, pull.sources, PINNED, pull.waiting, atS);
+        mark(lender, pull.lent, PINNED, pull.waiting, atS);
         mark(target, pull.blocks, PINNED, pull.waiting, atS);
       } else if (pull.there) {
         if (lender) lender.lent_blocks += pull.sources.length;
-        if ([...pull.waiting.values()].some((enteredS) => enteredS > atS)) mark(lender, pull.sources, CACHED, pull.waiting, atS);
+        if ([...pull.waiting.values()].some((enteredS) => enteredS > atS)) mark(lender, pull.lent, CACHED, pull.waiting, atS);
         if (!target) continue;
         target.pulled_blocks += pull.blocks.length;
         const ageMs = 1000 * (atS - pull.ended_s);

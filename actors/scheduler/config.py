@@ -21,7 +21,7 @@ class CoreConfig:
     client is away is kept for ``resume_timeout_s``. ``vocab_size`` None disables checks of token ids.
     ``max_num_scheduled_tokens`` bounds a step, whatever the replica's own budget. ``window``: the most tokens that any
     layer of the model looks back on, itself included; 0: all. ``num_prefill`` replicas compute long prompts for the
-    others (:mod:`pagebus.actors.scheduler.core.roles`).
+    others (:mod:`pagebus.actors.scheduler.fleet.roles`).
     """
 
     block_size: int = 16

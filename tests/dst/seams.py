@@ -29,8 +29,8 @@ import pagebus.web.server.listener
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.scheduler import request
 from pagebus.actors.scheduler.config import CoreConfig
-from pagebus.actors.scheduler.core import roles
 from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.fleet import roles
 from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
 from pagebus.web.access.admission import Admission
 from pagebus.web.answers.sse import Streams

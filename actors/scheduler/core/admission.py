@@ -8,9 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.core.placement import choose
-from pagebus.actors.scheduler.core.roles import Roles
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.prefix_match import Offer, displace_jobs
@@ -32,7 +32,7 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles)
     ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
     overtaken, but only within the room of one step. So may those whose adapter is not on the device
     (:mod:`pagebus.actors.scheduler.core.adapter_turn`), those whose prefix is read from a disk or pulled from another
-    replica, and those that wait for a replica of their role (:mod:`pagebus.actors.scheduler.core.roles`).
+    replica, and those that wait for a replica of their role (:mod:`pagebus.actors.scheduler.fleet.roles`).
     """
     fleet.refresh()
     adapters = AdapterTurn(fleet)

@@ -16,8 +16,6 @@ from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.admission import admit
 from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import FairShare
-from pagebus.actors.scheduler.core.fleet import Fleet
-from pagebus.actors.scheduler.core.roles import Roles
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
 from pagebus.actors.scheduler.events import (
     MOVED,
@@ -31,6 +29,8 @@ from pagebus.actors.scheduler.events import (
     ToJournal,
     ToReplica,
 )
+from pagebus.actors.scheduler.fleet.fleet import Fleet
+from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.leaving import Leaving
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 import uvloop
 
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pagebus.actors.scheduler.core import roles
+from pagebus.actors.scheduler.fleet import roles
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.streams import Names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagebus.actors.scheduler.core import roles
+from pagebus.actors.scheduler.fleet import roles
 
 
 def split_often(patch: pytest.MonkeyPatch, least_prefill: int = 10, least_left: int = 2) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE
 from pagebus.actors.scheduler.replica.preemption import move_out

@@ -10,6 +10,7 @@ import numpy as np
 from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
 from pagebus.actors.scheduler.core.placement import choose
 from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
@@ -23,7 +24,9 @@ MOST_WAITING = {PREFIX: 64, DISK: 256, PULL: 256, ROLE: 64}
 another replica, or for a replica of their role."""
 
 
-def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles) -> list[Sequence]:
+def admit(
+    waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours
+) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
     the queue.
 
@@ -49,6 +52,8 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles)
                 candidates[fleet.row(sequence.replica)] = False
             continue
         able = _able(sequence, candidates, fleet, pulls, roles)
+        if neighbours.going and neighbours.has(sequence):
+            able = neighbours.narrow(sequence, able)
         if sequence.request.adapter is not None and np.count_nonzero(able):
             able = adapters.having(sequence, able)
             if adapters.is_over:

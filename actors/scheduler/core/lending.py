@@ -8,6 +8,7 @@ from itertools import islice
 from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
 from pagebus.actors.scheduler.kv.window_match import Match
+from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.moves.loan import Loan
 from pagebus.actors.scheduler.replica.prefix_match import Offer, on_device
@@ -53,6 +54,11 @@ class Lending:
         awaited = self._pulls.bringing(target, contents)
         blocks = {content: block for content, block in contents.items() if content not in awaited}
         link = self._pulls.link(lender, target)
+        if short := min(len(blocks), self._shortage(lender, link, blocks)):
+            blocks = dict(islice(blocks.items(), len(blocks) - short))
+            gained -= short * lender.block_size
+            if gained <= 0:
+                return offer
         if len(blocks) > self._pulls.room(lender, target):
             return offer
         saved = link.saves(len(blocks), gained, target.backlog())
@@ -64,6 +70,14 @@ class Lending:
         tokens = 0 if probes else gained
         loan = Loan(lender.name, list(blocks), list(blocks.values()), anchors, tokens, saved, numbers, probes)
         return replace(offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, saved))
+
+    def _shortage(self, lender: Replica, link: Link, blocks: dict[bytes, int]) -> int:
+        """How many of the last blocks had better not be lent: the lender's sequences take them before they come back,
+        and would preempt one more of them otherwise."""
+        left = lender.pool.num_free - lender.pool.num_unheld(blocks.values())
+        if lender.kept.num_tokens or left > len(lender.slots) * lender.block_size:  # without the last a window is void
+            return 0
+        return max(0, lender.growth(link.seconds(len(blocks))) - left)
 
     def _lacking(self, target: Replica) -> dict[bytes, int]:
         """The lender's pages with the prefix, by content."""

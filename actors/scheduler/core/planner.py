@@ -30,6 +30,7 @@ from pagebus.actors.scheduler.events import (
     ToReplica,
 )
 from pagebus.actors.scheduler.fleet.fleet import Fleet
+from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.leaving import Leaving
 from pagebus.actors.scheduler.moves.pulls import Pulls
@@ -56,6 +57,7 @@ class Planner:
         self.num_queued_requests = 0
         self.pulls = Pulls()
         self.roles = Roles(config.num_prefill)
+        self.neighbours = Neighbours(self.pulls, self.roles)
         self.frozen = False
         """Whether planning is paused because an operator holds the work."""
         self._config = config
@@ -180,7 +182,7 @@ class Planner:
         """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
-            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles):
+            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours):
                 self.waiting.remove(sequence)
                 self._has_run(sequence.request)
                 self.fair_share.serve(sequence.request.client, sequence.request.start_s)
@@ -216,7 +218,8 @@ class Planner:
             sequence.request.num_preemptions += why == PREEMPTED
             self.waiting.add(sequence)
             swapped = sequence.swapped is not None
-            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, why))
+            told = MOVED if self.neighbours.has(sequence) else why
+            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, told))
 
     def touch_all(self) -> None:
         """Mark all replicas as possibly having something new to plan."""
@@ -268,6 +271,7 @@ class Planner:
         """Replicas have come or gone."""
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self.roles.assign(self.fleet)
+        self.neighbours.assign(self.fleet)
 
     def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s

@@ -66,6 +66,11 @@ class Roles:
         row = self._fleet.row(replica.name)
         return "prefill" if self._prefills[row] else "decode" if self._decodes[row] else ""
 
+    @property
+    def decodes(self) -> Rows:
+        """The replicas that go on with sequences, if there are roles."""
+        return self._decodes
+
     # -- where a sequence runs ----------------------------------------------------------------------------------------
     def narrow(self, sequence: Sequence, able: Rows, holds: Rows, pulls: Pulls) -> Rows:
         """Those of the ``able`` replicas whose role suits the sequence; none: it waits for one. All, if those that can

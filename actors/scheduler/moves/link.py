@@ -60,6 +60,11 @@ class Link:
         """Tokens that a device could compute while so many blocks come over it; 0: not known."""
         return self._rate.tokens(num_blocks, BESIDE_S) or 0.0
 
+    def seconds(self, num_blocks: int) -> float:
+        """How long so many blocks take, behind those under way; 0: not known."""
+        rate = self.bytes_per_s
+        return BESIDE_S + (num_blocks + self.num_under_way) * self._block_bytes / rate if rate else 0.0
+
     def begin(self, num_blocks: int) -> None:
         """So many blocks are to come."""
         self.num_under_way += num_blocks

@@ -29,6 +29,7 @@ from pagebus.actors.scheduler.events import (
     ToJournal,
     ToReplica,
 )
+from pagebus.actors.scheduler.fleet.auto_roles import AutoRoles
 from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.scheduler.fleet.roles import Roles
@@ -57,6 +58,7 @@ class Planner:
         self.num_queued_requests = 0
         self.pulls = Pulls()
         self.roles = Roles(config.num_prefill)
+        self.auto_roles = AutoRoles(self.roles, config.itl_target_s) if config.auto_roles else None
         self.neighbours = Neighbours(self.pulls, self.roles)
         self.frozen = False
         """Whether planning is paused because an operator holds the work."""
@@ -138,6 +140,9 @@ class Planner:
         if self.frozen:
             return
         self._promote(now_s)
+        if self.auto_roles is not None and self.auto_roles.look(now_s):
+            self._out.append(Note("roles have changed", {"prefill": self.roles.num_prefill}))
+            self.touch_all()
         for replica in self.fleet.with_disks:
             if replica.disk_tier.gives_up(now_s):
                 self._out.append(Note("a disk does not answer", {"replica": replica.name}))
@@ -174,6 +179,8 @@ class Planner:
             sequence.request.started_s = sequence.request.started_s or now_s
             self._delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
+        if self.auto_roles is not None:
+            self.auto_roles.demand.planned(replica, plan)
         if self.roles.is_on and self.roles.hand_over(replica, self.pulls):
             self.requeue(replica, MOVED)
         return True
@@ -184,6 +191,8 @@ class Planner:
         while displaced and len(self.waiting):
             for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours):
                 self.waiting.remove(sequence)
+                if self.auto_roles is not None:
+                    self.auto_roles.admitted(sequence)
                 self._has_run(sequence.request)
                 self.fair_share.serve(sequence.request.client, sequence.request.start_s)
             displaced = False
@@ -272,6 +281,8 @@ class Planner:
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self.roles.assign(self.fleet)
         self.neighbours.assign(self.fleet)
+        if self.auto_roles is not None:
+            self.auto_roles.assign(self.fleet)
 
     def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s

@@ -43,6 +43,20 @@ class Roles:
         self.is_on = False
         """Whether there is a replica of each role."""
 
+    @property
+    def num_prefill(self) -> int:
+        """The number of prefill replicas, while there are enough others."""
+        return self._num_prefill
+
+    def set_prefills(self, num_prefill: int, fleet: Fleet) -> None:
+        """From now on so many are prefill replicas."""
+        self._num_prefill = num_prefill
+        self.assign(fleet)
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether a prompt of which so many tokens are to be computed is a long one."""
+        return num_tokens >= self._least
+
     def assign(self, fleet: Fleet) -> None:
         """Give the roles out anew: replicas have come or gone."""
         self._fleet = fleet

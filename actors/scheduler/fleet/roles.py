@@ -68,6 +68,9 @@ class Roles:
         cached = all(each.caching for each in fleet.replicas)  # what is pulled is found as what is cached
         self.is_on = cached and bool(self._prefills.any() and self._decodes.any())
         self._least = max(map(_least_tokens, fleet.replicas), default=0.0)
+        for row, replica in enumerate(fleet.replicas):
+            gives_way = self.is_on and bool(self._decodes[row])
+            replica.most_prompt_tokens = max(1, int(_least_tokens(replica))) if gives_way else None
 
     def _order(self, row: int) -> tuple[int, str]:
         name = self._fleet.replicas[row].name
@@ -175,9 +178,10 @@ class Roles:
         room = sum(int(self._fleet.room[self._fleet.row(each.name)]) for each in targets)
         return room >= taken + needed and sum(each.slots.num_free_slots for each in targets) > len(queued)
 
-    def awaits(self, sequence: Sequence) -> bool:
-        """Whether the sequence, whose last step on a prefill replica is in flight, goes on elsewhere."""
-        return sequence.id in self._handed_over
+    def on_their_way(self) -> set[int]:
+        """Ids of sequences that have left a prefill replica, where their last step may be in flight, and have no slot
+        yet."""
+        return {number for number, each in self._handed_over.items() if each.is_queued}
 
 
 def _least_tokens(replica: Replica) -> float:

@@ -77,6 +77,8 @@ class ReplicaBase:
         self.caching = caching
         self.pacer = pacer
         self.suspended = False
+        self.most_prompt_tokens: int | None = None
+        """What a step may compute of prompts, besides the budget: streams of others, too, wait for it."""
         self.window = Window(window, self.block_size)
         self.windowed_pages = joined.windowed_pages
         self.windowed = Window(joined.windowed_tokens, self.block_size)

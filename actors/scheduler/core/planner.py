@@ -191,6 +191,7 @@ class Planner:
         while displaced and len(self.waiting):
             for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours):
                 self.waiting.remove(sequence)
+                self.neighbours.admitted(sequence)
                 if self.auto_roles is not None:
                     self.auto_roles.admitted(sequence)
                 self._has_run(sequence.request)

@@ -202,6 +202,8 @@ class Fleet:
             if row in self._stale:
                 continue
             assert self.room[row] == replica.room(), f"{replica.name}: room is out of date"
+            free = replica.slots.has_free_slot and not replica.suspended
+            assert self.free[row] == free, f"{replica.name}: free slots are out of date"
             for priority_class in _CLASSES:
                 assert self.load[priority_class, row] == replica.load(priority_class), (
                     f"{replica.name}: load is out of date"

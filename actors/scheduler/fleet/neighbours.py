@@ -52,6 +52,10 @@ class Neighbours:
         """Whether a sequence that has lost its slot was to go on elsewhere."""
         return sequence.id in self.going
 
+    def admitted(self, sequence: Sequence) -> None:
+        """A sequence has a slot again."""
+        self.going.pop(sequence.id, None)
+
     def narrow(self, sequence: Sequence, able: Rows) -> Rows:
         """Those of the ``able`` replicas that the sequence has not just left: what it leaves there would have to give
         way at once. All, once the others have no room."""

@@ -153,8 +153,7 @@ class Roles:
         if not done.any():
             return False
         self._fleet.refresh()
-        self._handed_over = {number: each for number, each in self._handed_over.items() if each.is_queued}
-        before = len(self._handed_over)
+        before = len(self.on_their_way())
         for slot in done.nonzero()[0].tolist():
             sequence = table.at(slot)
             if not self._may_move(sequence):
@@ -181,7 +180,8 @@ class Roles:
     def on_their_way(self) -> set[int]:
         """Ids of sequences that have left a prefill replica, where their last step may be in flight, and have no slot
         yet."""
-        return {number for number, each in self._handed_over.items() if each.is_queued}
+        self._handed_over = {number: each for number, each in self._handed_over.items() if each.is_queued}
+        return set(self._handed_over)
 
 
 def _least_tokens(replica: Replica) -> float:

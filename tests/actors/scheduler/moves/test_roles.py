@@ -131,6 +131,7 @@ def test_who_is_handed_over_passes_a_replica_that_has_prompts_enough(monkeypatch
     assert split.moved() == ["long"]
     assert replica.moves.num_pulled > 0
     monkeypatch.undo()
+    split.world.core.planner.touch_all()
     split.world.send(request("other", LONG[:8], max_tokens=4))
     split.end()
 

@@ -35,6 +35,7 @@ from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
 from pagebus.web.access.admission import Admission
 from pagebus.web.answers.sse import Streams
 from pagebus.web.ingress.membership import Membership
+from tests.actors.scheduler.moves.splits import change_often
 from tests.dst import constrained
 from tests.dst.engine import Machine, OracleEngine
 from tests.dst.loop import START_S, SimulatedLoop
@@ -151,6 +152,7 @@ def sealed(
         patch.setattr("pagebus.actors.scheduler.core.planner.MOST_LOSSES", 1000)
         patch.setattr(roles, "LEAST_BLOCKS", 1)
         patch.setattr(roles, "LEAST_LEFT", 2)
+        change_often(patch, look_s=0.2)
         try:
             yield wall
         finally:

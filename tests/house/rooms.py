@@ -94,7 +94,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.scheduler.fleet": (
         "actors.scheduler.moves actors.scheduler.replica actors.scheduler.request actors.scheduler.kv "
-        "actors.scheduler.order actors.model"
+        "actors.scheduler.order actors.model bus.messages"
     ),
     "actors.scheduler.moves": ("actors.scheduler.replica actors.scheduler.request actors.scheduler.kv bus.messages"),
     "actors.scheduler.replica": (

@@ -102,7 +102,7 @@ def _suffices(demand: Demand, replicas: list[Replica], num_prefill: int, limits:
     if not rate or not mixed_s:
         return False
     work = demand.most_tokens() / rate  # replicas that do nothing else
-    if demand.prompts / count * mixed_s < limits.often:
+    if demand.least_prompts() / count * mixed_s < limits.often:
         return False
     spare = max(0.0, 1 - split_s / itl_s) if itl_s is not None else 0.0  # with a target the others help
     if work > limits.busy * (num_prefill + num_decode * spare):

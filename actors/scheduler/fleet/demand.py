@@ -15,7 +15,7 @@ from pagebus.bus.messages import StepPlan, StepResult
 WINDOW_S = 5.0
 """What was so long ago counts 1/e as much as what is new."""
 NEWEST = 3
-"""Looks that show soon that there are more prompts than before."""
+"""Looks that show soon that there are more prompts than before, or fewer."""
 EVERY_STEPS = 8
 """Of the steps of a replica that are timed: one in so many. All would take the scheduler too long."""
 
@@ -23,11 +23,12 @@ EVERY_STEPS = 8
 @dataclass(slots=True)
 class Demand:
     """``prompt_tokens`` and ``prompts``: of long prompts admitted a second, as far as they are not cached;
-    ``newest_tokens``: the same tokens at the last few looks. ``streams`` run, with ``context`` tokens before their next
-    ones altogether. ``law``: of steps of decodes alone."""
+    ``newest_tokens`` and ``newest_prompts``: the same at the last few looks. ``streams`` run, with ``context`` tokens
+    before their next ones altogether. ``law``: of steps of decodes alone."""
 
     prompt_tokens: float = 0.0
     newest_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
+    newest_prompts: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
     prompts: float = 0.0
     streams: float = 0.0
     context: float = 0.0
@@ -50,14 +51,19 @@ class Demand:
         streams, context = _running(replicas)
         self.newest_tokens.append(sum(admitted) / (now_s - before_s))
         self.prompt_tokens += weight * (self.newest_tokens[-1] - self.prompt_tokens)
-        self.prompts += weight * (len(admitted) / (now_s - before_s) - self.prompts)
+        self.newest_prompts.append(len(admitted) / (now_s - before_s))
+        self.prompts += weight * (self.newest_prompts[-1] - self.prompts)
         self.streams += weight * (streams - self.streams)
         self.context += weight * (context - self.context)
         return True
 
     def most_tokens(self) -> float:
         """``prompt_tokens``, or more if there are more of late."""
-        return max(self.prompt_tokens, sum(self.newest_tokens) / max(1, len(self.newest_tokens)))
+        return max([self.prompt_tokens, *_mean(self.newest_tokens)])
+
+    def least_prompts(self) -> float:
+        """``prompts``, or fewer if there are fewer of late."""
+        return min([self.prompts, *_mean(self.newest_prompts)])
 
     def step_s(self, num_replicas: int) -> float:
         """How long a step takes if so many replicas have all the streams; 0: not known."""
@@ -79,6 +85,11 @@ class Demand:
         if work is not None and result.step == step:
             del self._timed[name]
             self.law.learn(work, result.busy_s)
+
+
+def _mean(values: deque[float]) -> list[float]:
+    """Of values, if there are any."""
+    return [sum(values) / len(values)] if values else []
 
 
 def _running(replicas: list[Replica]) -> tuple[int, int]:

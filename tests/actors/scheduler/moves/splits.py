@@ -15,13 +15,13 @@ def split_often(patch: pytest.MonkeyPatch, least_prefill: int = 10, least_left: 
     patch.setattr(roles, "LEAST_LEFT", least_left)
 
 
-def change_often(patch: pytest.MonkeyPatch) -> None:
-    """From now on automatic roles are given anew after every few events, whatever the load is."""
+def change_often(patch: pytest.MonkeyPatch, look_s: float = 0.005) -> None:
+    """From now on automatic roles are given anew so often, whatever the load is."""
 
     def best(demand: Demand, replicas: list[Replica], current: int, itl_s: float | None) -> int:
         return (current + 1) % max(1, len(replicas) + 1)
 
     patch.setattr(auto_roles, "best", best)
-    patch.setattr(auto_roles, "LOOK_S", 0.005)
+    patch.setattr(auto_roles, "LOOK_S", look_s)
     patch.setattr(auto_roles, "LOOKS", 1)
     patch.setattr(auto_roles, "STAY_S", 0.0)

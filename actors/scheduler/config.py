@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pagebus.actors.settings.combinations.roles import num_prefill
+from pagebus.actors.settings.combinations.roles import AUTO, num_prefill
 
 if TYPE_CHECKING:
     from pagebus.actors.model.config import ModelConfig
@@ -21,7 +21,8 @@ class CoreConfig:
     client is away is kept for ``resume_timeout_s``. ``vocab_size`` None disables checks of token ids.
     ``max_num_scheduled_tokens`` bounds a step, whatever the replica's own budget. ``window``: the most tokens that any
     layer of the model looks back on, itself included; 0: all. ``num_prefill`` replicas compute long prompts for the
-    others (:mod:`pagebus.actors.scheduler.core.roles`).
+    others (:mod:`pagebus.actors.scheduler.fleet.roles`); with ``auto_roles`` as many as the load suggests
+    (:mod:`pagebus.actors.scheduler.fleet.auto_roles`).
     """
 
     block_size: int = 16
@@ -40,6 +41,7 @@ class CoreConfig:
     max_num_scheduled_tokens: int | None = None
     window: int = 0
     num_prefill: int = 0
+    auto_roles: bool = False
 
     @classmethod
     def of(cls, settings: Settings, model: ModelConfig, epoch: int) -> CoreConfig:
@@ -61,6 +63,7 @@ class CoreConfig:
             max_num_scheduled_tokens=settings.max_num_scheduled_tokens,
             window=model.kept_window,
             num_prefill=num_prefill(settings.roles),
+            auto_roles=settings.roles == AUTO,
         )
 
 

@@ -211,7 +211,8 @@ PREEMPTED, PARKED, MOVED = "preempted", "parked", "moved"
 @dataclass(frozen=True, slots=True)
 class Preempted:
     """A sequence has lost its slot. ``swapped``: its blocks are kept on the host. ``why``: for want of blocks, because
-    its client is away ("parked"), or because its executor drains ("moved")."""
+    its client is away ("parked"), or to go on elsewhere ("moved"): its executor drains, has another role, or has no
+    block for it."""
 
     request_id: str
     sequence_id: int

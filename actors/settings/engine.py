@@ -128,7 +128,7 @@ class EngineSettings:
     roles: str | None = setting(
         None,
         help="executors that compute long prompts, and those that go on with them, as prefill=1,decode=3: streams do "
-        "not wait for prompts then (default: all do both)",
+        "not wait for prompts then; auto: as many as the load suggests (default: all do both)",
     )
     threads: int | None = setting(
         None, help="threads of an executor on the CPU (default: its share of the cores)", low=1, high=4096

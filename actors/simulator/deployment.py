@@ -9,7 +9,7 @@ from typing import Any
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.combinations.roles import num_prefill
+from pagebus.actors.settings.combinations.roles import AUTO, num_prefill
 from pagebus.actors.settings.combinations.speculation import speculation
 from pagebus.actors.simulator.clients import Clients, Slo
 from pagebus.actors.simulator.drafting_executor import DraftingExecutor
@@ -35,7 +35,7 @@ def core_config(settings: Settings) -> CoreConfig:
             value = getattr(settings, spec.name[:-1] + "ms")
             values[spec.name] = None if value is None else value / 1e3
     values["priorities"] = settings.scheduling_policy == "priority"
-    values["num_prefill"] = num_prefill(settings.roles)
+    values["num_prefill"], values["auto_roles"] = num_prefill(settings.roles), settings.roles == AUTO
     return CoreConfig(**values)
 
 

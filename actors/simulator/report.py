@@ -49,7 +49,11 @@ def _scheduling(simulation: Simulation, clients: Clients) -> dict[str, Any]:
     queries = totals["prefix_queries"]
     return {
         "prefix_hit_rate": _round(totals["prefix_hits"] / queries) if queries else 0.0,
-        "preemptions": {"swap": totals["num_swaps"], "recompute": totals["num_recomputes"]},
+        "preemptions": {
+            "swap": totals["num_swaps"],
+            "recompute": totals["num_recomputes"],
+            "move": totals["num_departures"],
+        },
         "drafts": {"drafted": totals[DRAFTED], "accepted": totals[ACCEPTED]},
         "swapped_blocks": {"out": simulation.swapped_out, "in": simulation.swapped_in},
         "moves": {
@@ -107,7 +111,8 @@ def table(report: dict[str, Any]) -> str:
         f"all tokens/s  {rates['total_tokens_per_s']:12.1f}",
         f"requests/s        {rates['requests_per_s']:12.2f}      good ones/s   {rates['good_requests_per_s']:12.2f}",
         f"prefix hit rate   {report['prefix_hit_rate']:12.1%}      preemptions   "
-        f"{preemptions['swap']} by swap, {preemptions['recompute']} by recompute",
+        f"{preemptions['swap']} by swap, {preemptions['recompute']} by recompute"
+        + (f", {preemptions['move']} to others" if preemptions["move"] else ""),
         f"blocks swapped    {swapped['out']:12d} out, {swapped['in']} in",
         f"steps             {report['steps']:12d}      busy          scheduler {report['scheduler_busy_share']:.1%}, "
         f"executors {min(shares, default=0):.1%} to {max(shares, default=0):.1%}",

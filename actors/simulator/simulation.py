@@ -49,8 +49,8 @@ LOOK_S = 0.25
 DRAFTED, ACCEPTED = "step_results.acceptance.num_draft_tokens", "step_results.acceptance.num_accepted"
 PULLED, PULLED_TOKENS, FAILED_PULLS = "moves.num_pulled", "moves.num_pulled_tokens", "moves.num_failed"
 COUNTS = (
-    "prefix_queries", "prefix_hits", "num_swaps", "num_recomputes", DRAFTED, ACCEPTED, PULLED, PULLED_TOKENS,
-    FAILED_PULLS,
+    "prefix_queries", "prefix_hits", "num_swaps", "num_recomputes", "num_departures", DRAFTED, ACCEPTED,
+    PULLED, PULLED_TOKENS, FAILED_PULLS,
 )  # fmt: skip
 """What replicas count."""
 

@@ -68,6 +68,8 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     """Blocks copied here from the caches of other replicas, and from here to theirs."""
     role: str = ""
     """prefill or decode; nothing where all replicas do both."""
+    num_departures: int = 0
+    """Preempted sequences that were to go on on another replica."""
 
 
 REQUEST_COLUMNS = (

@@ -81,10 +81,11 @@ def settings(rng: random.Random) -> Settings:
 
 
 def with_roles(settings: Settings, counts: dict[str, int], rng: random.Random) -> Settings:
-    """The settings for executors that pull: two or three, in half of the cases with roles."""
+    """The settings for executors that pull: two or three, in half of the cases with roles, in a quarter with roles that
+    change."""
     counts["executor"] = count = rng.choice((2, 2, 3))
     prefill = rng.randint(1, count - 1)
-    roles = f"prefill={prefill},decode={count - prefill}" if rng.random() < 0.5 else None
+    roles = f"prefill={prefill},decode={count - prefill}" if rng.random() < 0.5 else rng.choice((None, "auto"))
     return settings.replace(executors=count, roles=roles)
 
 

@@ -29,12 +29,13 @@ import pagebus.web.server.listener
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.scheduler import request
 from pagebus.actors.scheduler.config import CoreConfig
-from pagebus.actors.scheduler.core import roles
 from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.fleet import roles
 from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
 from pagebus.web.access.admission import Admission
 from pagebus.web.answers.sse import Streams
 from pagebus.web.ingress.membership import Membership
+from tests.actors.scheduler.moves.splits import change_often
 from tests.dst import constrained
 from tests.dst.engine import Machine, OracleEngine
 from tests.dst.loop import START_S, SimulatedLoop
@@ -151,6 +152,7 @@ def sealed(
         patch.setattr("pagebus.actors.scheduler.core.planner.MOST_LOSSES", 1000)
         patch.setattr(roles, "LEAST_BLOCKS", 1)
         patch.setattr(roles, "LEAST_LEFT", 2)
+        change_often(patch, look_s=0.2)
         try:
             yield wall
         finally:

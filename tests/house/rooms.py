@@ -88,9 +88,13 @@ ROOMS: dict[str, str] = {
         "actors.scheduler.states actors.scheduler.order actors.runtime actors.telemetry bus bus.messages"
     ),
     "actors.scheduler.core": (
-        "actors.scheduler.moves actors.scheduler.replica actors.scheduler.events actors.scheduler.request "
-        "actors.scheduler.states actors.scheduler.readers actors.scheduler.kv actors.scheduler.sequence_output "
-        "actors.scheduler.order actors.scheduler.config actors.model bus.messages"
+        "actors.scheduler.fleet actors.scheduler.moves actors.scheduler.replica actors.scheduler.events "
+        "actors.scheduler.request actors.scheduler.states actors.scheduler.readers actors.scheduler.kv "
+        "actors.scheduler.sequence_output actors.scheduler.order actors.scheduler.config actors.model bus.messages"
+    ),
+    "actors.scheduler.fleet": (
+        "actors.scheduler.moves actors.scheduler.replica actors.scheduler.request actors.scheduler.kv "
+        "actors.scheduler.order actors.model bus.messages"
     ),
     "actors.scheduler.moves": ("actors.scheduler.replica actors.scheduler.request actors.scheduler.kv bus.messages"),
     "actors.scheduler.replica": (
@@ -214,6 +218,7 @@ FROM_ACTORS = ("actors.runtime", "actors.telemetry", "actors.settings", "actors.
 """What ``web`` may take from ``actors``."""
 PURE = (
     "actors.scheduler.core",
+    "actors.scheduler.fleet",
     "actors.scheduler.moves",
     "actors.scheduler.replica",
     "actors.scheduler.kv",

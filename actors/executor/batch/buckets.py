@@ -186,9 +186,10 @@ class Buckets:
         is_long = work.max_query_len >= LONG_QUERY and work.max_context_len >= LONG_CONTEXT
         if work.num_tokens <= self._tokens[-1] and not is_long:
             sampled = max(num_rows, len(work.positions))  # rows with drafts sample several tokens
-            bucket = self._mixed(sampled, work.num_tokens) if sampled <= self._rows[-1] else None
-            if bucket is not None and num_spans <= bucket.spans:
-                return bucket
+            if sampled <= self._rows[-1]:
+                bucket = self._mixed(sampled, work.num_tokens)
+                if num_spans <= bucket.spans:
+                    return bucket
         if work.num_tokens < LONG_QUERY:
             return None
         return next((bucket for bucket in self._pieces if bucket.tokens >= work.num_tokens), None)

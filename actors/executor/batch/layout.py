@@ -98,7 +98,7 @@ class BatchLimits:
     def padded_samples(self) -> int:
         """The most rows to which a step with prompts is padded for the tokens that it samples, whose logits are all
         computed: twice as many as sequences, so that drafts fit beside a full batch."""
-        room = max(PADDED_SAMPLES, min(2 * self.max_num_seqs, VERIFIED_SIZES[-1]))
+        room: int = max(PADDED_SAMPLES, min(2 * self.max_num_seqs, VERIFIED_SIZES[-1]))
         return max(self.max_num_seqs, min(self.most_samples, room))
 
     @property

@@ -37,9 +37,9 @@ class Embedding:
         return rows if addition is None else self._ops.add_to_embedding(input_ids, *addition, rows)
 
     def unscaled(self) -> Self:
-        """The same rows as they are stored."""
+        """The same rows as they are stored, for the model alone."""
         plain = copy(self)
-        plain._scale = 1.0
+        plain.scale, plain.adapted = 1.0, None
         return plain
 
 

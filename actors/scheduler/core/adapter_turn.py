@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.core.placement import choose
-from pagebus.actors.scheduler.core.roles import Roles
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.neighbours import Neighbours
+from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.prefix_match import Offer, displace_jobs
@@ -23,7 +24,9 @@ MOST_WAITING = {PREFIX: 64, DISK: 256, PULL: 256, ROLE: 64}
 another replica, or for a replica of their role."""
 
 
-def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles) -> list[Sequence]:
+def admit(
+    waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours
+) -> list[Sequence]:
     """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
     the queue.
 
@@ -32,23 +35,32 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles)
     ``preempted``. Sequences that wait for a shared prefix (:mod:`pagebus.actors.scheduler.replica.prefix_wait`) may be
     overtaken, but only within the room of one step. So may those whose adapter is not on the device
     (:mod:`pagebus.actors.scheduler.core.adapter_turn`), those whose prefix is read from a disk or pulled from another
-    replica, and those that wait for a replica of their role (:mod:`pagebus.actors.scheduler.core.roles`).
+    replica, and those that wait for a replica of their role (:mod:`pagebus.actors.scheduler.fleet.roles`). Those that
+    are handed over from a prefill replica need a slot and blocks, but no place in line behind the prompts of others.
     """
     fleet.refresh()
-    adapters = AdapterTurn(fleet)
+    adapters, handed_over = AdapterTurn(fleet), roles.on_their_way()
     priority_class, admitted, num_waiting = INTERACTIVE, [], Counter[str]()
     candidates = fleet.open[priority_class].copy()
+    closed = np.zeros_like(candidates)
     for sequence in waiting:
         if sequence.request.priority_class != priority_class:
             priority_class = sequence.request.priority_class
             candidates &= fleet.open[priority_class]
-        if not np.count_nonzero(candidates):
+        goes_on = sequence.id in handed_over
+        if not goes_on and not np.count_nonzero(candidates):
+            if handed_over:
+                continue
             break
+        handed_over.discard(sequence.id)
         if not sequence.ready:
-            if sequence.replica is not None and not roles.awaits(sequence):
-                candidates[fleet.row(sequence.replica)] = False
+            if sequence.replica is not None and not goes_on:
+                closed[fleet.row(sequence.replica)] = True
+                candidates &= ~closed
             continue
-        able = _able(sequence, candidates, fleet, pulls, roles)
+        able = _able(sequence, fleet.free & ~closed if goes_on else candidates, fleet, pulls, roles)
+        if neighbours.going and neighbours.has(sequence):
+            able = neighbours.narrow(sequence, able)
         if sequence.request.adapter is not None and np.count_nonzero(able):
             able = adapters.having(sequence, able)
             if adapters.is_over:
@@ -66,7 +78,8 @@ def admit(waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles)
                 row = fleet.row(replica.name)
                 candidates[row] &= fleet.open[priority_class, row]
         else:
-            candidates &= ~able
+            closed |= able
+            candidates &= ~closed
             continue
         if reason is not None:
             num_waiting[reason] += 1

@@ -215,6 +215,8 @@ class Core:
         if replica is None or message.result.scheduler_epoch != self.config.epoch:
             return  # of a replica that was given up, or for another scheduler
         ended = replica.take_result(message.result)
+        if self.planner.auto_roles is not None:
+            self.planner.auto_roles.demand.done(replica.name, message.result)
         self.planner.fleet.touch(replica)
         if len(message.result.logprob_rows):
             self.lifecycle.keep_scores(message.result)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pagebus.actors.scheduler.core.fleet import Fleet
+from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
@@ -103,6 +103,12 @@ class Lending:
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
         lacking = {content: where for content, where in wanted.items() if content not in awaited}
+        if spared := self._spared(lacking, places, target):
+            num_blocks = self._sequence.hashes.index(spared[0])
+            gained = num_blocks * target.block_size - offer.num_tokens
+            lacking = {content: where for content, where in lacking.items() if content not in spared}
+            if gained <= 0:
+                return offer
         parts = self._parts(lacking, places, gained, num_blocks)
         loan = self._loan(parts, gained, numbers, target)
         return offer if loan is None else replace(
@@ -123,6 +129,26 @@ class Lending:
             return replica.kv_host != target.kv_host, place.hosts, replica is not target, -place.most
 
         return sorted(able, key=distance)
+
+    def _spared(self, lacking: dict[bytes, tuple[int, int]], places: list[Place], target: Replica) -> list[bytes]:
+        """The last of the blocks, which had better not be lent: a lender's sequences take some of them before they come
+        back, and would preempt one more of them otherwise."""
+        kept, contents = len(lacking), list(lacking)
+        for number, place in enumerate(places):
+            lent = [content for content, (where, _) in lacking.items() if where == number]
+            if lent and not place.hosts:
+                blocks = [lacking[content][1] for content in lent]
+                short = min(len(lent), self._shortage(place.replica, self._pulls.link(place.replica, target), blocks))
+                if short:
+                    kept = min(kept, contents.index(lent[-short]))
+        return contents[kept:]
+
+    def _shortage(self, lender: Replica, link: Link, blocks: list[int]) -> int:
+        """How many of the last blocks the lender's sequences need before they come back."""
+        left = lender.pool.num_free - lender.pool.num_unheld(blocks)
+        if lender.kept.num_tokens or left > len(lender.slots) * lender.block_size:  # without the last a window is void
+            return 0
+        return max(0, lender.growth(link.seconds(len(blocks))) - left)
 
     def _parts(
         self, lacking: dict[bytes, tuple[int, int]], places: list[Place], gained: int, num_blocks: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
 from pagebus.actors.scheduler.core.lending import Lending
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.prefix_match import Offer, offer_of
 from pagebus.actors.scheduler.replica.replica import Replica

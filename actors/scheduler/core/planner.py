@@ -17,8 +17,6 @@ from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.admission import admit
 from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import FairShare
-from pagebus.actors.scheduler.core.fleet import Fleet
-from pagebus.actors.scheduler.core.roles import Roles
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
 from pagebus.actors.scheduler.events import (
     MOVED,
@@ -32,6 +30,10 @@ from pagebus.actors.scheduler.events import (
     ToJournal,
     ToReplica,
 )
+from pagebus.actors.scheduler.fleet.auto_roles import AutoRoles
+from pagebus.actors.scheduler.fleet.fleet import Fleet
+from pagebus.actors.scheduler.fleet.neighbours import Neighbours
+from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.leaving import Leaving
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
@@ -57,6 +59,8 @@ class Planner:
         self.num_queued_requests = 0
         self.pulls = Pulls()
         self.roles = Roles(config.num_prefill)
+        self.auto_roles = AutoRoles(self.roles, config.itl_target_s) if config.auto_roles else None
+        self.neighbours = Neighbours(self.pulls, self.roles)
         self.frozen = False
         """Whether planning is paused because an operator holds the work."""
         self._config = config
@@ -137,6 +141,9 @@ class Planner:
         if self.frozen:
             return
         self._promote(now_s)
+        if self.auto_roles is not None and self.auto_roles.look(now_s):
+            self._out.append(Note("roles have changed", {"prefill": self.roles.num_prefill}))
+            self.touch_all()
         for replica in self.fleet.with_disks:
             if replica.disk_tier.gives_up(now_s):
                 self._out.append(Note("a disk does not answer", {"replica": replica.name}))
@@ -173,6 +180,8 @@ class Planner:
             sequence.request.started_s = sequence.request.started_s or now_s
             self._delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
+        if self.auto_roles is not None:
+            self.auto_roles.demand.planned(replica, plan)
         if self.roles.is_on and self.roles.hand_over(replica, self.pulls):
             self.requeue(replica, MOVED)
         return True
@@ -181,8 +190,11 @@ class Planner:
         """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
-            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles):
+            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours):
                 self.waiting.remove(sequence)
+                self.neighbours.admitted(sequence)
+                if self.auto_roles is not None:
+                    self.auto_roles.admitted(sequence)
                 self._has_run(sequence.request)
                 self.fair_share.serve(sequence.request.client, sequence.request.start_s)
             displaced = False
@@ -217,7 +229,8 @@ class Planner:
             sequence.request.num_preemptions += why == PREEMPTED
             self.waiting.add(sequence)
             swapped = sequence.swapped is not None
-            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, why))
+            told = MOVED if self.neighbours.has(sequence) else why
+            self._out.append(Preempted(sequence.request.id, sequence.id, replica.name, swapped, told))
 
     def touch_all(self) -> None:
         """Mark all replicas as possibly having something new to plan."""
@@ -269,6 +282,9 @@ class Planner:
         """Replicas have come or gone."""
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self.roles.assign(self.fleet)
+        self.neighbours.assign(self.fleet)
+        if self.auto_roles is not None:
+            self.auto_roles.assign(self.fleet)
         for replica in self.fleet.replicas:
             others = [each for each in self.fleet.neighbours(replica) if each is not replica]
             keeps = partial(self.pulls.keeps_elsewhere, replica, others)

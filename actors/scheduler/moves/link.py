@@ -67,6 +67,11 @@ class Link:
         """Whether one of many blocks comes more quickly than its tokens are computed, as far as known."""
         return (self._rate.tokens(1) or 0.0) < num_tokens
 
+    def seconds(self, num_blocks: int) -> float:
+        """How long so many blocks take, behind those under way; 0: not known."""
+        rate = self.bytes_per_s
+        return BESIDE_S + (num_blocks + self.num_under_way) * self._block_bytes / rate if rate else 0.0
+
     def begin(self, num_blocks: int) -> None:
         """So many blocks are to come."""
         self.num_under_way += num_blocks

@@ -120,6 +120,11 @@ class Pulls:
             self._links[key] = Link(rate, target.block_bytes)
         return self._links[key]
 
+    def room(self, lender: Replica, target: Replica) -> int:
+        """How many more blocks pulls may hold, of one device for another."""
+        left = min(target.pool.num_free, self._room(target, hosts=False))
+        return min(left, self._room(lender, hosts=False))
+
     def fits(self, loan: Loan, target: Replica, replicas: Callable[[str], Replica]) -> bool:
         """Whether pulls may hold its blocks, too."""
         left = min(target.pool.num_free, self._room(target, hosts=False))

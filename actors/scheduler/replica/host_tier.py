@@ -130,6 +130,19 @@ class HostTier:
         self._swapped[sequence.id] = sequence
         return True
 
+    def cost_of_return(self, sequence: Sequence, num_computed: int, num_listed: int) -> float:
+        """Tokens that could be computed until a sequence that loses its device blocks has these tokens again:
+        by :meth:`swap_out`, or by computing them. 0 if ``--preemption-mode`` leaves no choice."""
+        if self._mode != "auto":
+            return 0.0
+        if self._block_tokens is None or not self.pool.num_blocks:
+            return num_computed
+        pages, keys = self._held_pages(sequence, -(-num_computed // self._block_size), num_listed)
+        num_new = sum(key is None or self.pool.index.find(key) is None for key in keys)
+        if num_new > self.pool.num_free:
+            return num_computed
+        return min(num_computed, (num_new + len(pages)) * self._block_tokens)
+
     def _held_pages(self, sequence: Sequence, num_blocks: int, num_listed: int) -> tuple[list[int], list[bytes | None]]:
         """The pages of a sequence's first ``num_blocks`` blocks that it holds, and what each of them is listed
         under: those of ``num_listed`` blocks."""

@@ -59,6 +59,11 @@ class Pipeline:
             return depth < self.most
         return depth < self.most and sum(self._step_s[kind] for kind in islice(self._in_flight, 1, None)) < AHEAD_S
 
+    @property
+    def decode_s(self) -> float:
+        """How long a step of decodes takes; infinite if there was none."""
+        return self._step_s[DECODES]
+
     def planned(self, num_rows: int, num_decodes: int) -> None:
         """Count one more plan in flight."""
         self._in_flight.append(IDLE if not num_rows else DECODES if num_rows == num_decodes else PROMPTS)

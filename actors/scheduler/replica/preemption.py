@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagebus.actors.scheduler.replica.moves.leaver import Leaver
 from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
@@ -10,9 +11,9 @@ from pagebus.actors.scheduler.states import State
 def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -> None:
     """Take slot and blocks away, for want of blocks or because its client left (``parked``, counted apart).
 
-    The tokens are kept. They are computed again later unless the host tier keeps their blocks, which a sequence that
-    only waits for its last token does not need. Of a beam search the leader's tokens are kept; other beams resume from
-    the part that they share with it.
+    The tokens are kept. They are computed again later unless the sequence goes on elsewhere with what is pulled from
+    here, or the host tier keeps their blocks. A sequence that only waits for its last token needs neither. Of a beam
+    search the leader's tokens are kept; other beams resume from the part that they share with it.
     """
     slot, table = sequence.slot, replica.slots
     num_computed = int(table.computed[slot])
@@ -21,12 +22,25 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
         if sequence.copied is not None:
             num_computed -= num_computed % replica.block_size  # the rest is not copied yet
     if sequence.entered:
-        returns = 0 < num_computed < table.last[slot]
-        swaps = returns and replica.host_tier.swap_out(sequence, num_computed, int(table.indexed[slot]))
+        returns, num_listed = 0 < num_computed < table.last[slot], int(table.indexed[slot])
+        goes = returns and not parked and _goes_elsewhere(replica, sequence, num_computed, num_listed)
+        swaps = returns and not goes and replica.host_tier.swap_out(sequence, num_computed, num_listed)
+        if not parked:
+            replica.num_swaps += bool(swaps)
+            replica.num_departures += bool(goes)
+            replica.num_recomputes += not (swaps or goes)
         replica.num_parked += parked
-        replica.num_swaps += bool(swaps) and not parked
-        replica.num_recomputes += not swaps and not parked
     _to_queue(replica, sequence)
+
+
+def _goes_elsewhere(replica: ReplicaBase, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
+    """Whether another replica takes the sequence over, and is the quicker way."""
+    if replica.goes_elsewhere is None:
+        return False
+    cost_tokens = replica.host_tier.cost_of_return(sequence, num_computed, num_listed)
+    num_full = min(num_listed * replica.block_size, num_computed)
+    leaver = Leaver(sequence, num_computed, num_full, len(sequence.pages), cost_tokens)
+    return cost_tokens > 0 and replica.goes_elsewhere(replica.name, leaver)
 
 
 def move_out(replica: ReplicaBase, sequence: Sequence) -> None:

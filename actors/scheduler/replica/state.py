@@ -8,6 +8,7 @@ tokens of a sequence, :mod:`pagebus.actors.scheduler.replica.token_budget` divid
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pagebus.actors.scheduler.replica.disk.disk_tier import DiskTier
 from pagebus.actors.scheduler.replica.drafts.depth import Depth
 from pagebus.actors.scheduler.replica.host_tier import HostTier
 from pagebus.actors.scheduler.replica.moves.counts import MoveCounts
+from pagebus.actors.scheduler.replica.moves.leaver import Leaver
 from pagebus.actors.scheduler.replica.pipeline import Pipeline
 from pagebus.actors.scheduler.replica.plan_builder import InFlight, PlanBuilder
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
@@ -32,6 +34,8 @@ from pagebus.actors.scheduler.request import BeamGroup, Request, Sequence, block
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running sequences to grow."""
+LANDING_STEPS = 6
+"""From the plan that lends blocks to the one that has them back, beside the copy: results, an order, a report."""
 LOAD_TOKENS_PER_SEQUENCE = 16
 """The weight of a running sequence in placement, in tokens of prefill."""
 
@@ -41,8 +45,8 @@ class ReplicaBase:
 
     ``bound``: by slot, sequences that have a slot and no planned row yet. ``searches``: running beam groups by the
     sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again. Counters:
-    ``num_swaps`` and ``num_recomputes`` (preemptions of each kind), ``num_parked``, ``prefix_queries`` and
-    ``prefix_hits`` (tokens), and ``num_given_back``, pages that fell behind a window.
+    ``num_swaps``, ``num_recomputes`` and ``num_departures`` (preemptions of each kind), ``num_parked``,
+    ``prefix_queries`` and ``prefix_hits`` (tokens), and ``num_given_back``, pages that fell behind a window.
 
     ``window`` is that of ``blocks`` of sequences, ``windowed`` that of their ``windowed`` pages, and ``kept`` the one
     of both behind which something is given back.
@@ -74,6 +78,8 @@ class ReplicaBase:
         self.caching = caching
         self.pacer = pacer
         self.suspended = False
+        self.most_prompt_tokens: int | None = None
+        """What a step may compute of prompts, besides the budget: streams of others, too, wait for it."""
         self.window = Window(window, self.block_size)
         self.windowed_pages = joined.windowed_pages
         self.windowed = Window(joined.windowed_tokens, self.block_size)
@@ -95,14 +101,17 @@ class ReplicaBase:
         self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
         self.host_tier.pool.index.step = first_step
         self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder, self.prompt_rate)
-        self.num_swaps = self.num_recomputes = self.num_parked = self.prefix_queries = self.prefix_hits = 0
+        self.num_swaps = self.num_recomputes = self.num_departures = 0
+        self.num_parked = self.prefix_queries = self.prefix_hits = 0
+        self.goes_elsewhere: Callable[[str, Leaver], bool] | None = None
+        """Asked before a sequence gives its blocks up here (the name of this replica): whether it goes on elsewhere."""
         self.num_given_back = 0
         self.moves = MoveCounts()
 
     @property
     def num_preemptions(self) -> int:
         """Sequences preempted here for want of blocks, so far."""
-        return self.num_swaps + self.num_recomputes
+        return self.num_swaps + self.num_recomputes + self.num_departures
 
     @property
     def num_pages(self) -> int:
@@ -157,6 +166,12 @@ class ReplicaBase:
     def backlog(self, priority_class: int = JOB) -> int:
         """Tokens of running sequences, up to this priority class, that can be computed and are in no plan."""
         return self.slots.backlog(priority_class)
+
+    def growth(self, seconds: float) -> int:
+        """Pages that running sequences take in so long a time, and in the steps until it begins and after it."""
+        step_s = self.pipeline.decode_s
+        steps = LANDING_STEPS + (seconds / step_s if step_s else 0.0)
+        return -(-int(steps * len(self.slots)) // self.block_size) * self.num_pages
 
     def load(self, priority_class: int = JOB) -> int:
         """The expected wait of a new sequence of this priority class, in tokens."""

@@ -33,6 +33,8 @@ def share_budget(replica: ReplicaBase, now_s: float, slots: Slots, behind: Int32
     wanted = dict(zip(slots[prompts].tolist(), behind[prompts].tolist(), strict=True))
     others = sorted(wanted, key=lambda each: table.at(each).key)
     whole = any(table.at(slot).least_tokens > 1 for slot in others)
+    if replica.most_prompt_tokens is not None and not whole:
+        budget = min(budget, replica.most_prompt_tokens)
     if replica.pacer is not None and len(decodes) and not whole:
         work = Work(decodes=len(decodes), decode_context=int(table.computed[decodes].sum()))
         prefills = [prefill_of(table.at(slot), int(table.computed[slot]), wanted[slot]) for slot in others]

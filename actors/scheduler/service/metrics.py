@@ -43,6 +43,7 @@ _COUNTERS = {
     "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
     "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
     "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
+    "num_departures": ("pagebus:moved_preemptions", "Of these, sequences that were to go on on another executor."),
     "num_given_back": (
         "pagebus:given_back_blocks_total",
         "Blocks, or pages of blocks, that fell behind a sliding window.",

@@ -69,6 +69,7 @@ def replica_state(replica: Replica, role: str, num_cached: int, num_cached_hosts
         pulled_blocks=replica.moves.num_pulled,
         lent_blocks=replica.moves.num_lent,
         role=role,
+        num_departures=replica.num_departures,
     )
 
 

@@ -19,7 +19,7 @@ from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
 from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
-from tests.actors.scheduler.moves.splits import split_often
+from tests.actors.scheduler.moves.splits import change_often, split_often
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
 
@@ -53,7 +53,7 @@ class Schedules(RuleBasedStateMachine):
         num_drafts=st.sampled_from([0, 0, 1, 3, 7]),
         disk=st.tuples(st.sampled_from([0, 0, 3, 12, 60]), st.sampled_from([0, 0, 1, 2, 5])),
         stages=st.sampled_from([1, 1, 2, 3]),
-        num_prefill=st.sampled_from([0, 0, 1, 2]),
+        num_prefill=st.sampled_from([0, 0, 1, 2, None]),
         pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
         host=st.sampled_from(["", "here", "here"]),
     )
@@ -74,7 +74,7 @@ class Schedules(RuleBasedStateMachine):
         num_drafts: int,
         disk: tuple[int, int],
         stages: int,
-        num_prefill: int,
+        num_prefill: int | None,
         pulls: tuple[str, int, float],
         host: str,
     ) -> None:
@@ -86,7 +86,8 @@ class Schedules(RuleBasedStateMachine):
             priority_aging_s=aging_s,
             preemption_mode=mode,
             window=window,
-            num_prefill=num_prefill,
+            num_prefill=num_prefill or 0,
+            auto_roles=num_prefill is None,
         )
         self.options = {
             "num_blocks": num_blocks * (1 + windowed[0]),
@@ -290,4 +291,5 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long elsewhere happens often."""
     rest_often(monkeypatch)
     split_often(monkeypatch)
+    change_often(monkeypatch)
     monkeypatch.setattr(link, "PROBE_BYTES", 2000)

@@ -204,6 +204,8 @@ def test_executors_bring_actors_for_text(changes: dict[str, Any], cores: int, ex
         ({"roles": "prefill=0,decode=2"}, "prefill=1,decode=3"),
         ({"roles": "prefill=1,decode=1"}, "--executors is 3"),
         ({"roles": "prefill=1,decode=2", "kv_moves": "off"}, "--kv-moves off"),
+        ({"roles": "auto", "kv_moves": "off"}, "--kv-moves off"),
+        ({"roles": "Auto"}, "it is auto, or of the form"),
         ({"roles": "prefill=1,decode=2", "enable_prefix_caching": False}, "prefix caching"),
         ({"roles": "prefill=1,decode=2", "tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
     ],

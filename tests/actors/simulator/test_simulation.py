@@ -205,7 +205,7 @@ def test_the_core_is_configured_as_in_a_deployment() -> None:
     settings = Settings(itl_target_ms=20.0, scheduling_policy="priority", pipeline_depth=3, block_size=32)
     config = core_config(settings)
     assert (config.itl_target_s, config.priorities, config.pipeline_depth, config.block_size) == (0.02, True, 3, 32)
-    own = {"epoch", "eos_token_ids", "vocab_size", "priorities", "window", "num_prefill"}
+    own = {"epoch", "eos_token_ids", "vocab_size", "priorities", "window", "num_prefill", "auto_roles"}
     fields = {spec.name for spec in dataclasses.fields(CoreConfig)} - own
     assert [name for name in fields if not hasattr(settings, name) and not hasattr(settings, name[:-1] + "ms")] == []
 

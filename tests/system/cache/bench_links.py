@@ -27,7 +27,7 @@ from unittest.mock import patch
 import numpy as np
 import uvloop
 
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
@@ -67,14 +67,14 @@ class Forced:
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Have the schedulers of this process obey. What is forced teaches them nothing of links."""
-        saves, can_lend, can_hold = Link.saves, Pulls.can_lend, Fleet.can_hold
+        waits, can_lend, can_hold = Link.waits, Pulls.can_lend, Fleet.can_hold
         learn, began = ReadRate.learn, ReadRate.began
 
-        def forced_saves(link: Link, num_blocks: int, num_tokens: int, ahead: int) -> int:
-            return num_tokens if self.choice == PULL else saves(link, num_blocks, num_tokens, ahead)
+        def forced_waits(link: Link, num_blocks: int) -> float:
+            return 0.0 if self.choice == PULL else waits(link, num_blocks)
 
-        def forced_can_lend(pulls: Pulls, lender: Replica, target: Replica) -> bool:
-            return self.choice != COMPUTE and can_lend(pulls, lender, target)
+        def forced_can_lend(pulls: Pulls, lender: Replica, target: Replica, *, hosts: bool = False) -> bool:
+            return self.choice != COMPUTE and can_lend(pulls, lender, target, hosts=hosts)
 
         def forced_learn(rate: ReadRate, bytes_per_s: float) -> None:
             if self.choice == OWN:
@@ -88,7 +88,7 @@ class Forced:
             return can_hold(fleet, sequence) & np.array([each.name == self.place for each in fleet.replicas])
 
         with (
-            patch.object(Link, "saves", forced_saves), patch.object(Pulls, "can_lend", forced_can_lend),
+            patch.object(Link, "waits", forced_waits), patch.object(Pulls, "can_lend", forced_can_lend),
             patch.object(ReadRate, "learn", forced_learn), patch.object(ReadRate, "began", forced_began),
             patch.object(Fleet, "can_hold", forced_can_hold),
         ):  # fmt: skip

@@ -118,6 +118,23 @@ def test_prompts_are_admitted_while_others_are_on_their_way() -> None:
     assert len(split.moved()) == 3
 
 
+def test_who_is_handed_over_passes_a_replica_that_has_prompts_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode replica takes no more prompts, but a stream."""
+    split = Split()
+    split.world.send(request("long", LONG, max_tokens=LEFT))
+    replica = split.world.core.replicas["gpu-1"]
+    monkeypatch.setattr(replica, "is_open", lambda *_: False)
+    split.world.send(request("short", LONG[:8], max_tokens=4))
+    split.world.run()
+    assert split.world.over == {"long"}
+    assert split.moved() == ["long"]
+    assert replica.moves.num_pulled > 0
+    monkeypatch.undo()
+    split.world.core.planner.touch_all()
+    split.world.send(request("other", LONG[:8], max_tokens=4))
+    split.end()
+
+
 @pytest.mark.parametrize("gone", ["gpu-0", "gpu-1"])
 @pytest.mark.parametrize("how", ["kill", "drain"])
 def test_without_one_role_the_other_does_both(gone: str, how: str) -> None:

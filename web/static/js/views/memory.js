@@ -27,7 +27,7 @@ export function memoryView({ world, view, tools, signal }) {
     const given = replica.given_back_blocks;
     figures.set("Cache in use", percent(1 - replica.num_free / replica.num_blocks), given ? `${short(given)} blocks fell behind the window` : "");
     figures.set("Prefix hits", replica.prefix_queries ? percent(replica.prefix_hits / replica.prefix_queries) : "–");
-    figures.set("Preemptions", count(replica.num_swaps + replica.num_recomputes));
+    figures.set("Preemptions", count(replica.num_swaps + replica.num_recomputes + (replica.num_departures ?? 0)));
     figures.set("Parked", count(replica.num_parked ?? 0), "client left");
     figures.set("Swapped out / in", `${short(replica.swapped_out_blocks)} / ${short(replica.swapped_in_blocks)}`);
     figures.show("Pulled / lent", world.shownReplicas().size > 1 || replica.pulled_blocks > 0);

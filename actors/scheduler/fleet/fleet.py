@@ -42,8 +42,8 @@ class Fleet:
     """n replicas in the order in which they joined.
 
     ``load`` [2, n] and ``open`` [2, n] by priority class, and ``room`` [n], hold :meth:`Replica.load`,
-    :meth:`Replica.is_open` and :meth:`Replica.room` as of the last :meth:`refresh`. ``due``: rows touched since the
-    core last planned.
+    :meth:`Replica.is_open` and :meth:`Replica.room` as of the last :meth:`refresh`, and ``free`` [n] whether there is a
+    free slot. ``due``: rows touched since the core last planned.
     """
 
     def __init__(self, replicas: Iterable[Replica] = (), prefix_directory: PrefixDirectory | None = None) -> None:
@@ -54,6 +54,7 @@ class Fleet:
         self.load = np.zeros((len(_CLASSES), count), np.int64)
         self.open = np.zeros((len(_CLASSES), count), np.bool_)
         self.room = np.zeros(count, np.int64)
+        self.free = np.zeros(count, np.bool_)
         self._max_model_len = np.array([each.max_model_len for each in self.replicas], np.int64)
         self._capacity = np.array([_capacity(each) for each in self.replicas], np.int64)
         self._window = self.replicas[0].window if self.replicas else EVERYTHING
@@ -115,6 +116,7 @@ class Fleet:
         for row in self._stale:
             replica = self.replicas[row]
             self.room[row] = replica.room()
+            self.free[row] = replica.slots.has_free_slot and not replica.suspended
             self.load[:, row] = replica.load(JOB)
             self.open[:, row] = replica.is_open(JOB)
             for block_hash in replica.index.new_anchors:
@@ -210,6 +212,8 @@ class Fleet:
             if row in self._stale:
                 continue
             assert self.room[row] == replica.room(), f"{replica.name}: room is out of date"
+            free = replica.slots.has_free_slot and not replica.suspended
+            assert self.free[row] == free, f"{replica.name}: free slots are out of date"
             for priority_class in _CLASSES:
                 assert self.load[priority_class, row] == replica.load(priority_class), (
                     f"{replica.name}: load is out of date"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagebus.actors.scheduler.core.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE
 from pagebus.actors.scheduler.replica.preemption import move_out
@@ -43,6 +43,20 @@ class Roles:
         self.is_on = False
         """Whether there is a replica of each role."""
 
+    @property
+    def num_prefill(self) -> int:
+        """The number of prefill replicas, while there are enough others."""
+        return self._num_prefill
+
+    def set_prefills(self, num_prefill: int, fleet: Fleet) -> None:
+        """From now on so many are prefill replicas."""
+        self._num_prefill = num_prefill
+        self.assign(fleet)
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether a prompt of which so many tokens are to be computed is a long one."""
+        return num_tokens >= self._least
+
     def assign(self, fleet: Fleet) -> None:
         """Give the roles out anew: replicas have come or gone."""
         self._fleet = fleet
@@ -54,6 +68,9 @@ class Roles:
         cached = all(each.caching for each in fleet.replicas)  # what is pulled is found as what is cached
         self.is_on = cached and bool(self._prefills.any() and self._decodes.any())
         self._least = max(map(_least_tokens, fleet.replicas), default=0.0)
+        for row, replica in enumerate(fleet.replicas):
+            gives_way = self.is_on and bool(self._decodes[row])
+            replica.most_prompt_tokens = max(1, int(_least_tokens(replica))) if gives_way else None
 
     def _order(self, row: int) -> tuple[int, str]:
         name = self._fleet.replicas[row].name
@@ -65,6 +82,11 @@ class Roles:
             return ""
         row = self._fleet.row(replica.name)
         return "prefill" if self._prefills[row] else "decode" if self._decodes[row] else ""
+
+    @property
+    def decodes(self) -> Rows:
+        """The replicas that go on with sequences, if there are roles."""
+        return self._decodes
 
     # -- where a sequence runs ----------------------------------------------------------------------------------------
     def narrow(self, sequence: Sequence, able: Rows, holds: Rows, pulls: Pulls) -> Rows:
@@ -132,8 +154,7 @@ class Roles:
         if not done.any():
             return False
         self._fleet.refresh()
-        self._handed_over = {number: each for number, each in self._handed_over.items() if each.is_queued}
-        before = len(self._handed_over)
+        before = len(self.on_their_way())
         for slot in done.nonzero()[0].tolist():
             sequence = table.at(slot)
             if not self._may_move(sequence):
@@ -157,9 +178,11 @@ class Roles:
         room = sum(int(self._fleet.room[self._fleet.row(each.name)]) for each in targets)
         return room >= taken + needed and sum(each.slots.num_free_slots for each in targets) > len(queued)
 
-    def awaits(self, sequence: Sequence) -> bool:
-        """Whether the sequence, whose last step on a prefill replica is in flight, goes on elsewhere."""
-        return sequence.id in self._handed_over
+    def on_their_way(self) -> set[int]:
+        """Ids of sequences that have left a prefill replica, where their last step may be in flight, and have no slot
+        yet."""
+        self._handed_over = {number: each for number, each in self._handed_over.items() if each.is_queued}
+        return set(self._handed_over)
 
 
 def _least_tokens(replica: Replica) -> float:

@@ -1,0 +1,1 @@
+"""All replicas together: their load and room as arrays, their roles, and who takes over sequences of others."""

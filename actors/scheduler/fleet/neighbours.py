@@ -1,0 +1,99 @@
+"""Preemption to a neighbour: a sequence that has to give its blocks up goes on at once on a replica that has room. Its
+full blocks are pulled from where it was (:mod:`pagebus.actors.scheduler.moves.pulls`).
+
+It leaves its slot like any preempted sequence, and is placed like any waiting one. What is decided here is only that
+its blocks are not copied to the host, because the neighbour is the quicker way. Where it ends up is decided once its
+last results are there, so that nothing is lost if the room is gone by then: it is computed, as without a host tier.
+Meanwhile its old replica may give away the last of its blocks, and these are computed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.roles import Roles
+from pagebus.actors.scheduler.moves.pulls import Pulls
+from pagebus.actors.scheduler.replica.moves.leaver import Leaver
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Sequence
+
+
+class Neighbours:
+    """Who takes over sequences that are preempted for want of blocks. ``going``: those on their way, by id, each with
+    the names of the replica that it has left and of the one that had room for it."""
+
+    def __init__(self, pulls: Pulls, roles: Roles) -> None:
+        self.going: dict[int, tuple[Sequence, str, str]] = {}
+        self._pulls, self._roles = pulls, roles
+        self._fleet = Fleet()
+
+    def assign(self, fleet: Fleet) -> None:
+        """Replicas have come or gone. Each asks here before it gives blocks up."""
+        self._fleet, names = fleet, {replica.name for replica in fleet.replicas}
+        self.going = {number: each for number, each in self.going.items() if names.issuperset(each[1:])}
+        for replica in fleet.replicas:
+            replica.goes_elsewhere = self.takes if fleet.lends else None
+
+    def takes(self, name: str, leaver: Leaver) -> bool:
+        """Whether a sequence that is preempted on the replica of this name goes on elsewhere. Then room is kept for it
+        in mind, while others leave."""
+        self.going = {number: each for number, each in self.going.items() if each[0].is_queued}
+        lender, sequence = self._fleet.named(name), leaver.sequence
+        if sequence.suspect or sequence.scores_prompt or lender.kept.num_tokens:
+            return False  # with a window nothing is worth a pull without the last blocks, which others take at once
+        target = self._with_room(lender, leaver)
+        if target is None or leaver.cost_tokens <= self._cost_tokens(lender, target, leaver):
+            return False
+        self.going[sequence.id] = sequence, lender.name, target.name
+        return True
+
+    def has(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has lost its slot was to go on elsewhere."""
+        return sequence.id in self.going
+
+    def admitted(self, sequence: Sequence) -> None:
+        """A sequence has a slot again."""
+        self.going.pop(sequence.id, None)
+
+    def narrow(self, sequence: Sequence, able: Rows) -> Rows:
+        """Those of the ``able`` replicas that the sequence has not just left: what it leaves there would have to give
+        way at once. All, once the others have no room."""
+        _, left, _ = self.going[sequence.id]
+        others = able & (self._fleet.room >= self._fleet.blocks_needed(sequence))
+        others[self._fleet.row(left)] = False
+        if others.any():
+            return others
+        del self.going[sequence.id]
+        return able
+
+    def _cost_tokens(self, lender: Replica, target: Replica, leaver: Leaver) -> float:
+        """Tokens that the target could compute until the sequence goes on there."""
+        if leaver.num_pages > self._pulls.room(lender, target):
+            return leaver.num_computed
+        link = self._pulls.link(lender, target)
+        return leaver.num_computed - max(0, link.saves(leaver.num_pages, leaver.num_full, target.backlog()))
+
+    def _with_room(self, lender: Replica, leaver: Leaver) -> Replica | None:
+        """The replica with the least to do of those that can take the sequence over and have room for it."""
+        fleet, request = self._fleet, leaver.sequence.request
+        fleet.refresh()  # the lender's row, in the midst of a plan, is outdated by that
+        rows = fleet.open[request.priority_class] & fleet.can_hold(leaver.sequence)
+        rows &= fleet.room >= fleet.blocks_needed(leaver.sequence)
+        if self._roles.is_on:
+            rows &= self._roles.decodes
+        for row in sorted(np.flatnonzero(rows).tolist(), key=fleet.load[request.priority_class].__getitem__):
+            replica = fleet.replicas[row]
+            if self._pulls.can_lend(lender, replica) and self._has_room(replica, leaver):
+                return replica
+        return None
+
+    def _has_room(self, replica: Replica, leaver: Leaver) -> bool:
+        """Whether a replica has slots and blocks for it, beside those on their way."""
+        sequence, queued = leaver.sequence, [each for each, _, name in self.going.values() if name == replica.name]
+        if sequence.request.adapter is not None and not replica.adapters.is_ready(sequence.request.digest):
+            return False
+        slots = sequence.num_slots + sum(each.num_slots for each in queued)
+        needed = replica.blocks_to_admit(sequence.request, leaver.num_computed + 1)
+        needed += sum(replica.blocks_to_admit(each.request, len(each.tokens)) for each in queued)
+        return replica.slots.num_free_slots >= slots and replica.room() >= needed

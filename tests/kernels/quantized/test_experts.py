@@ -125,9 +125,9 @@ def test_rounded_tokens(ordered: bool, device: torch.device, monkeypatch: pytest
     tokens = tuple(each[:3] for each in make_tokens(4, device))  # all of which have experts
     tile = TileConfig(32, 16, 128, 2, 4, rounded=True)
     result = coded_experts(*tokens, coded_layer(layer), CodedConfig(tile, tile, ordered))
-    exact = experts._product
+    exact = experts.expert_product
     monkeypatch.setattr(
-        experts, "_product", lambda x, layout, bias, expert: exact(of_rounded(x, layout), layout, bias, expert)
+        experts, "expert_product", lambda x, layout, bias, expert: exact(of_rounded(x, layout), layout, bias, expert)
     )
     wanted = moe_experts_reference(*tokens, layer)
     assert error(result, wanted) < 3e-3  # what differs in the last bit may be rounded to others

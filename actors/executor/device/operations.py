@@ -12,9 +12,6 @@ from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionSh
 from pagebus.kernels.attention.prefill_plan import Ints, QuerySpans
 from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.lora.pages import PagedTable
-from pagebus.kernels.lora.plan import AdapterPlan
-from pagebus.kernels.moe.adapted.experts import ExpertTables
 from pagebus.kernels.moe.routing import Routing
 from pagebus.kernels.quantized.experts import Experts
 from pagebus.kernels.quantized.layouts import Weight
@@ -355,55 +352,3 @@ class CopyBlocks(Protocol):
     """:func:`pagebus.kernels.batch.copy_blocks.copy_blocks`"""
 
     def __call__(self, cache: Tensor, sources: Tensor, targets: Tensor) -> None: ...
-
-
-class PlanAdapters(Protocol):
-    """:func:`pagebus.kernels.lora.plan.plan_step`"""
-
-    def __call__(self, adapters: Tensor, query_start: Tensor, num_tokens: int) -> AdapterPlan: ...
-
-
-class AdaptedProduct(Protocol):
-    """:func:`pagebus.kernels.quantized.adapted.adapted_linear`"""
-
-    def __call__(
-        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None, table: PagedTable, plan: AdapterPlan
-    ) -> Tensor: ...
-
-
-class AdaptedGatedProduct(Protocol):
-    """:func:`pagebus.kernels.quantized.adapted.adapted_gated_linear`"""
-
-    def __call__(
-        self, x: Tensor | HalfNorm, weight: Weight, bias: Tensor | None, table: PagedTable, plan: AdapterPlan, *,
-        act: str = "silu",
-    ) -> Tensor: ...  # fmt: skip
-
-
-class AdaptedResidualProduct(Protocol):
-    """:func:`pagebus.kernels.quantized.adapted.adapted_partial_linear`"""
-
-    def __call__(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, residual: Tensor | None, norm: NextNorm | None,
-        table: PagedTable, plan: AdapterPlan,
-    ) -> Tensor | HalfNorm | None: ...  # fmt: skip
-
-
-class AddAdapters(Protocol):
-    """:func:`pagebus.kernels.lora.behind.add_adapters`"""
-
-    def __call__(self, x: Tensor, table: PagedTable, plan: AdapterPlan, y: Tensor) -> Tensor: ...
-
-
-class AddToEmbedding(Protocol):
-    """:func:`pagebus.kernels.lora.embedding.add_to_embedding`"""
-
-    def __call__(self, input_ids: Tensor, table: PagedTable, plan: AdapterPlan, y: Tensor) -> Tensor: ...
-
-
-class AdaptedExpertProducts(Protocol):
-    """:func:`pagebus.kernels.moe.adapted.experts.adapted_experts`"""
-
-    def __call__(
-        self, x: Tensor, weights: Tensor, experts: Tensor, layer: Experts, tables: ExpertTables, of_token: Tensor
-    ) -> Tensor: ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pagebus.actors.executor.device import operations
+from pagebus.actors.executor.device import adapter_operations, operations
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.kernels.attention import paged_attention, rotary_attention
 from pagebus.kernels.batch import copy_blocks, draft_lookup, drafts, guesses, inputs, scatter_words
@@ -57,13 +57,13 @@ class Ops:
     apply_bad_words: operations.ApplyBadWords
     token_logprobs: operations.TokenLogprobs
     copy_blocks: operations.CopyBlocks
-    plan_adapters: operations.PlanAdapters
-    adapted_linear: operations.AdaptedProduct
-    adapted_gated_linear: operations.AdaptedGatedProduct
-    adapted_partial_linear: operations.AdaptedResidualProduct
-    adapted_experts: operations.AdaptedExpertProducts
-    add_adapters: operations.AddAdapters
-    add_to_embedding: operations.AddToEmbedding
+    plan_adapters: adapter_operations.PlanAdapters
+    adapted_linear: adapter_operations.AdaptedProduct
+    adapted_gated_linear: adapter_operations.AdaptedGatedProduct
+    adapted_partial_linear: adapter_operations.AdaptedResidualProduct
+    adapted_experts: adapter_operations.AdaptedExpertProducts
+    add_adapters: adapter_operations.AddAdapters
+    add_to_embedding: adapter_operations.AddToEmbedding
     add_sum: operations.AddSum = norm.add_sum
     row_squares: operations.RowSquares = squares.row_squares_reference
     sum_parts: operations.SumParts = parts.sum_parts_reference

@@ -71,6 +71,10 @@ class Neighbours:
             self.run(number, others.tolist())
             count -= 18
 
+    def has_ordered(self, number: int) -> bool:
+        """Whether a plan for this replica had a pull out of a host tier."""
+        return any(each.hosts for plan in self.world.executors[f"gpu-{number}"].plans for each in plan.pulls)
+
     def end(self) -> None:
         self.world.run()
         self.world.check_end()
@@ -149,6 +153,50 @@ def test_a_replica_dies_under_a_pull_from_a_host_tier(victim: int, phase: str) -
         assert [*pair.world.core.planner.pulls.owned_hosts(pair.replica(0))]
     pair.world.kill(f"gpu-{victim}")
     pair.end()
+
+
+@pytest.mark.parametrize("copy_lag", [0, 2])
+def test_a_pull_waits_until_the_host_tier_has_its_blocks(copy_lag: int) -> None:
+    """They can be found as soon as the plan is made that copies them out. An idle lender is asked for a result that
+    says that they are there."""
+    pair = Neighbours(copy_lag=copy_lag)
+    pair.run(0, LONG)
+    with pair.only(0):
+        others = np.random.default_rng(1).integers(40, size=4 * 18 - 1).tolist()
+        pair.world.send(request("others", others, max_tokens=1))
+    assert pair.num_kept()[0] >= LENT - 1
+    with pair.only(1):
+        pair.world.send(request("second", LONG, max_tokens=2))
+        assert len(pair.world.core.planner.pulls) > 0
+        assert not pair.has_ordered(1)
+        pair.world.step("gpu-0")
+        assert pair.has_ordered(1) == (not copy_lag)
+        pair.world.run()
+    moves = pair.replica(1).moves
+    assert 0 < moves.num_pulled_hosts <= moves.num_pulled == LENT
+    pair.end()
+
+
+def test_what_is_pulled_out_of_a_host_tier_stays_there_until_then() -> None:
+    """Although the lender displaces everything else that its host tier has."""
+    pair = Neighbours(num_host_blocks=20)
+    pair.run(0, LONG)
+    pair.displace(0, 24)
+    assert pair.num_kept()[0] >= LENT
+    with pair.only(1):
+        pair.world.send(request("second", LONG, max_tokens=2))
+        pair.world.step("gpu-1")
+    (order,) = pair.world.executors["gpu-1"].pulls.orders
+    assert order.hosts
+    with pair.only(0):
+        for seed in range(6):
+            others = np.random.default_rng(100 + seed).integers(40, size=4 * 18 - 1).tolist()
+            pair.world.send(request(f"others {seed}", others, max_tokens=1))
+            while pair.world.executors["gpu-0"].queue:
+                pair.world.step("gpu-0")
+    assert pair.num_kept()[0] == LENT
+    pair.end()
+    assert pair.replica(1).moves.num_pulled_hosts == LENT
 
 
 def test_a_part_whose_owner_dies_is_gone() -> None:

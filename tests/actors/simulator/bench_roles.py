@@ -1,11 +1,11 @@
 """What automatic roles and preemption to a neighbour are worth, by the simulator: an 8B model on H200s with NVLink.
 
-    python -m tests.actors.simulator.bench_roles [2] [4] [uneven]
+    python -m tests.actors.simulator.bench_roles [2] [4] [uneven] [handed]
 
 ``2``, ``4``: so many executors under a load that shifts from long prompts beside chats to chats, and then to more long
 prompts than prefill executors compute. Prints for each choice of roles, and each phase without its first eight seconds:
 output tokens and requests a second, pauses, and times to first tokens. ``uneven``: long sequences that grow on one of
-two executors.
+two executors. ``handed``: how long sequences pause that are handed over from a prefill executor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pagebus.actors.simulator.histogram import Histogram
 from pagebus.actors.simulator.recording.trace import Trace, make_trace
 from pagebus.actors.simulator.report import make_report
 from pagebus.actors.simulator.simulation import Observer
-from pagebus.actors.simulator.workloads import chat_lengths
+from pagebus.actors.simulator.workloads import chat_lengths, make_workload
 from pagebus.bus.messages import StepResult
 from tests.actors.simulator.test_moves import NVLINK, deployed
 
@@ -78,17 +78,35 @@ def shift(executors: int, roles: str | None) -> None:
 
 
 class Pauses(Observer):
-    """Those of more than ``NOTED_S``."""
+    """Those of more than ``NOTED_S``; and all ``handed`` over, in which a sequence has changed its executor."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._last: dict[int, float] = {}
+        self.handed: list[float] = []
+        self._last: dict[int, tuple[float, str]] = {}
 
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
         for number in result.sequence_ids.tolist():
-            pause_s = result.done_s - self._last.get(number, result.done_s)
+            before_s, before = self._last.get(number, (result.done_s, replica))
+            pause_s = result.done_s - before_s
             self.seconds += [pause_s] if pause_s > NOTED_S else []
-            self._last[number] = result.done_s
+            self.handed += [pause_s] if before != replica else []
+            self._last[number] = result.done_s, replica
+
+
+def handed(itl_target_ms: float | None) -> None:
+    """``long4k`` with a prefill and a decode executor."""
+    deployment = deployed(make_workload("long4k"), NVLINK, roles="prefill=1,decode=1", itl_target_ms=itl_target_ms)
+    pauses = Pauses()
+    deployment.watch(pauses)
+    deployment.run()
+    report = make_report(deployment)
+    lengths = "".join(f"{each * 1e3:8.1f}" for each in np.percentile(pauses.handed, (50, 90, 99, 100)))
+    print(
+        f"{itl_target_ms or '-':>6} {report['throughput']['requests_per_s']:10.2f} {report['ttft_ms']['p50']:9.0f} "
+        f"{report['itl_ms']['p50']:9.1f} {report['itl_ms']['p99']:7.1f} {len(pauses.handed):11} {lengths}",
+        flush=True,
+    )
 
 
 def uneven(gbps: float | None, swap_space: float, neighbours: bool) -> None:
@@ -132,6 +150,10 @@ def main(chosen: list[str]) -> None:
         for swap_space in (0.0, 8.0):
             for gbps, neighbours in ((None, False), (NVLINK, False), (NVLINK, True), (100.0, False), (100.0, True)):
                 uneven(gbps, swap_space, neighbours)
+    if "handed" in chosen or not chosen:
+        print("target requests/s first p50 pause p50     p99 handed over      p50     p90     p99 longest")
+        for target in (None, 15.0):
+            handed(target)
 
 
 if __name__ == "__main__":

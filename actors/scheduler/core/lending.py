@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice, takewhile
 
 from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
@@ -81,25 +82,10 @@ class Lending:
         places = self._reachable(target)
         if not places:
             return offer
-        found: dict[bytes, tuple[int, int]] = {}
-
-        def find(content: bytes) -> int | None:
-            """A block with this content, on the target's device or in some place."""
-            block = target.index.find(content)
-            if block is not None:
-                return block
-            for number, place in enumerate(places):
-                block = place.index.find(content)
-                if block is not None:
-                    found[content] = number, block
-                    return block
-            return None
-
-        num_blocks, behind = behind_device(target, self._sequence, find)
+        num_blocks, wanted = self._locate(places, target)
         gained = num_blocks * target.block_size - offer.num_tokens
         if gained <= 0:
             return offer
-        wanted = {content: found[content] for content in behind if target.index.find(content) is None}
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
         lacking = {content: where for content, where in wanted.items() if content not in awaited}
@@ -114,6 +100,25 @@ class Lending:
         return offer if loan is None else replace(
             offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, loan.saved_tokens)
         )  # fmt: skip
+
+    def _locate(self, places: list[Place], target: Replica) -> tuple[int, dict[bytes, tuple[int, int]]]:
+        """How many blocks of the prefix lie on the target's device or in some place, and in which place, by number, and
+        as which block those do that are not on its device."""
+        found: dict[bytes, tuple[int, int]] = {}
+
+        def find(content: bytes) -> int | None:
+            block = target.index.find(content)
+            if block is not None:
+                return block
+            for number, place in enumerate(places):
+                block = place.index.find(content)
+                if block is not None:
+                    found[content] = number, block
+                    return block
+            return None
+
+        num_blocks, behind = behind_device(target, self._sequence, find)
+        return num_blocks, {content: found[content] for content in behind if target.index.find(content) is None}
 
     def _reachable(self, target: Replica) -> list[Place]:
         """Where the target can pull from, the nearest first: devices of its host, its own host tier, those of its
@@ -131,17 +136,15 @@ class Lending:
         return sorted(able, key=distance)
 
     def _spared(self, lacking: dict[bytes, tuple[int, int]], places: list[Place], target: Replica) -> list[bytes]:
-        """The last of the blocks, which had better not be lent: a lender's sequences take some of them before they come
-        back, and would preempt one more of them otherwise."""
-        kept, contents = len(lacking), list(lacking)
-        for number, place in enumerate(places):
-            lent = [content for content, (where, _) in lacking.items() if where == number]
-            if lent and not place.hosts:
-                blocks = [lacking[content][1] for content in lent]
-                short = min(len(lent), self._shortage(place.replica, self._pulls.link(place.replica, target), blocks))
-                if short:
-                    kept = min(kept, contents.index(lent[-short]))
-        return contents[kept:]
+        """The last of the blocks, which had better not be lent: a device has them whose sequences take them before they
+        come back, and would preempt one more of them otherwise."""
+        contents = list(lacking)
+        if not contents or (place := places[lacking[contents[-1]][0]]).hosts:
+            return []
+        blocks = [block for number, block in lacking.values() if places[number] is place]
+        behind = takewhile(lambda content: places[lacking[content][0]] is place, reversed(contents))
+        short = self._shortage(place.replica, self._pulls.link(place.replica, target), blocks)
+        return list(islice(behind, short))[::-1]
 
     def _shortage(self, lender: Replica, link: Link, blocks: list[int]) -> int:
         """How many of the last blocks the lender's sequences need before they come back."""

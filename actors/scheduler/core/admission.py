@@ -8,12 +8,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from pagebus.actors.scheduler.core.adapter_turn import AdapterTurn
+from pagebus.actors.scheduler.core.candidates import Candidates
 from pagebus.actors.scheduler.core.placement import choose
 from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.pulls import Pulls
-from pagebus.actors.scheduler.order import INTERACTIVE, JOB
+from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.prefix_match import Offer, displace_jobs
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
@@ -39,28 +40,15 @@ def admit(
     are handed over from a prefill replica need a slot and blocks, but no place in line behind the prompts of others.
     """
     fleet.refresh()
-    adapters, handed_over = AdapterTurn(fleet), roles.on_their_way()
-    priority_class, admitted, num_waiting = INTERACTIVE, [], Counter[str]()
-    candidates = fleet.open[priority_class].copy()
-    closed = np.zeros_like(candidates)
+    adapters, candidates = AdapterTurn(fleet), Candidates(fleet, roles.on_their_way())
+    admitted, num_waiting = [], Counter[str]()
     for sequence in waiting:
-        if sequence.request.priority_class != priority_class:
-            priority_class = sequence.request.priority_class
-            candidates &= fleet.open[priority_class]
-        goes_on = sequence.id in handed_over
-        if not goes_on and not np.count_nonzero(candidates):
-            if handed_over:
-                continue
+        rows = candidates.of(sequence)
+        if candidates.is_over:
             break
-        handed_over.discard(sequence.id)
-        if not sequence.ready:
-            if sequence.replica is not None and not goes_on:
-                closed[fleet.row(sequence.replica)] = True
-                candidates &= ~closed
+        if not np.count_nonzero(rows):
             continue
-        able = _able(sequence, fleet.free & ~closed if goes_on else candidates, fleet, pulls, roles)
-        if neighbours.going and neighbours.has(sequence):
-            able = neighbours.narrow(sequence, able)
+        able = _able(sequence, rows, fleet, pulls, roles, neighbours)
         if sequence.request.adapter is not None and np.count_nonzero(able):
             able = adapters.having(sequence, able)
             if adapters.is_over:
@@ -75,11 +63,9 @@ def admit(
             if reason is None:
                 _bind(sequence, replica, offer, fleet)
                 admitted.append(sequence)
-                row = fleet.row(replica.name)
-                candidates[row] &= fleet.open[priority_class, row]
+                candidates.taken(fleet.row(replica.name))
         else:
-            closed |= able
-            candidates &= ~closed
+            candidates.close(able)
             continue
         if reason is not None:
             num_waiting[reason] += 1
@@ -88,13 +74,16 @@ def admit(
     return admitted
 
 
-def _able(sequence: Sequence, candidates: Rows, fleet: Fleet, pulls: Pulls, roles: Roles) -> Rows:
+def _able(
+    sequence: Sequence, candidates: Rows, fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours
+) -> Rows:
     """Those of the candidates on which the sequence may run at all."""
     holds = fleet.can_hold(sequence)
     able = candidates & holds
     if sequence.suspect:
         able &= _without_suspect(fleet)
-    return roles.narrow(sequence, able, holds, pulls) if roles.is_on else able
+    able = roles.narrow(sequence, able, holds, pulls) if roles.is_on else able
+    return neighbours.narrow(sequence, able) if neighbours.has(sequence) else able
 
 
 def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet, pulls: Pulls) -> str | None:

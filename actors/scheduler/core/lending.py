@@ -103,7 +103,7 @@ class Lending:
 
     def _locate(self, places: list[Place], target: Replica) -> tuple[int, dict[bytes, tuple[int, int]]]:
         """How many blocks of the prefix lie on the target's device or in some place, and in which place, by number, and
-        as which block those do that are not on its device."""
+        as which block those do that are not on its device. Of a sequence that the target has swapped out: none."""
         found: dict[bytes, tuple[int, int]] = {}
 
         def find(content: bytes) -> int | None:
@@ -118,7 +118,7 @@ class Lending:
             return None
 
         num_blocks, behind = behind_device(target, self._sequence, find)
-        return num_blocks, {content: found[content] for content in behind if target.index.find(content) is None}
+        return num_blocks, {content: found[content] for content in behind if content in found}
 
     def _reachable(self, target: Replica) -> list[Place]:
         """Where the target can pull from, the nearest first: devices of its host, its own host tier, those of its

@@ -12,7 +12,7 @@ from pagebus.actors.executor.batch.step_work import StepWork, prefill_rows
 from pagebus.actors.executor.device.device import check_attention, resolve_dtype, resolve_kv_dtype, resolve_token_budget
 from pagebus.actors.executor.graphs.graphs import empty_step
 from pagebus.actors.executor.loading.dry_run import META, make_runner
-from pagebus.actors.executor.loading.loading import decodes_apart, graph_tokens
+from pagebus.actors.executor.loading.limits import decodes_apart, graph_tokens
 from pagebus.actors.executor.step.launch import Launch
 from pagebus.actors.executor.step.step_kernels import Choice, StepKernels
 from pagebus.actors.model.config import ModelConfig

@@ -12,7 +12,7 @@ from typing import Any
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.explain import CPU, AbsentEngine
 from pagebus.actors.executor.loading.head_weights import head_files
-from pagebus.actors.executor.loading.loading import cache_format, demand_of
+from pagebus.actors.executor.loading.limits import cache_format, demand_of
 from pagebus.actors.executor.loading.weights import check_files, unmatched_entries
 from pagebus.actors.executor.memory.budget import GIB, fixed_kv_bytes
 from pagebus.actors.model.config import ModelConfig, ModelError

@@ -15,15 +15,15 @@ from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.loading.head_weights import head_files
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.executor.loading.kv_scales import calculate_scales
-from pagebus.actors.executor.loading.loading import (
+from pagebus.actors.executor.loading.limits import (
     batch_limits,
     cache_dtype,
     cache_format,
-    choose_ops,
     decodes_apart,
     graph_tokens,
     pieces_tokens,
 )
+from pagebus.actors.executor.loading.loading import choose_ops
 from pagebus.actors.executor.loading.warmup import run_all_steps
 from pagebus.actors.executor.memory.kv_cache import is_float8
 from pagebus.actors.executor.models import build_model

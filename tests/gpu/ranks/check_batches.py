@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, PiecewiseGraphs
-from pagebus.actors.executor.loading import loading
+from pagebus.actors.executor.loading import limits
 from pagebus.actors.executor.rank_actors import meet
 from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.runtime.child import die_with_parent
@@ -109,7 +109,7 @@ def run_rank(arguments: argparse.Namespace) -> None:
     for case in arguments.cases:
         began_s, (what, _, name) = time.monotonic(), case.partition("-")
         (folder / "begun").write_text(case)
-        loading.MAX_GRAPH_TOKENS = 64 if what == "pieces" else 512  # larger steps run in pieces, or without graphs
+        limits.MAX_GRAPH_TOKENS = 64 if what == "pieces" else 512  # larger steps run in pieces, or without graphs
         options = options_of(what, arguments.device)
         settings = Settings(rank=rank, tensor_parallel_size=arguments.world, **options)
         comm = meet(settings, f"file:{folder / f'store-{case}'}", "127.0.0.1", arguments.carrier, 0)

@@ -21,7 +21,7 @@ from pagebus.actors.executor.batch.step_work import Extras, StepWork
 from pagebus.actors.executor.graphs.graphs import Graphs, _Captured, empty_step, with_adapted
 from pagebus.actors.executor.graphs.head_passes import Guess
 from pagebus.actors.executor.graphs.resampling import Resampling, resampling_of
-from pagebus.actors.executor.loading.loading import (
+from pagebus.actors.executor.loading.limits import (
     MAX_ENCODER_GRAPH_TOKENS,
     decodes_apart,
     graph_tokens,

@@ -19,7 +19,7 @@ from pagebus.actors.executor.graphs.graphs import Graphs, Wanted, _Captured, pad
 from pagebus.actors.executor.graphs.head_passes import HeadPass
 from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, Pieces, PiecewiseGraphs
 from pagebus.actors.executor.graphs.resampling import Resampling
-from pagebus.actors.executor.loading import loading
+from pagebus.actors.executor.loading import limits
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.settings import Settings
 from tests.actors.executor.eager_graphs import computed_pieces, pad_steps
@@ -130,12 +130,12 @@ def test_pieces_exchange_the_same_with_graphs_and_without(ranks: Ranks) -> None:
 @pytest.mark.parametrize(("captured_bytes", "most"), [(math.inf, 5000), (1 << 24, 4096), (0, 0)])
 def test_ranks_agree_on_the_largest_pieces(captured_bytes: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the rank with the most weights would run in pieces, and whose sums may be captured."""
-    monkeypatch.setattr(loading, "pieces_tokens", lambda settings, *_: 5000 + settings.rank)
+    monkeypatch.setattr(limits, "pieces_tokens", lambda settings, *_: 5000 + settings.rank)
 
     def agreed(comm: ThreadComm) -> int:
         comm.captured_bytes = captured_bytes
         settings = Settings(rank=comm.rank, tensor_parallel_size=2, actor_name="x")
-        return loading._agreed_pieces(settings, cast("Any", None), torch.device("meta"), 4096, comm)
+        return limits.agreed_pieces(settings, cast("Any", None), torch.device("meta"), 4096, comm)
 
     assert together(2, agreed) == [most, most]
 

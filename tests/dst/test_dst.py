@@ -27,9 +27,11 @@ from tests.dst.network import LOOK_AGAIN_S, SimulatedBus
 from tests.dst.run import expected, run_seed, simulate
 from tests.dst.world import World
 
-SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "60"))
 PLANTED_SEEDS = 20
-"""Seeds within which a planted fault has to be found."""
+"""Seeds within which a planted fault has to be found: so many are run for faults that nobody planted, too."""
+SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", PLANTED_SEEDS))
+ONCE_BROKEN = tuple(seed for seed in (37,) if seed >= SEEDS)
+"""Seeds beyond those that found a fault."""
 PLANTED_PATIENCE_S = 30.0
 
 
@@ -40,7 +42,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert (first.turns, first.digest) == (second.turns, second.digest)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*range(SEEDS), *ONCE_BROKEN])
 def test_no_fault_breaks_a_promise(seed: int) -> None:
     """Each client has the oracle's own text, once, with one end; and nothing is left of anything."""
     outcome = run_seed(seed)

@@ -18,7 +18,7 @@ from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.family import Family
 from tests.actors.executor.models.test_models import BLOCK_SIZE, CPU, PagedSequences
 from tests.helpers.engine_driver import Driver
-from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden
+from tests.helpers.model_factory import DEFAULTS, greedy_answers, load_reference, make_golden
 
 GOLDEN = [(family, name) for family in FAMILIES for name in family.golden]
 MAX_TOKENS, LONGEST = 32, 300
@@ -38,19 +38,7 @@ def prompts_for(family: Family, name: str) -> list[list[int]]:
 
 def reference_tokens(folder: Path, prompts: list[list[int]], count: int = MAX_TOKENS) -> list[list[int]]:
     """Greedy continuations by transformers of up to ``count`` tokens, as far as they leave no doubt."""
-    reference, answers = load_reference(folder), []
-    for prompt in prompts:
-        ids, past, answer = torch.tensor([prompt]), None, []
-        with torch.inference_mode():
-            for _ in range(count):
-                out = reference(ids, past_key_values=past, use_cache=True)
-                best = out.logits[0, -1].topk(2)
-                if best.values[0] - best.values[1] <= MARGIN:
-                    break
-                ids, past = best.indices[:1].view(1, 1), out.past_key_values
-                answer.append(int(ids))
-        answers.append(answer)
-    return answers
+    return greedy_answers(load_reference(folder), prompts, count, margin=MARGIN)
 
 
 def load(folder: Path, num_positions: int = LONGEST) -> Model:

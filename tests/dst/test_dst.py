@@ -81,9 +81,12 @@ def test_actors_start_while_the_bus_is_in_trouble() -> None:
         assert simulate(seed, story, []).problems == []
 
 
-def until_noticed(victim: str | None, holds: Callable[[str], bool], patience_s: float = PLANTED_PATIENCE_S) -> int:
-    """Try seeds that kill actors of a kind, or None: do what they like, until one shows the problem; which one."""
-    for seed in range(PLANTED_SEEDS):
+def until_noticed(
+    victim: str | None, holds: Callable[[str], bool], patience_s: float = PLANTED_PATIENCE_S, first: int = 0
+) -> int:
+    """Try seeds that kill actors of a kind, or None: do what they like, until one shows the problem; which one.
+    ``first``: that showed it when this was written."""
+    for seed in (*range(first, PLANTED_SEEDS), *range(first)):
         outcome = run_seed(seed, ("kill at a turn", victim) if victim else None, patience_s)
         if any(holds(problem) for problem in outcome.problems):
             return seed
@@ -101,7 +104,7 @@ def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(TokenizerActor, "_process", acks_first)
     patience_s = 2 * PLANTED_PATIENCE_S  # in some seeds clients are only slow
-    seed = until_noticed("tokenizer", lambda problem: "wait for ever" in problem, patience_s)
+    seed = until_noticed("tokenizer", lambda problem: "wait for ever" in problem, patience_s, first=9)
 
     monkeypatch.setattr(seams, "SILENT_S", pagebus.web.calls.call.SILENT_S)
     outcome = run_seed(seed, ("kill at a turn", "tokenizer"), patience_s)

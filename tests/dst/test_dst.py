@@ -27,9 +27,11 @@ from tests.dst.network import LOOK_AGAIN_S, SimulatedBus
 from tests.dst.run import expected, run_seed, simulate
 from tests.dst.world import World
 
-SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", "60"))
 PLANTED_SEEDS = 20
-"""Seeds within which a planted fault has to be found."""
+"""Seeds within which a planted fault has to be found: so many are run for faults that nobody planted, too."""
+SEEDS = int(os.environ.get("PAGEBUS_TEST_SEEDS", PLANTED_SEEDS))
+ONCE_BROKEN = tuple(seed for seed in (37,) if seed >= SEEDS)
+"""Seeds beyond those that found a fault."""
 PLANTED_PATIENCE_S = 30.0
 
 
@@ -40,7 +42,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert (first.turns, first.digest) == (second.turns, second.digest)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*range(SEEDS), *ONCE_BROKEN])
 def test_no_fault_breaks_a_promise(seed: int) -> None:
     """Each client has the oracle's own text, once, with one end; and nothing is left of anything."""
     outcome = run_seed(seed)
@@ -79,9 +81,12 @@ def test_actors_start_while_the_bus_is_in_trouble() -> None:
         assert simulate(seed, story, []).problems == []
 
 
-def until_noticed(victim: str | None, holds: Callable[[str], bool], patience_s: float = PLANTED_PATIENCE_S) -> int:
-    """Try seeds that kill actors of a kind, or None: do what they like, until one shows the problem; which one."""
-    for seed in range(PLANTED_SEEDS):
+def until_noticed(
+    victim: str | None, holds: Callable[[str], bool], patience_s: float = PLANTED_PATIENCE_S, first: int = 0
+) -> int:
+    """Try seeds that kill actors of a kind, or None: do what they like, until one shows the problem; which one.
+    ``first``: that showed it when this was written."""
+    for seed in (*range(first, PLANTED_SEEDS), *range(first)):
         outcome = run_seed(seed, ("kill at a turn", victim) if victim else None, patience_s)
         if any(holds(problem) for problem in outcome.problems):
             return seed
@@ -99,7 +104,7 @@ def test_acks_before_effects_are_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(TokenizerActor, "_process", acks_first)
     patience_s = 2 * PLANTED_PATIENCE_S  # in some seeds clients are only slow
-    seed = until_noticed("tokenizer", lambda problem: "wait for ever" in problem, patience_s)
+    seed = until_noticed("tokenizer", lambda problem: "wait for ever" in problem, patience_s, first=9)
 
     monkeypatch.setattr(seams, "SILENT_S", pagebus.web.calls.call.SILENT_S)
     outcome = run_seed(seed, ("kill at a turn", "tokenizer"), patience_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -147,17 +147,60 @@ def _auto_class() -> Any:
 def reference_generate(
     folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int, eos: int | list[int] | None = None
 ) -> list[list[int]]:
-    """Greedy float32 continuations by transformers, one prompt at a time; ends early only at ``eos``."""
-    model = load_reference(folder)
-    model.generation_config.eos_token_id = eos
-    model.generation_config.pad_token_id = 0
+    """Greedy float32 continuations by transformers, of one prompt at a time; ends early only at ``eos``."""
+    ends = {eos} if isinstance(eos, int) else set(eos or ())
+    return greedy_answers(load_reference(folder), prompts, max_tokens, ends)
+
+
+def greedy_answers(
+    reference: Any, prompts: Sequence[Sequence[int]], count: int, ends: Set[int] = frozenset(), margin: float = -1.0
+) -> list[list[int]]:
+    """Greedy continuations of up to ``count`` tokens, until one of ``ends``, or as far as the best logit is by more
+    than ``margin`` before the second.
+
+    All prompts together are guessed at first, in one batch; each guess is then read by a pass over its prompt alone,
+    whose logits decide every token. A wrong guess costs one more pass.
+    """
     answers = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
-        answers.append(out[0, len(prompt) :].tolist())
+    for prompt, guess in zip(prompts, _guesses(reference, prompts, count), strict=True):
+        answer: list[int] = []
+        while len(answer) < count and not ends & set(answer[-1:]):
+            known = len(prompt) + len(answer) - 1
+            found = _following(reference, [*prompt, *answer], guess[: count - len(answer) - 1], known, margin)
+            last = next((place for place, token in enumerate(found) if token in ends), len(found))
+            answer += found[: last + 1]
+            guess = []
+            if not found:
+                break
+        answers.append(answer)
     return answers
+
+
+def _following(reference: Any, ids: list[int], guess: list[int], first: int, margin: float) -> list[int]:
+    """The tokens behind ``ids``, of which the last is at ``first``: as many as ``guess`` is right, and one more."""
+    with torch.inference_mode():
+        best = reference(torch.tensor([ids + guess])).logits[0, first:].topk(2)
+    found: list[int] = []
+    for (value, second), token in zip(best.values.tolist(), best.indices[:, 0].tolist(), strict=True):
+        if value - second <= margin or found != guess[: len(found)]:
+            break
+        found.append(token)
+    return found
+
+
+def _guesses(reference: Any, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """What transformers generates in one batch. Nothing where angles go by the longest prompt of it."""
+    rope = getattr(reference.config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        return [[] for _ in prompts]
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    reference.generation_config.eos_token_id = None
+    reference.generation_config.pad_token_id = 0
+    with torch.inference_mode():
+        out = reference.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
+    return out[:, longest:].tolist()
 
 
 def reference_logits(folder: Path, ids: Sequence[int]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def module_of(path: Path) -> str:
 def imports_of(path: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
     """Each module that a file imports. ``from package import module`` is an import of the module."""
     file, source = str(path.relative_to(ROOT)), module_of(path)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -57,10 +58,23 @@ def _module_or_symbol(base: str, name: str, modules: Mapping[str, Path]) -> str:
     return full if full.removeprefix(f"{NAME}.") in modules else base
 
 
-def read_all() -> tuple[dict[str, Path], list[Import]]:
-    """All modules of the packages, and all that they import."""
-    modules = {module_of(path): path for path in sources(*PACKAGES)}
-    return modules, [each for path in modules.values() for each in imports_of(path, modules)]
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    """What a file says, parsed once for all tests that ask."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def all_modules() -> dict[str, Path]:
+    """All modules of the packages."""
+    return {module_of(path): path for path in sources(*PACKAGES)}
+
+
+@functools.cache
+def all_imports() -> list[Import]:
+    """All that they import. Read when a test asks: every process of a run collects this file."""
+    modules = all_modules()
+    return [each for path in modules.values() for each in imports_of(path, modules)]
 
 
 def circles(edges: Mapping[str, set[str]]) -> list[list[str]]:

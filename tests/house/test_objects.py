@@ -8,18 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.imports import PACKAGES, ROOT, sources
+from tests.house.imports import ROOT, all_modules, tree
 
-TREES = {path: ast.parse(path.read_text()) for path in sources(*PACKAGES)}
 BIRTH = ("__init__", "__post_init__", "__new__", "__set_name__")
 PLAIN = ("ABC", "Exception", "Generic", "Protocol", "NamedTuple", "RuntimeError", "ValueError", "msgspec.Struct")
 """Bases of other people that bring no attributes to assign."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def all_trees() -> dict[Path, ast.Module]:
+    """What the packages' files say."""
+    return {path: tree(path) for path in all_modules().values()}
+
+
 def classes(trees: dict[Path, ast.Module]) -> dict[str, ast.ClassDef]:
     """By name, every class of ours."""
-    return {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    return {node.name: node for each in trees.values() for node in ast.walk(each) if isinstance(node, ast.ClassDef)}
 
 
 def functions(node: ast.ClassDef) -> dict[str, Function]:
@@ -87,8 +91,8 @@ def born_with(node: ast.ClassDef, known: dict[str, ast.ClassDef]) -> set[str]:
 def late(trees: dict[Path, ast.Module]) -> Iterator[str]:
     """Attributes that an object gets some time after it was constructed."""
     known = classes(trees)
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
+    for path, module in trees.items():
+        for node in ast.walk(module):
             if not isinstance(node, ast.ClassDef) or not is_ours(node, known):
                 continue
             names = born_with(node, known) | properties(node)
@@ -105,8 +109,8 @@ def properties(node: ast.ClassDef) -> set[str]:
 
 def asked_of_self(trees: dict[Path, ast.Module]) -> Iterator[str]:
     """Places that find out whether the object is complete, and go on if it is not."""
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
+    for path, module in trees.items():
+        for node in ast.walk(module):
             match node:
                 case (
                     ast.Call(func=ast.Name(id="hasattr"), args=[ast.Name(id="self"), _])
@@ -122,12 +126,12 @@ def shown(found: Iterator[str]) -> list[str]:
 
 def test_objects_are_complete_when_constructed() -> None:
     """Every attribute of an object is there once its constructor has run. What comes later has a type of its own."""
-    assert shown(late(TREES)) == []
+    assert shown(late(all_trees())) == []
 
 
 def test_notes_are_only_logged() -> None:
     """A note is made by the core, logged by the actor and shown by the simulator: nothing else knows the type."""
-    knowing = {str(path.relative_to(ROOT)) for path, tree in TREES.items() if "Note" in names_in(tree)}
+    knowing = {str(path.relative_to(ROOT)) for path, each in all_trees().items() if "Note" in names_in(each)}
     assert {each for each in knowing if not each.startswith("actors/scheduler/core/")} == {
         "actors/scheduler/events.py",
         "actors/scheduler/outputs.py",
@@ -135,14 +139,14 @@ def test_notes_are_only_logged() -> None:
     }
 
 
-def names_in(tree: ast.Module) -> set[str]:
+def names_in(module: ast.Module) -> set[str]:
     """Names that a module defines, imports or uses."""
-    return {getattr(node, "id", getattr(node, "name", "")) for node in ast.walk(tree)}
+    return {getattr(node, "id", getattr(node, "name", "")) for node in ast.walk(module)}
 
 
 def test_no_object_is_asked_whether_it_is_complete() -> None:
     """No ``hasattr(self, ...)`` and the like."""
-    assert shown(asked_of_self(TREES)) == []
+    assert shown(asked_of_self(all_trees())) == []
 
 
 @pytest.mark.parametrize(
@@ -162,5 +166,5 @@ def test_no_object_is_asked_whether_it_is_complete() -> None:
 )
 def test_what_is_late_is_found(text: str, found: int) -> None:
     """So it would be in the code."""
-    tree = {ROOT / "a.py": ast.parse(text)}
-    assert len([*late(tree), *asked_of_self(tree)]) == found
+    trees = {ROOT / "a.py": ast.parse(text)}
+    assert len([*late(trees), *asked_of_self(trees)]) == found

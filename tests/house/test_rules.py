@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.imports import NAME, PACKAGES, ROOT, Import, circles, read_all, sources
+from tests.house.imports import NAME, PACKAGES, ROOT, Import, all_imports, all_modules, circles, sources, tree
 from tests.house.room_map import ROW, idea, rooms, rows
 from tests.house.rooms import FROM_ACTORS, IMPURE, PURE, ROOMS
 
@@ -18,7 +18,6 @@ MOST_FILES = 15
 """Of one folder, its ``__init__.py`` not counted, which only says what the folder is for."""
 CODE = (".py", ".js", ".css", ".sh")
 TORCH = ("torch", "triton", "safetensors.torch")
-MODULES, IMPORTS = read_all()
 
 
 def room_of(module: str) -> str:
@@ -49,7 +48,7 @@ def test_no_room_imports_from_another_that_it_may_not_know() -> None:
     """The table in ``rooms.py`` says which; a room may always import from itself."""
     wrong = [
         f"{each} (room {room_of(each.source)} may not import from {room_of(each.target)})"
-        for each in ours(IMPORTS)
+        for each in ours(all_imports())
         if room_of(each.target) not in {room_of(each.source), *ROOMS[room_of(each.source)].split()}
     ]
     assert wrong == []
@@ -57,8 +56,8 @@ def test_no_room_imports_from_another_that_it_may_not_know() -> None:
 
 def test_the_table_has_no_row_too_many() -> None:
     """Every room of the table holds a module, and what a room may import is imported somewhere in it."""
-    used = {(room_of(each.source), room_of(each.target)) for each in ours(IMPORTS)}
-    assert {room_of(module) for module in MODULES} == set(ROOMS)
+    used = {(room_of(each.source), room_of(each.target)) for each in ours(all_imports())}
+    assert {room_of(module) for module in all_modules()} == set(ROOMS)
     assert [
         f"{room}: {other}" for room, others in ROOMS.items() for other in others.split() if (room, other) not in used
     ] == []
@@ -71,11 +70,11 @@ def test_rooms_lie_above_each_other() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for types alone, and those within functions, count."""
-    edges: dict[str, set[str]] = {module: set() for module in MODULES}
-    for each in ours(IMPORTS):
+    edges: dict[str, set[str]] = {module: set() for module in all_modules()}
+    for each in ours(all_imports()):
         edges[each.source].add(each.target)
     found = circles(edges)
-    told = [str(each) for group in found for each in ours(IMPORTS) if {each.source, each.target} <= set(group)]
+    told = [str(each) for group in found for each in ours(all_imports()) if {each.source, each.target} <= set(group)]
     assert told == []
 
 
@@ -97,7 +96,7 @@ def test_the_core_of_the_scheduler_is_pure() -> None:
     """No clock, no loop, no bus but its messages, no tensors."""
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if any(each.source == name or each.source.startswith(f"{name}.") for name in PURE)
         and any(each.target == name or each.target.startswith(f"{name}.") for name in IMPURE)
         and not each.target.startswith("bus.messages")
@@ -109,7 +108,7 @@ def test_only_the_executor_computes() -> None:
     """Nothing but it imports torch, Triton and our kernels; the kernels import torch and Triton."""
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if not each.source.startswith(("actors.executor", "kernels"))
         and any(each.target == name or each.target.startswith(f"{name}.") for name in (*TORCH, "kernels"))
     ]
@@ -118,12 +117,12 @@ def test_only_the_executor_computes() -> None:
 
 def test_no_package_imports_tests() -> None:
     """They are not installed."""
-    assert [str(each) for each in IMPORTS if each.target.split(".")[0] == "tests"] == []
+    assert [str(each) for each in all_imports() if each.target.split(".")[0] == "tests"] == []
 
 
 def test_what_web_takes_from_actors_is_named() -> None:
     """The life of an actor, what it says of itself, settings, the model: nothing else."""
-    taken = [each for each in ours(IMPORTS) if each.source.startswith("web") and each.target.startswith("actors")]
+    taken = [each for each in ours(all_imports()) if each.source.startswith("web") and each.target.startswith("actors")]
     assert [str(each) for each in taken if room_of(each.target) not in FROM_ACTORS] == []
 
 
@@ -133,7 +132,7 @@ def test_everything_goes_by_the_one_name(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources(folder)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         for name in _imported(node)
         if name.split(".")[0] in PACKAGES
     ]
@@ -151,7 +150,7 @@ def test_tests_import_each_other_by_their_whole_names() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources("tests")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if _changes_path(node)
     ]
     assert wrong == []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.adapter import digest_of, open_adapter
 from pagebus.bus.messages import AdapterSource
-from tests.helpers.model_factory import load_reference
+from tests.helpers.model_factory import greedy_answers, load_reference
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -79,11 +79,4 @@ def merged(base: Path, adapter: Path | None) -> Any:
 
 def greedy(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """Continuations by transformers, float32."""
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)])
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False)
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
+    return greedy_answers(model, prompts, max_tokens)

@@ -19,24 +19,26 @@ VISION: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16,
     "patch_size": 8,
 }  # fmt: skip
-TOWERS: dict[str, tuple[type, type, dict[str, Any]]] = {
+TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
-        transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration,
+        "Gemma3",
         {"model_type": "gemma3_text", "sliding_window": 20, "head_dim": 64},
     ),
     "mistral3": (
-        transformers.Mistral3Config, transformers.Mistral3ForConditionalGeneration,
+        "Mistral3",
         {"model_type": "mistral", "sliding_window": None},
     ),
     "ministral3": (
-        transformers.Mistral3Config, transformers.Mistral3ForConditionalGeneration, {"model_type": "ministral3"},
+        "Mistral3", {"model_type": "ministral3"},
     ),
 }  # fmt: skip
 
 
 def save_tower(folder: Path, name: str) -> Any:
     """A tiny model with images saved in ``folder``; the model."""
-    config_class, model_class, fields = TOWERS[name]
+    kind, fields = TOWERS[name]
+    config_class = getattr(transformers, f"{kind}Config")  # here: transformers reads its model's code at the first look
+    model_class = getattr(transformers, f"{kind}ForConditionalGeneration")
     text = {**DEFAULTS, **fields}
     tied = text.pop("tie_word_embeddings")
     vision = VISION if name == "gemma3" else {**VISION, "model_type": "pixtral", "head_dim": 8}

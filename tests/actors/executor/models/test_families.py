@@ -18,10 +18,10 @@ from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.family import Family
 from tests.actors.executor.models.test_models import BLOCK_SIZE, CPU, PagedSequences
 from tests.helpers.engine_driver import Driver
-from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden
+from tests.helpers.model_factory import DEFAULTS, greedy_answers, load_reference, make_golden
 
 GOLDEN = [(family, name) for family in FAMILIES for name in family.golden]
-MAX_TOKENS, LONGEST = 32, 300
+MAX_TOKENS, LONGEST = 24, 300
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": LONGEST, "max_num_seqs": 8, "max_num_batched_tokens": 512,
     "num_gpu_blocks_override": 120, "threads": 1,
@@ -38,19 +38,7 @@ def prompts_for(family: Family, name: str) -> list[list[int]]:
 
 def reference_tokens(folder: Path, prompts: list[list[int]], count: int = MAX_TOKENS) -> list[list[int]]:
     """Greedy continuations by transformers of up to ``count`` tokens, as far as they leave no doubt."""
-    reference, answers = load_reference(folder), []
-    for prompt in prompts:
-        ids, past, answer = torch.tensor([prompt]), None, []
-        with torch.inference_mode():
-            for _ in range(count):
-                out = reference(ids, past_key_values=past, use_cache=True)
-                best = out.logits[0, -1].topk(2)
-                if best.values[0] - best.values[1] <= MARGIN:
-                    break
-                ids, past = best.indices[:1].view(1, 1), out.past_key_values
-                answer.append(int(ids))
-        answers.append(answer)
-    return answers
+    return greedy_answers(load_reference(folder), prompts, count, margin=MARGIN)
 
 
 def load(folder: Path, num_positions: int = LONGEST) -> Model:
@@ -75,7 +63,8 @@ def after_a_prefix_hit(model: Model, prompt: list[int], length: int) -> list[int
 
 @pytest.mark.parametrize(("family", "name"), GOLDEN, ids=[name for _, name in GOLDEN])
 def test_greedy_tokens_equal_transformers(family: Family, name: str, tmp_path: Path) -> None:
-    """All prompts at once, in chunks of 64 and of whole prompts, and behind a prefix that another has computed."""
+    """All prompts at once, in chunks of 64 and, for a model of each family, of whole prompts; and behind a prefix that
+    another has computed."""
     folder = make_golden(tmp_path, family.model_type, family.golden[name])
     prompts = prompts_for(family, name)
     expected = reference_tokens(folder, prompts)
@@ -83,14 +72,14 @@ def test_greedy_tokens_equal_transformers(family: Family, name: str, tmp_path: P
     assert sum(len(set(answer)) > 5 for answer in expected) >= 3
 
     driver = Driver(folder, **SETTINGS)
-    for budget in (64, 512):
+    for budget in (64, 512) if name == next(iter(family.golden)) else (64,):
         scheduler = driver.scheduler(budget)
         sequences = [scheduler.add(prompt, MAX_TOKENS) for prompt in prompts]
         driver.drive(scheduler)
         outputs = zip(sequences, expected, strict=True)
         assert [sequence.output[: len(known)] for sequence, known in outputs] == expected, f"budget {budget}"
     driver.close()
-    assert after_a_prefix_hit(load(folder), prompts[2], 20) == expected[2][:20]
+    assert after_a_prefix_hit(load(folder), prompts[2], 12) == expected[2][:12]
 
 
 def whole_logits(folder: Path, ids: list[int], num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -39,7 +39,7 @@ def tokens(folder: Path, **changes: object) -> list[list[int]]:
 def check(quantized: Path, dense: Path) -> None:
     """Equal as far as transformers leaves no doubt."""
     expected = reference_tokens(dense, prompts())
-    assert sum(map(len, expected)) >= 40
+    assert sum(map(len, expected)) >= 30
     assert all(len(answer) >= 4 for answer in expected)
     got = tokens(quantized)
     assert [answer[: len(known)] for answer, known in zip(got, expected, strict=True)] == expected

@@ -7,6 +7,7 @@ import gc
 import inspect
 import logging
 import os
+import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 
 import hypothesis
@@ -21,6 +22,9 @@ from tests.helpers import interpreter, patience
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("searching", deadline=None)
 hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "searching")
+# Where Python may not keep what it has compiled, each of hundreds of processes compiles all of Pagebus anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several tests run at a time: threads of torch would wait, in children
@@ -47,8 +51,11 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         interpreter.hasten()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no GPU; watch the tasks of asynchronous tests."""
+    """Skip GPU tests where there is no GPU; watch the tasks of asynchronous tests. Slow tests begin first, whatever the
+    order of the others: at the end of a run one process would be left with them."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
             item.fixturenames.insert(0, "no_task_left")

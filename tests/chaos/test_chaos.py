@@ -35,6 +35,7 @@ FROZEN_S = 10.0
 BEFORE_S, AFTER_S = (3.0, 4.0) if FULL else (1.0, 1.0)
 """How long clients ask before the first fault, and once all is well again."""
 
+pytestmark = pytest.mark.slow
 full = pytest.mark.skipif(not FULL, reason="part of `make chaos` only")
 
 Tell = Callable[..., None]

@@ -2,7 +2,7 @@
 
 Prints one JSON line per kernel variant: name, registers, spilled bytes, shared memory and the matrix instructions used.
 `--part 1/6` compiles the first of six shares, so that several processes can divide the work; Triton's cache is theirs
-together. `--heads` compiles attention of some heads. `--list` prints the names of kernels and compiles nothing.
+together. Its first line are the names of all kernels that are launched. `--heads` compiles attention of some heads.
 """
 
 from __future__ import annotations
@@ -383,15 +383,13 @@ def record_launches(arch: int, launch: Callable[[], None] = launch_all) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--arch", type=int, default=90)
-    parser.add_argument("--part", default="1/1")
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--part")
     parser.add_argument("--heads", action="store_true")
     arguments = parser.parse_args()
     record_launches(arguments.arch, launch_heads if arguments.heads else launch_all)
-    if arguments.list:
+    if arguments.part is not None:
         print(json.dumps(sorted({kernel.__name__ for _, kernel, _, _ in launches})))
-        return
-    part, parts = map(int, arguments.part.split("/"))
+    part, parts = map(int, (arguments.part or "1/1").split("/"))
     for launch in launches[part - 1 :: parts]:
         print(json.dumps(report(*launch, arch=arguments.arch)), flush=True)
 

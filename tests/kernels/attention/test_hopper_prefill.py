@@ -166,7 +166,7 @@ def test_what_is_copied_is_seen(head_dim: int, window: int, monkeypatch: pytest.
     """Of rows behind a past: whole tiles, padded heads, and zeros where no key is seen."""
     monkeypatch.setattr(target, "_absent", Target(90, 132))
     tile, padded = tile_of(head_dim), {96: 128}.get(head_dim, head_dim)
-    lens, seen = [(1000, 3000), (200, 200), (256, 5120)], []
+    lens, seen = [(300, 1100), (200, 200), (256, 1280)], []
     case = make_case(
         [context for _, context in lens], [queries for queries, _ in lens], q_heads=4, kv_heads=2, head_dim=head_dim,
         dtype=torch.float16,

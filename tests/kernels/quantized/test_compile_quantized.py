@@ -13,6 +13,7 @@ from tests.kernels.test_compile import ROOT, SHARED_LIMIT, needs_triton
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [90, 80, 89])
 def test_nothing_spills(arch: int) -> None:
     """Tensor cores get weights from registers, and shared memory suffices. 120 has the limits of 89."""

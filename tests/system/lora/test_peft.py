@@ -27,7 +27,7 @@ SPLIT = ["q_proj", "v_proj"], ["o_proj", "gate_proj", "down_proj"], "all-linear"
 FUSED = ["qkv_proj"], ["o_proj", "down_proj"], "all-linear", ["gate_up_proj", "o_proj"]
 ATTENTION = ["q_proj", "v_proj"], ["o_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"], ["k_proj", "o_proj"]
 TARGETS = {"phi3": FUSED, "phi3-partial": FUSED, "qwen3-moe": ATTENTION}
-CASES = [("llama3", 64, True), ("qwen3", 8, False), ("phi3", 8, False), ("qwen3-moe", 1, True)]
+CASES = [("llama3", 33, True), ("qwen3", 8, False), ("phi3", 8, False), ("qwen3-moe", 1, True)]
 if FULL:
     CASES = list(product(("llama3", "qwen3", "phi3", "qwen3-moe"), (1, 8, 64), (True, False)))
 
@@ -45,7 +45,7 @@ def fields(name: str, index: int) -> dict[str, Any]:
 
 def make_cases(base: Path, tmp_path: Path, name: str, count: int) -> Cases:
     """The model alone, and ``count`` adapters that answer the same prompts."""
-    asked = prompts(2 if count < 64 else 1, 0)
+    asked = prompts(2 if count < 32 else 1, 0)
     folders = [
         save_with_peft(base, tmp_path / f"adapter-{index}", seed=index, **fields(name, index)) for index in range(count)
     ]

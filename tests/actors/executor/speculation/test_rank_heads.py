@@ -84,6 +84,7 @@ KINDS: dict[str, Any] = {
 class Engines:
     """One rank without drafts, one with, and several with."""
 
+    kind: str
     plain: Driver
     one: Driver
     ranks: RankDriver
@@ -93,7 +94,7 @@ def engines(folder: Path, kind: str, world: int, **settings: Any) -> Iterator[En
     path, drafts = KINDS[kind](folder)
     given = SETTINGS | settings
     made = Engines(
-        Driver(path, **given, spec_method="none"), Driver(path, **given, **drafts),
+        kind, Driver(path, **given, spec_method="none"), Driver(path, **given, **drafts),
         RankDriver(path, world, **given, **drafts),
     )  # fmt: skip
     yield made
@@ -125,15 +126,17 @@ def check(engines: Engines, sampling: dict[str, Any], patch: pytest.MonkeyPatch)
 
 
 def test_two_ranks(two: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts in chunks, rejected drafts, sequences beside each other; some drafts are right."""
-    assert sum(check(two, sampling, monkeypatch) for sampling in ASKED) > 0
+    """Prompts in chunks, rejected drafts, sequences beside each other; some drafts are right. How tokens are drawn does
+    not depend on what drafts."""
+    samplings = ASKED if two.kind == "head" else ASKED[:2]
+    assert sum(check(two, sampling, monkeypatch) for sampling in samplings) > 0
 
 
 @pytest.mark.parametrize("kind", ["head with the model's embedding", "mtp of latents", "itself"])
 def test_four_ranks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there are heads of keys."""
     for each in engines(tmp_path, kind, 4):
-        assert sum(check(each, sampling, monkeypatch) for sampling in ({}, SAMPLED)) > 0
+        assert check(each, SAMPLED, monkeypatch) > 0
 
 
 def test_whole_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

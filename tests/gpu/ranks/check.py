@@ -1,12 +1,12 @@
 """Ranks on the GPUs of one host, each a process: are their tokens right, and their sums equal to the last bit?
 
     python -m tests.gpu.ranks.check [--world 2] [--families qwen2 gpt-oss ...] [--carrier peers|nccl|gloo] [--eager]
-        [--expert-parallel] [--device cpu]
+        [--expert-parallel] [--halves] [--device cpu]
 
 Tiny random models in float32. For each: greedy tokens against transformers' (as far as these leave no doubt), sampled
 ones against those of one rank, and log probabilities beside them; from CUDA graphs and without. Without graphs all sums
 over ranks are compared by their bits. Prints a line per model; exit code 1 if anything differs. With fewer GPUs than
-ranks several share one, over gloo, without graphs.
+ranks several share one, over gloo, without graphs. With ``--halves`` prompts are computed in two halves however short.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.engine import Engine
+from pagebus.actors.executor.models import halves
 from pagebus.actors.executor.rank_actors import meet
 from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
@@ -98,6 +99,8 @@ def answers(
 def run_rank(arguments: argparse.Namespace) -> None:
     """What one rank finds of every model, as a line of JSON each, of rank 0."""
     avoid_multicast()
+    if arguments.halves:
+        halves.LEAST_BYTES, halves.ROWS = 0, 16
     if arguments.device == "cuda":
         torch.cuda.set_device(arguments.rank % torch.cuda.device_count())
     rank, world, folder, device = arguments.rank, arguments.world, Path(arguments.folder), arguments.device
@@ -153,6 +156,7 @@ def run_all(arguments: argparse.Namespace) -> int:
         ]
         command += ["--world", str(arguments.world), "--families", *arguments.families, *(["--eager"] if eager else [])]
         command += ["--expert-parallel"] if arguments.expert_parallel else []
+        command += ["--halves"] if arguments.halves else []
         ranks = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],
@@ -215,6 +219,7 @@ def main() -> int:
     parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--expert-parallel", action="store_true")
+    parser.add_argument("--halves", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--folder")

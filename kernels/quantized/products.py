@@ -37,10 +37,13 @@ def dense_of(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def linear_reference(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
-    return dense_products.linear_reference(_exact(x), dense_of(weight, _dtype(x)), bias, dtype)
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x; in
+    ``out``, if that is there."""
+    product = dense_products.linear_reference(_exact(x), dense_of(weight, _dtype(x)), bias, dtype)
+    return product if out is None else out.copy_(product)
 
 
 def gated_linear_reference(
@@ -179,12 +182,15 @@ def _gated(
 
 
 def linear(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x; in
+    ``out``, if that is there."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.linear(_dense_inputs(x), weight, bias, dtype)
-    return _linear(x, weight, bias, dtype, invariant=False)
+        return dense_products.linear(_dense_inputs(x), weight, bias, dtype, out=out)
+    product = _linear(x, weight, bias, dtype, invariant=False)
+    return product if out is None else out.copy_(product)
 
 
 def _dense_inputs(x: Inputs) -> torch.Tensor | HalfNorm:
@@ -244,12 +250,14 @@ def _rounded_partial(x: RoundedTokens, weight: Layout, bias: torch.Tensor | None
 
 
 def linear_invariant(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """`linear` with results independent of other tokens."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.linear_invariant(_dense_inputs(x), weight, bias, dtype)
-    return _linear(x, weight, bias, dtype, invariant=True)
+        return dense_products.linear_invariant(_dense_inputs(x), weight, bias, dtype, out)
+    product = _linear(x, weight, bias, dtype, invariant=True)
+    return product if out is None else out.copy_(product)
 
 
 def gated_linear_invariant(

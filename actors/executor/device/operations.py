@@ -89,8 +89,9 @@ class Product(Protocol):
     """:func:`pagebus.kernels.quantized.products.linear`"""
 
     def __call__(
-        self, x: Inputs, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor: ...
+        self, x: Inputs, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor: ...  # fmt: skip
 
 
 class GatedProduct(Protocol):

@@ -20,6 +20,7 @@ import torch
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.ops import Ops
+from pagebus.actors.executor.layers.attention import Attention
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.layers.decoder_layer import DecoderLayer
 from pagebus.actors.executor.layers.residual import ResidualStream
@@ -103,8 +104,10 @@ def until_last(
         for half, sums in zip(halves, begun, strict=True):
             layer.feed(half.stream, sums.wait(), following.attention_norm, half.tokens.padding)
             fed.append(half.begin(following.normed))
-        qkv = torch.cat(
-            [following.attention.project(sums.wait(), half.tokens) for half, sums in zip(halves, fed, strict=True)]
-        )
+        attention = following.attention
+        assert isinstance(attention, Attention)
+        qkv = values.new_empty(len(values), sum(attention.sizes), attention.heads.head_dim)
+        for half, sums in zip(halves, fed, strict=True):
+            attention.project(sums.wait(), half.tokens, qkv[half.places])
     pause()
     return qkv

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from pagebus.kernels.exchange.peers import FORMS, Limits
 
 TABLE = Path(__file__).with_name("choices.json")
-"""Per number of ranks, for sums alone, for those with a norm, and for both beside products: rows in the order of
-``up_to`` bytes. Larger sums go in pieces."""
+"""Per number of ranks, for sums alone and for those with a norm: rows in the order of ``up_to`` bytes. Larger sums go
+in pieces."""
 
 
 class Choice(NamedTuple):
@@ -26,19 +26,18 @@ class Choice(NamedTuple):
 
 
 @cache
-def choices(world: int, norm: bool, beside: bool = False) -> tuple[Choice, ...]:
-    """The rows of the table for ``world`` ranks, or for the next larger number that it has. ``beside``: for sums that
-    products run beside, which leave these most of the multiprocessors."""
+def choices(world: int, norm: bool) -> tuple[Choice, ...]:
+    """The rows of the table for ``world`` ranks, or for the next larger number that it has."""
     table = json.loads(TABLE.read_text())
     known = min((int(key) for key in table if int(key) >= world), default=max(map(int, table)))
-    rows = tuple(Choice(**row) for row in table[str(known)]["beside" if beside else "norm" if norm else "sum"])
+    rows = tuple(Choice(**row) for row in table[str(known)]["norm" if norm else "sum"])
     assert all(row.form in FORMS for row in rows)
     return rows
 
 
-def choice_for(num_bytes: int, world: int, limits: Limits, *, norm: bool, beside: bool = False) -> Choice:
+def choice_for(num_bytes: int, world: int, limits: Limits, *, norm: bool) -> Choice:
     """The form for a sum of ``num_bytes`` over ``world`` ranks, whose areas have ``limits``."""
-    rows = choices(world, norm, beside)
+    rows = choices(world, norm)
     for row in rows:
         if num_bytes <= min(row.up_to, getattr(limits, row.form)):
             return row

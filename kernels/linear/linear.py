@@ -146,12 +146,10 @@ def linear(
     dtype: torch.dtype | None = None,
     config: Config | None = None,
     expansion: Expansion | None = None,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x; in ``out``,
-    if that is there. With a launch shape of tiles or vectors, ``expansion`` is what adapters add, here and below."""
+    """x [T, K] times weight [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x.
+    With a launch shape of tiles or vectors, ``expansion`` is what adapters add, here and below."""
     values, wide = _values(x), dtype == torch.float32 and _dtype(x) != torch.float32
-    assert out is None or dtype is None
     if config is None:
         assert not isinstance(x, RoundedTokens)
         config = chosen_config("wide" if wide else "plain", x, weight)
@@ -160,11 +158,8 @@ def linear(
         assert isinstance(weight, torch.Tensor)
         if wide and bias is None and target_of(x.device) is not None:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
-        if out is not None:
-            return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
         return linear_reference(x, weight, bias, dtype)
-    if out is None:
-        out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or _dtype(x), device=values.device)
+    out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or _dtype(x), device=values.device)
     return _run(x, weight, bias, out, config, expansion=expansion)
 
 
@@ -271,10 +266,9 @@ def linear_invariant(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`linear` with results independent of other tokens."""
-    return linear(x, weight, bias, dtype, config=_invariant_config(x), out=out)
+    return linear(x, weight, bias, dtype, config=_invariant_config(x))
 
 
 def gated_linear_invariant(

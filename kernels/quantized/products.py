@@ -37,13 +37,10 @@ def dense_of(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def linear_reference(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x; in
-    ``out``, if that is there."""
-    product = dense_products.linear_reference(_exact(x), dense_of(weight, _dtype(x)), bias, dtype)
-    return product if out is None else out.copy_(product)
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
+    return dense_products.linear_reference(_exact(x), dense_of(weight, _dtype(x)), bias, dtype)
 
 
 def gated_linear_reference(
@@ -182,15 +179,12 @@ def _gated(
 
 
 def linear(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x; in
-    ``out``, if that is there."""
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """x [T, K] times ``weight`` [N, K] transposed, plus bias [N] -> [T, N] of ``dtype``, by default that of x."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.linear(_dense_inputs(x), weight, bias, dtype, out=out)
-    product = _linear(x, weight, bias, dtype, invariant=False)
-    return product if out is None else out.copy_(product)
+        return dense_products.linear(_dense_inputs(x), weight, bias, dtype)
+    return _linear(x, weight, bias, dtype, invariant=False)
 
 
 def _dense_inputs(x: Inputs) -> torch.Tensor | HalfNorm:
@@ -250,14 +244,12 @@ def _rounded_partial(x: RoundedTokens, weight: Layout, bias: torch.Tensor | None
 
 
 def linear_invariant(
-    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+    x: Inputs, weight: Weight, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """`linear` with results independent of other tokens."""
     if isinstance(weight, torch.Tensor):
-        return dense_products.linear_invariant(_dense_inputs(x), weight, bias, dtype, out)
-    product = _linear(x, weight, bias, dtype, invariant=True)
-    return product if out is None else out.copy_(product)
+        return dense_products.linear_invariant(_dense_inputs(x), weight, bias, dtype)
+    return _linear(x, weight, bias, dtype, invariant=True)
 
 
 def gated_linear_invariant(

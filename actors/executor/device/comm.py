@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from pagebus.actors.executor.device.operations import AddNorm
     from pagebus.kernels.coded.rounding import RoundedTokens
-
-T = TypeVar("T")
 
 
 class Comm(ABC):
@@ -32,8 +30,6 @@ class Comm(ABC):
     """Whether :meth:`gather_rows` tells no more than what is wanted, although the device alone knows what that is."""
     captured_bytes = math.inf
     """The largest sum for which steps are cut into graphs of their pieces."""
-    hides = False
-    """Whether what :meth:`beside` begins is computed beside what is launched next."""
 
     @abstractmethod
     def connect(self) -> None:
@@ -66,13 +62,6 @@ class Comm(ABC):
         times ``scale`` is added to ``residual`` [T, D] in place; the norm of that, as ``options`` say. A kernel that
         does all of it may stand in."""
         return add_norm(self.all_reduce(whole(x, residual)), residual, weight, eps, scale, **options)
-
-    def beside(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Launch ``work``, which may exchange, behind all that was launched so far, and beside what is launched next.
-        What is returned gives its result, to be read by what is launched behind that call. Until then nothing else is
-        exchanged, but by more work of this kind, and what ``work`` reads stays as it is and is not freed."""
-        result = work()
-        return lambda: result
 
     def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """x [R, W] of every rank beside each other: [R, sum of ``widths``], where rank r's W is ``widths[r]``."""

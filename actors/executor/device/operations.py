@@ -89,9 +89,8 @@ class Product(Protocol):
     """:func:`pagebus.kernels.quantized.products.linear`"""
 
     def __call__(
-        self, x: Inputs, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor: ...  # fmt: skip
+        self, x: Inputs, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor: ...
 
 
 class GatedProduct(Protocol):

@@ -74,12 +74,11 @@ class Attention:
         self._query_factors = None if factors is None else factors.to(parameters.dtype)
         self.kv_scales = torch.ones(2, spec.kv_heads, device=parameters.device)
 
-    def project(self, x: Inputs, tokens: Tokens, out: torch.Tensor | None = None) -> torch.Tensor:
+    def project(self, x: Inputs, tokens: Tokens) -> torch.Tensor:
         """x [T, H] -> queries, keys and values [T, Hq + 2 Hkv, D], rotated and, the latter, in the cache too. Without a
-        slot mapping attention will do that: they are as projected. They are in ``out``, if that is there."""
+        slot mapping attention will do that: they are as projected."""
         heads = self.heads
-        flat = None if out is None else out.flatten(1)
-        qkv = self.qkv.within(x, flat).view(len(tokens.positions), sum(heads.sizes), heads.head_dim)
+        qkv = self.qkv(x).view(len(tokens.positions), sum(heads.sizes), heads.head_dim)
         if self._q_width_norm is not None:
             self._norm_widths(qkv)
         if self._query_factors is not None:

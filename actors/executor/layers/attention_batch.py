@@ -25,15 +25,6 @@ class Tokens:
     windowed_mappings: tuple[torch.Tensor, ...] = ()
     """As ``slot_mapping``, in the pages of layers with windows where these have their own."""
 
-    def part(self, places: slice) -> Tokens:
-        """Those in these ``places``."""
-        slots, padding = self.slot_mapping, self.padding
-        return Tokens(
-            self.ids[places], self.positions[places], None if slots is None else slots[places], self.kv_cache,
-            None if padding is None else padding[places],
-            tuple(mapping[places] for mapping in self.windowed_mappings),
-        )  # fmt: skip
-
     def mapping_of(self, page: int) -> torch.Tensor | None:
         """Where keys go of layers in this one of a block's pages."""
         return self.windowed_mappings[page - 1] if page and self.slot_mapping is not None else self.slot_mapping

@@ -18,7 +18,6 @@ from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.spec import Feed, Mla, Moe, NormPlaces
 from pagebus.kernels.quantized.coding import Kind, experts_kind_of, kind_of
-from pagebus.kernels.quantized.products import Inputs
 
 NORMS: dict[NormPlaces, tuple[str | None, str | None, str | None, str | None]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -75,19 +74,11 @@ class DecoderLayer:
         """Its feed-forward part, if that is a mixture."""
         return self.mlp if isinstance(self.mlp, MixtureOfExperts) else None
 
-    def normed(self, stream: ResidualStream) -> Inputs:
-        """What attention reads of the stream."""
-        alone = isinstance(self.attention, Attention) and self.spec.norms != "shared"
-        return stream.normed(self.attention_norm, self.attention.qkv if alone else None)
-
-    def normed_for_feed(self, stream: ResidualStream) -> Inputs:
-        """What the feed-forward part reads of the stream, where it has a norm of its own."""
-        return stream.normed(self.mlp_norm, None if isinstance(self.mlp, MixtureOfExperts) else self.mlp.reader)
-
     def project(self, stream: ResidualStream, tokens: Tokens) -> torch.Tensor:
         """The normed stream -> queries, keys and values [T, Hq + 2 Hkv, D]; see :meth:`Attention.project`. Where both
         parts read one norm, the feed-forward part is added here: what attention adds does not reach it."""
-        x = self.normed(stream)
+        alone = isinstance(self.attention, Attention) and self.spec.norms != "shared"
+        x = stream.normed(self.attention_norm, self.attention.qkv if alone else None)
         for tap in self.taps:
             tap[: len(stream.values)].copy_(stream.values)
         qkv = self.attention.project(x, tokens)
@@ -100,24 +91,16 @@ class DecoderLayer:
         self, stream: ResidualStream, qkv: torch.Tensor, kv_cache: torch.Tensor, attention: AttentionPass
     ) -> None:
         """Add what the tokens find in the cache to the stream."""
-        self.add_attended(stream, self.attention.attend(qkv, kv_cache, attention))
-
-    def add_attended(self, stream: ResidualStream, attended: torch.Tensor) -> None:
-        """Add the product of what the tokens of the stream have found."""
         before = self.mlp_norm if self.mlp.reads_halves else None
+        attended = self.attention.attend(qkv, kv_cache, attention)
         stream.add(attended, self.attention.out, before, self._attention_after, self.spec.residual_scale)
 
     def feed_forward(self, stream: ResidualStream, following: Norm | None, padding: torch.Tensor | None) -> None:
         """Add the MLP of the normed stream to it; None is no norm that may be half done by then. ``padding`` [T]: as of
         :class:`Tokens`."""
         if self.spec.norms != "shared":
-            self.feed(stream, self.normed_for_feed(stream), following, padding)
-
-    def feed(
-        self, stream: ResidualStream, x: Inputs, following: Norm | None, padding: torch.Tensor | None
-    ) -> None:  # fmt: skip
-        """:meth:`feed_forward` of what :meth:`normed_for_feed` gave."""
-        self.mlp.into(stream, x, following, self._mlp_after, self.spec.residual_scale, padding)
+            x = stream.normed(self.mlp_norm, None if isinstance(self.mlp, MixtureOfExperts) else self.mlp.reader)
+            self.mlp.into(stream, x, following, self._mlp_after, self.spec.residual_scale, padding)
 
 
 def _feed_forward(

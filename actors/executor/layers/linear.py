@@ -44,12 +44,6 @@ class Linear:
             return self._ops.linear(x, self.weight, self.bias)
         return self._ops.adapted_linear(_exact(x), self.weight, self.bias, *addition)
 
-    def within(self, x: Inputs, out: torch.Tensor | None) -> torch.Tensor:
-        """The product of x [T, in], in ``out`` [T, out] if that is there."""
-        if out is None:
-            return self(x)
-        return self._ops.linear(x, self.weight, self.bias, out=out) if self._addition is None else out.copy_(self(x))
-
     @property
     def _addition(self) -> Addition | None:
         """What adapters add in the present pass."""

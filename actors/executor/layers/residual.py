@@ -52,11 +52,6 @@ class ResidualStream:
         """Add x [T, H], or the sum of its parts [S, T, H] float32, in the same way."""
         self._added, self._after, self._scale = x, after, scale
 
-    @property
-    def added(self) -> torch.Tensor | HalfNorm | None:
-        """What no norm has added to ``values`` yet."""
-        return self._added
-
     def normed(self, norm: Norm | None, reader: Linear | None = None) -> Inputs:
         """The ``norm`` of the sum, [T, H]; perhaps half of it, which only a product may read. None: the sum itself.
         ``reader``: the one product that reads it, which may be given rounded tokens."""

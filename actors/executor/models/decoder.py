@@ -21,7 +21,6 @@ from pagebus.actors.executor.layers.passes import AttentionPasses
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.rotary import rotary_table
 from pagebus.actors.executor.layers.sharded.vocabulary import embedding_of, head_of
-from pagebus.actors.executor.models.halves import is_halved, may_be_halved, until_last
 from pagebus.actors.executor.models.network import Network
 from pagebus.actors.executor.models.passage import Passage
 from pagebus.actors.executor.pooling.head import NoHead, PooledHead
@@ -75,7 +74,6 @@ class Decoder(Network):
             for index, layer in enumerate(spec.layers)
         ]
         self.kinds = self.layers[len(self.layers) // 2].kinds
-        self._may_be_halved = may_be_halved(spec.layers, ops.comm)
         self._ends_with_experts = isinstance(spec.layers[-1].feed, Moe)
         self.norm = None if self.passes_on else Norm(parameters, "model.norm", spec.hidden, spec.norm, ops)
         self.taps: list[torch.Tensor] = []
@@ -110,18 +108,8 @@ class Decoder(Network):
         """input_ids [T] and positions [T] -> hidden states [T, H] after the last norm, or [N, H] of the batch's last
         tokens: of the others the last layer computes keys and values only. ``pause`` is called before each layer."""
         step = self.begin(input_ids, positions, kv_cache, batch)
-        if self._may_be_halved and self._is_halved(batch, len(input_ids)):
-            values = self.entering(input_ids)
-            qkv = until_last(self.layers, values, step, self.ops, pause)
-            return self.finish(ResidualStream(values, self.ops), qkv, step)
         stream = self._before_last(step, pause)
         return self.finish(stream, self.layers[-1].project(stream, step.tokens), step)
-
-    def _is_halved(self, batch: AttentionBatch, num_tokens: int) -> bool:
-        """Whether ranks compute the pass in two halves: all tokens alike, and nobody looks in between."""
-        plain = self.adapters.plan is None and not any(layer.taps for layer in self.layers)
-        row_bytes = self.config.hidden_size * self.parameters.dtype.itemsize
-        return plain and is_halved(batch, num_tokens, row_bytes)
 
     @torch.inference_mode()
     def cache(

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar
 
 import torch
 
-from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.ranks.peers import PeerComm
 from pagebus.kernels.exchange.peers import FAILED, Layout, Peers
 
-T = TypeVar("T")
 META = torch.device("meta")
 
 
@@ -21,7 +18,7 @@ class AbsentRanks(PeerComm):
 
     def __init__(self, rank: int, size: int, device: torch.device = META) -> None:
         self.rank, self.size, self._nccl = rank, size, None
-        self._device, self._known, self._is_beside = device, set(), False
+        self._device, self._known = device, set()
         self._layout = layout = Layout(size)
         self._region = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
         address = 0 if device.type == "meta" else self._region.data_ptr()
@@ -37,10 +34,6 @@ class AbsentRanks(PeerComm):
         if key not in self._known:
             self._known.add(key)
             run(self.peers)
-
-    def beside(self, work: Callable[[], T]) -> Callable[[], T]:
-        """At once."""
-        return Comm.beside(self, work)
 
     def close(self) -> None:
         """There is nobody to leave."""

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.ranks.links import avoid_multicast
-from pagebus.actors.executor.ranks.side_stream import SideStream
 
-T = TypeVar("T")
 LIBRARY = "libnccl.so.2"
 """torch has loaded it."""
 ID_BYTES, SUM = 128, 0
@@ -92,13 +89,11 @@ class NcclComm(Comm):
 
     captured_bytes = 0
     """NCCL connects ranks when a size first needs it, and waits for the others meanwhile: not beside steps."""
-    hides = True
 
     def __init__(self, host: Comm, device: torch.device, *, invariant: bool = False) -> None:
         self.rank, self.size = host.rank, host.size
         self._host, self._device, self._invariant = host, device, invariant
         self._met: NcclGroup | None = None
-        self._side = SideStream(device)
 
     def connect(self) -> None:
         """As in :class:`Comm`: over the host first, which tells all ranks where NCCL meets."""
@@ -118,10 +113,6 @@ class NcclComm(Comm):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """As in :class:`Comm`."""
         return super().all_reduce(x) if x.is_cpu or self._invariant else self._group.all_reduce(x)
-
-    def beside(self, work: Callable[[], T]) -> Callable[[], T]:
-        """As in :class:`Comm`."""
-        return self._side.begin(work)
 
     def least(self, value: float) -> float:
         """As in :class:`Comm`, without the GPU."""

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -15,10 +15,9 @@ from pagebus.actors.executor.device.comm import Comm, whole
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled
 from pagebus.actors.executor.ranks.gloo import GlooComm
 from pagebus.actors.executor.ranks.nccl import NcclComm
-from pagebus.actors.executor.ranks.side_stream import SideStream
 from pagebus.actors.executor.ranks.symmetric import SymmetricMemory
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
-from pagebus.kernels.exchange.choice import Choice, choice_for, choices
+from pagebus.kernels.exchange.choice import choices
 from pagebus.kernels.exchange.gather import gather
 from pagebus.kernels.exchange.gather_rows import gather_rows
 from pagebus.kernels.exchange.peers import FAILED, FORMS, HOST_WORDS, Layout, Limits, Peers
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pagebus.actors.executor.device.operations import AddNorm
     from pagebus.kernels.coded.rounding import RoundedTokens
 
-T = TypeVar("T")
 DISTRIBUTED: Any = torch.distributed
 NUMBERS = itertools.count()
 """Of the groups of this process: the same on all ranks."""
@@ -50,7 +48,7 @@ class PeerComm(Comm):
         nccl: of the same ``host``, for sums beyond the limits, or None: these go in pieces.
     """
 
-    leaves_rows_out = hides = True
+    leaves_rows_out = True
 
     def __init__(
         self, host: GlooComm, device: torch.device, limits: Limits | None = None, patience_s: float = PATIENCE_S,
@@ -62,7 +60,6 @@ class PeerComm(Comm):
         self._note = torch.zeros(HOST_WORDS, dtype=torch.int32, pin_memory=True)
         self._nccl = nccl
         self.captured_bytes = math.inf if nccl is None else self._layout.limits.two_shot
-        self._side, self._is_beside = SideStream(device), False
         self._known: set[Hashable] = set()
         self._memory: SymmetricMemory | None = None
         self._peers: Peers | None = None
@@ -155,9 +152,9 @@ class PeerComm(Comm):
             return self._nccl.all_reduce(x)
         aligned = x.numel() % 16 == 0
         few = x.view(-1)[: 256 if aligned else 255]
-        forms = self._forms(norm=False)
+        forms = choices(self.size, norm=False)
         self._load(("sum", x.dtype, aligned), lambda peers: [all_reduce(few, peers, form) for form in forms])
-        return all_reduce(x, self.peers, self._choice(x, norm=False), out=x)
+        return all_reduce(x, self.peers, out=x)
 
     def all_reduce_norm(
         self, add_norm: AddNorm, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float,
@@ -170,7 +167,7 @@ class PeerComm(Comm):
             return super().all_reduce_norm(add_norm, x, residual, weight, eps, scale, **options)
         if x.dim() == 3 and x.dtype != torch.float32:
             x = whole(x, residual)
-        forms = self._forms(norm=True)
+        forms = choices(self.size, norm=True)
         key = "norm", x.shape[:-2], x.shape[-1], residual.dtype, weight.dtype, residual.stride(0) % 16, scale == 1.0
         self._load(
             key,
@@ -178,27 +175,7 @@ class PeerComm(Comm):
                 all_reduce_norm(x[..., :1, :], residual[:1].clone(), weight, eps, peers, scale, form) for form in forms
             ],
         )
-        return all_reduce_norm(x, residual, weight, eps, self.peers, scale, self._choice(residual, norm=True))
-
-    def beside(self, work: Callable[[], T]) -> Callable[[], T]:
-        """As in :class:`Comm`, with as few programs as sums beside products have."""
-
-        def exchanging() -> T:
-            self._is_beside = True
-            try:
-                return work()
-            finally:
-                self._is_beside = False
-
-        return self._side.begin(exchanging)
-
-    def _choice(self, x: torch.Tensor, *, norm: bool) -> Choice:
-        size, limits = x.numel() * x.element_size(), self._layout.limits
-        return choice_for(size, self.size, limits, norm=norm, beside=self._is_beside)
-
-    def _forms(self, *, norm: bool) -> tuple[Choice, ...]:
-        """All that a call may take, beside products and alone."""
-        return choices(self.size, norm) + choices(self.size, norm, beside=True)
+        return all_reduce_norm(x, residual, weight, eps, self.peers, scale)
 
     def _load(self, key: Hashable, run: Callable[[Peers], object]) -> None:
         """At the first call of a kind ``run`` all its forms once: what other sizes take is then compiled and loaded. It

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pagebus.actors.executor.device.operations import AddNorm
     from pagebus.kernels.coded.rounding import RoundedTokens
 
-T = TypeVar("T")
-
 
 class StagedComm(Comm):
     """As one of the ranks of a stage, which exchange over ``stage``; ``world`` are the ranks of all stages."""
@@ -23,7 +21,7 @@ class StagedComm(Comm):
     def __init__(self, world: Comm, stage: Comm, ring: Ring) -> None:
         self.rank, self.size = stage.rank, stage.size
         self.ring, self.captures, self.captured_bytes = ring, stage.captures, stage.captured_bytes
-        self.leaves_rows_out, self.hides = stage.leaves_rows_out, stage.hides
+        self.leaves_rows_out = stage.leaves_rows_out
         self._world, self._stage = world, stage
 
     def connect(self) -> None:
@@ -46,10 +44,6 @@ class StagedComm(Comm):
     ) -> torch.Tensor | RoundedTokens:  # fmt: skip
         """Over the stage, see :class:`Comm`."""
         return self._stage.all_reduce_norm(add_norm, x, residual, weight, eps, scale, **options)
-
-    def beside(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Of the stage, see :class:`Comm`."""
-        return self._stage.beside(work)
 
     def gather_columns(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """Over the stage, see :class:`Comm`."""

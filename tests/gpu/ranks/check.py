@@ -1,12 +1,12 @@
 """Ranks on the GPUs of one host, each a process: are their tokens right, and their sums equal to the last bit?
 
     python -m tests.gpu.ranks.check [--world 2] [--families qwen2 gpt-oss ...] [--carrier peers|nccl|gloo] [--eager]
-        [--expert-parallel] [--halves] [--device cpu]
+        [--expert-parallel] [--device cpu]
 
 Tiny random models in float32. For each: greedy tokens against transformers' (as far as these leave no doubt), sampled
 ones against those of one rank, and log probabilities beside them; from CUDA graphs and without. Without graphs all sums
 over ranks are compared by their bits. Prints a line per model; exit code 1 if anything differs. With fewer GPUs than
-ranks several share one, over gloo, without graphs. With ``--halves`` prompts are computed in two halves however short.
+ranks several share one, over gloo, without graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.engine import Engine
-from pagebus.actors.executor.models import halves
 from pagebus.actors.executor.rank_actors import meet
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.families.registry import FAMILIES
@@ -33,7 +32,7 @@ from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.settings import Settings
 from tests.actors.executor.models.test_families import prompts_for, reference_tokens
 from tests.gpu.engine.engine_cases import SETTINGS
-from tests.gpu.ranks.checks import carrier_for, lines_of, parser_of, ranks_of, run, wait_for
+from tests.gpu.ranks.checks import carrier_for, compile_ahead, lines_of, parser_of, ranks_of, run, wait_for
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
 
@@ -96,8 +95,6 @@ def answers(
 
 def run_rank(arguments: argparse.Namespace) -> None:
     """What one rank finds of every model, as a line of JSON each, of rank 0."""
-    if arguments.halves:
-        halves.LEAST_BYTES, halves.ROWS = 0, 16
     rank, world, folder, device = arguments.rank, arguments.world, Path(arguments.folder), arguments.device
     for name in arguments.families:
         prompts = prompts_for(GOLDEN[name], name)
@@ -134,13 +131,15 @@ def run_all(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder, expected = Path(name), {}
         for each in arguments.families:
-            family, path = GOLDEN[each], folder / each
-            make_golden(path, family.model_type, family.golden[each])
-            expected[each] = reference_tokens(path, prompts_for(family, each), COUNT)
+            make_golden(folder / each, GOLDEN[each].model_type, GOLDEN[each].golden[each])
+        compilers = compile_ahead(settings_of(folder, arguments)) if arguments.device == "cuda" else []
+        for each in arguments.families:
+            expected[each] = reference_tokens(folder / each, prompts_for(GOLDEN[each], each), COUNT)
+        for compiler in compilers:
+            compiler.wait()
         own = ["--carrier", carrier, "--device", arguments.device, "--world", str(world)]
         own += ["--families", *arguments.families, *(["--eager"] if eager else [])]
         own += ["--expert-parallel"] if arguments.expert_parallel else []
-        own += ["--halves"] if arguments.halves else []
         with ranks_of("tests.gpu.ranks.check", own, folder, world) as ranks:
             code = wait_for(ranks[0], LIMIT_S)
             found = [json.loads(line) for line in lines_of(folder, 0, "RANK0 ")]
@@ -151,6 +150,13 @@ def run_all(arguments: argparse.Namespace) -> int:
     for each in found:
         bad |= judge(each, expected[each["name"]], alone[each["name"]])
     return int(bad)
+
+
+def settings_of(folder: Path, arguments: argparse.Namespace) -> list[Settings]:
+    """Of all families."""
+    own = OPTIONS | {"device": "cuda", "tensor_parallel_size": arguments.world, "actor_name": "checked"}
+    own["enable_expert_parallel"] = arguments.expert_parallel
+    return [Settings(model=str(folder / name), **own) for name in arguments.families]
 
 
 def one_rank(families: list[str], folder: Path, device: str) -> dict[str, list[Any]]:
@@ -186,7 +192,6 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--families", nargs="+", default=list(CHOSEN))
     parser.add_argument("--expert-parallel", action="store_true")
-    parser.add_argument("--halves", action="store_true")
     return run(parser.parse_args(), run_all, run_rank)
 
 

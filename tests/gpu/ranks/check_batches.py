@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,14 +26,12 @@ import torch
 from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, PiecewiseGraphs
 from pagebus.actors.executor.loading import loading
 from pagebus.actors.executor.rank_actors import meet
-from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.sources import to_args
 from tests.actors.executor.models.test_families import reference_tokens
 from tests.gpu.engine.engine_cases import BFLOAT16_SHAPE, SETTINGS
 from tests.gpu.engine_checks import check_graphs, check_independence
 from tests.gpu.ranks.check import GOLDEN, RankDriver, answers
-from tests.gpu.ranks.checks import carrier_for, output_of, parser_of, ranks_of, run
+from tests.gpu.ranks.checks import carrier_for, compile_ahead, output_of, parser_of, ranks_of, run
 from tests.helpers.model_factory import CLASSES, DEFAULTS, make_golden, make_model
 
 CASES = ("pieces-llama3", "pieces-olmo2", "pieces-gpt-oss", "alone-llama3", "alone-olmo2")
@@ -128,17 +125,14 @@ def run_rank(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def compile_ahead(folder: Path, arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
-    """What fills Triton's cache for all cases and ranks at once, with all cores."""
-    command = [sys.executable, "-m", "pagebus.actors.commands.cli", "compile-kernels"]
-    compilers = []
+def settings_of(folder: Path, arguments: argparse.Namespace) -> list[Settings]:
+    """Of all cases."""
+    found = []
     for case in arguments.cases:
         what, _, name = case.partition("-")
-        settings = Settings(model=str(folder / name), tensor_parallel_size=arguments.world, **options_of(what, "cuda"))
-        for rank in range(arguments.world):
-            given = to_args(settings.replace(rank=rank))
-            compilers.append(subprocess.Popen([*command, *given], preexec_fn=die_with_parent()))
-    return compilers
+        own = options_of(what, "cuda")
+        found.append(Settings(model=str(folder / name), tensor_parallel_size=arguments.world, **own))
+    return found
 
 
 def run_ranks(cases: list[str], folder: Path, carrier: str, arguments: argparse.Namespace) -> bool:
@@ -161,7 +155,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as name:
         began_s, folder = time.monotonic(), Path(name)
         paths = {each: make(folder / each, each) for each in {case.partition("-")[2] for case in left}}
-        compilers = compile_ahead(folder, arguments) if arguments.device == "cuda" else []
+        compilers = compile_ahead(settings_of(folder, arguments)) if arguments.device == "cuda" else []
         for each, path in paths.items():
             if f"pieces-{each}" in left:
                 (folder / f"{each}.json").write_text(json.dumps(reference_tokens(path, prompts(), COUNT)))

@@ -31,7 +31,7 @@ from pagebus.bus.codec import decode, encode
 from pagebus.bus.messages import StepPlan
 from tests.actors.executor.models.test_families import prompts_for, reference_tokens
 from tests.gpu.ranks.check import COUNT, GOLDEN, LIMIT_S, OPTIONS, SAMPLED, START_S, answers, judge
-from tests.gpu.ranks.checks import carrier_for, lines_of, parser_of, ranks_of, run, wait_for
+from tests.gpu.ranks.checks import carrier_for, compile_ahead, lines_of, parser_of, ranks_of, run, wait_for
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden, make_model
 
@@ -154,6 +154,16 @@ def run_rank(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
+def settings_of(names: list[str], folder: Path, arguments: argparse.Namespace) -> list[Settings]:
+    """Of all models, divided and on one GPU."""
+    divided = {"tensor_parallel_size": arguments.width, "pipeline_parallel_size": arguments.stages}
+    found = []
+    for name in names:
+        own = options_of(name, eager=not captures(arguments), device="cuda") | {"actor_name": "checked"}
+        found += [Settings(model=str(folder / name), **own, **more) for more in (divided, {})]
+    return found
+
+
 def one_rank(name: str, folder: Path, device: str) -> dict[str, Any]:
     """What one rank says."""
     settings = Settings(model=str(folder / name), **options_of(name, eager=True, device=device))
@@ -184,6 +194,8 @@ def run_all(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         expected = {each: make(each, folder) for each in names}
+        for compiler in compile_ahead(settings_of(names, folder, arguments)) if device == "cuda" else []:
+            compiler.wait()
         with ranks_of("tests.gpu.ranks.check_stages", own, folder, world) as ranks:
             code = wait_for(ranks[0], LIMIT_S)
             found = [json.loads(line) for line in lines_of(folder, 0, "RANK0 ")]

@@ -13,6 +13,8 @@ import torch
 
 from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.runtime.child import die_with_parent
+from pagebus.actors.settings import Settings
+from pagebus.actors.settings.sources import to_args
 
 Check = Callable[[argparse.Namespace], object]
 
@@ -67,6 +69,13 @@ def ranks_of(
         for process in ranks:
             process.kill()
             process.wait()
+
+
+def compile_ahead(asked: Sequence[Settings]) -> list[subprocess.Popen[bytes]]:
+    """What fills Triton's cache for all of these, and all ranks of each, at once and with all cores."""
+    command = [sys.executable, "-m", "pagebus.actors.commands.cli", "compile-kernels"]
+    every = [settings.replace(rank=rank) for settings in asked for rank in range(settings.num_ranks)]
+    return [subprocess.Popen([*command, *to_args(each)], preexec_fn=die_with_parent()) for each in every]
 
 
 def wait_for(process: subprocess.Popen[bytes], limit_s: float) -> int | None:

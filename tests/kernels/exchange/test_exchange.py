@@ -166,14 +166,13 @@ def test_table() -> None:
     """Rows grow, name forms, and fit the areas of a default layout; larger sums take the last."""
     for world in range(2, 9):
         limits = Layout(world).limits
-        for norm, beside in ((False, False), (True, False), (True, True)):
-            rows = choices(world, norm, beside)
+        for norm in (False, True):
+            rows = choices(world, norm)
             assert [row.up_to for row in rows] == sorted({row.up_to for row in rows})
             for row in rows:
                 assert row.form in FORMS
                 assert row.up_to <= getattr(limits, row.form)
                 assert 1 <= row.blocks <= 128
-                assert choice_for(row.up_to, world, limits, norm=norm, beside=beside) == row
-            assert choice_for(1 << 30, world, limits, norm=norm, beside=beside) == rows[-1]
-            if not beside:
-                assert choice_for(rows[0].up_to, world, Limits(push=64), norm=norm) != rows[0]
+                assert choice_for(row.up_to, world, limits, norm=norm) == row
+            assert choice_for(1 << 30, world, limits, norm=norm) == rows[-1]
+            assert choice_for(rows[0].up_to, world, Limits(push=64), norm=norm) != rows[0]

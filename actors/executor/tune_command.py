@@ -18,6 +18,7 @@ from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
@@ -76,8 +77,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
         SettingsError: there is no GPU, no Triton, ranks are asked for, or this GPU cannot do what the settings ask.
     """
     settings = load_settings(arguments)
-    if settings.num_ranks > 1:
-        raise SettingsError(f"tune: not with {settings.rank_flags} yet: a rank's shapes have the cost model's choices")
+    if settings.pipeline_parallel_size > 1:
+        raise SettingsError("tune: not with stages, whose products are those of a model without: leave out -pp")
     if not 0 < arguments.minutes <= 24 * 60:
         raise SettingsError("--minutes: more than 0 and at most 1440 are needed")
     if find_spec("triton") is None:
@@ -86,7 +87,8 @@ def run_tune(arguments: argparse.Namespace) -> int:
     if target is None:
         raise SettingsError("tune: there is no GPU here to measure on")
     try:
-        config = with_quantization(settings, ModelConfig.load(resolve_model(settings, weights=False)))
+        whole = with_quantization(settings, ModelConfig.load(resolve_model(settings, weights=False)))
+        config = rank_config(whole, settings)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)
         return 2

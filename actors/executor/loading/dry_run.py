@@ -42,12 +42,17 @@ NUM_BLOCKS = 1 << 16
 """Any number will do: no kernel may depend on how many blocks there are."""
 
 
+def lonely_agreement(config: ModelConfig, device: torch.device = META) -> Agreement:
+    """Of a rank on ``device`` whose others are not there; of a whole model, of one rank."""
+    shard = config.shard
+    return ALONE if shard is None else Agreement(AbsentRanks(shard.rank, shard.world, device))
+
+
 def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> tuple[PersistentBatch, Runner]:
     """A batch and a runner as an engine with these settings has on a GPU, but without the GPU."""
     read_user_tables(launch_shapes_folder(settings))
-    limits, shard = batch_limits(settings, config, META, NUM_BLOCKS), config.shard
-    agreement = ALONE if shard is None else Agreement(AbsentRanks(shard.rank, shard.world))
-    ops = choose_ops(settings, META, agreement, shard)
+    limits, agreement = batch_limits(settings, config, META, NUM_BLOCKS), lonely_agreement(config)
+    ops = choose_ops(settings, META, agreement, config.shard)
     kv_dtype = cache_dtype(settings, config, dtype)
     model = build_model(
         config, META, dtype, ops, effective_max_model_len(settings, config), kv_dtype,

@@ -80,8 +80,11 @@ def choose_ops(
     that holds ``shard``."""
     invariant = settings.deterministic and device.type != "cpu"
     ops = Ops.invariant() if invariant else Ops.for_device(device)
-    if shard is None:
-        return ops
+    return ops if shard is None else shared_ops(ops, device, agreement, shard, invariant=invariant)
+
+
+def shared_ops(ops: Ops, device: torch.device, agreement: Agreement, shard: Shard, *, invariant: bool = False) -> Ops:
+    """``ops`` of a rank that holds ``shard``."""
     with_sampling = ops_of_rank if device.type == "cpu" else device_ops_of_rank
     sums = with_sums(ops, agreement.comm, invariant=invariant)
     return with_guesses(with_sampling(sums, agreement, shard), shard)

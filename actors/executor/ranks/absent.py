@@ -1,4 +1,4 @@
-"""Ranks that are not there, where shapes suffice: kernels are compiled, and explained, without the others."""
+"""Ranks that are not there, where shapes suffice: kernels are compiled, explained and tuned without the others."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from collections.abc import Callable, Hashable
 import torch
 
 from pagebus.actors.executor.ranks.peers import PeerComm
-from pagebus.kernels.exchange.peers import Layout, Peers
+from pagebus.kernels.exchange.peers import FAILED, Layout, Peers
 
 META = torch.device("meta")
 
 
 class AbsentRanks(PeerComm):
-    """One rank alone, whose exchanges are launched on the meta device."""
+    """One rank alone, whose exchanges are launched on ``device``: they wait for nobody, and what they tell goes to
+    memory of its own."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device = META) -> None:
         self.rank, self.size, self._nccl = rank, size, None
-        self._device, self._known = META, set()
+        self._device, self._known = device, set()
         self._layout = layout = Layout(size)
-        table = torch.empty(size + 1, dtype=torch.int64, device=META)
-        self._peers = Peers(rank, layout, table, layout.new_state(META))
+        self._region = torch.zeros(layout.num_bytes, dtype=torch.uint8, device=device)
+        address = 0 if device.type == "meta" else self._region.data_ptr()
+        table, state = torch.full((size + 1,), address, dtype=torch.int64, device=device), layout.new_state(device)
+        state[FAILED] = 1  # nothing waits
+        self._peers = Peers(rank, layout, table, state)
 
     def connect(self) -> None:
         """There is nobody to meet."""

@@ -13,6 +13,8 @@ from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.capturing import no_collection
 from pagebus.actors.executor.graphs.graphs import empty_step, padded_pass
+from pagebus.actors.executor.loading.dry_run import lonely_agreement
+from pagebus.actors.executor.loading.loading import shared_ops
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.executor.memory.kv_cache import Cache, allocate_kv_cache
 from pagebus.actors.executor.models import build_model
@@ -25,7 +27,8 @@ BLOCK_SIZE = 16
 
 class DecodeStep:
     """A model and a cache of random numbers, for up to ``max_rows`` rows of up to ``max_context`` tokens. On the meta
-    device nothing has memory, and passes compute nothing."""
+    device nothing has memory, and passes compute nothing. The part of a rank exchanges with nobody, and waits for
+    nobody; all else is launched as by a rank among others."""
 
     def __init__(
         self, config: ModelConfig, device: torch.device, max_rows: int, max_context: int, num_tokens: int,
@@ -37,13 +40,16 @@ class DecodeStep:
             max_num_seqs=max_rows, max_model_len=max_context + 1, max_num_batched_tokens=max_rows,
             block_size=BLOCK_SIZE, num_blocks=-(-num_tokens // BLOCK_SIZE), vocab_size=config.vocab_size,
         )  # fmt: skip
-        ops = Ops.for_device(device)
+        ops, agreement = Ops.for_device(device), lonely_agreement(config, device)
+        if config.shard is not None:
+            ops = shared_ops(ops, device, agreement, config.shard)
         self.model = build_model(config, device, dtype, ops, max_context + 1, cache_dtype, backend=backend)
         blocks = allocate_kv_cache(config, self.limits.num_blocks, BLOCK_SIZE, cache_dtype, device)
         if not blocks.is_meta:
             load_weights(self.model, Path(), "dummy", 0, lambda _share: None)
             fill(blocks, config)
         self.runner = Runner(self.model, ops, self.limits, device, Cache(blocks, blocks), 2, max_rows)
+        agreement.use(self.runner.uploader.header.agreed)
         state = self.runner.state
         state.columns.view(torch.float32)[TEMPERATURE].fill_(0.6)
         state.tokens.random_(0, config.vocab_size)

@@ -23,6 +23,7 @@ from pagebus.actors.executor.tuning.compiler import Wanted
 from pagebus.actors.executor.tuning.tune import TunedStep
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization
+from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
@@ -55,10 +56,10 @@ def test_without_a_gpu_it_says_so(folder: Path, capsys: pytest.CaptureFixture[st
     assert "no GPU" in capsys.readouterr().err
 
 
-def test_ranks_are_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is timed would be a part of a product."""
-    assert main(["tune", str(folder), "-tp", "2"]) == 2
-    assert "not with --tensor-parallel-size" in capsys.readouterr().err
+def test_stages_are_refused_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their products are those of the whole model."""
+    assert main(["tune", str(folder), "-pp", "2"]) == 2
+    assert "not with stages" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "1e9"])
@@ -79,6 +80,15 @@ def test_it_measures_every_product_of_the_model(folder: Path) -> None:
     ]  # fmt: skip
     assert measurable(Settings(model=str(folder), dtype="float32"), config, H200) == ([], None)
     assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == ([], None)
+
+
+def test_of_a_rank_it_measures_the_parts(folder: Path) -> None:
+    """Those that are summed over ranks add themselves to nothing, and begin no norm."""
+    settings = Settings(model=str(folder), tensor_parallel_size=2)
+    products, _ = measurable(settings, rank_config(ModelConfig.load(folder), settings), H200)
+    assert [product.name for product in products] == [
+        "plain:3072x4096", "wide:64128x4096", "gated:14336x4096", "partial:4096x2048", "partial:4096x7168",
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -106,7 +116,9 @@ def test_it_tunes_and_says_where_the_table_is(
     shapes = folder / "shapes"
     options = ["--minutes", "2.5", "--launch-shapes-dir", str(shapes), "--kv-cache-dtype", "int8"]
     assert main(["tune", str(folder), "--tokens", "1", "8", *options]) == 0
-    assert asked == [(torch.bfloat16, torch.int8, 7, H200, shapes, 2.5, [1, 8])]
+    assert main(["tune", str(folder), "--tokens", "1", "8", "-tp", "2", *options]) == 0
+    of_rank = (torch.bfloat16, torch.int8, 5, H200, shapes, 2.5, [1, 8])
+    assert asked == [(torch.bfloat16, torch.int8, 7, H200, shapes, 2.5, [1, 8]), of_rank]
     text = capsys.readouterr().out
     assert "one line" in text
     assert "1 of 2 choices are changed, the best by 25%" in text

@@ -13,19 +13,21 @@ import torch
 from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.executor.tuning import decode_step
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.local import local_config
 
 CUDA = torch.device("cuda", 0)
 
 
 class DecodeStep(decode_step.DecodeStep):
-    """Of the model of this ``name`` (:func:`model_folder`)."""
+    """Of the model of this ``name`` (:func:`model_folder`); with a ``world`` of ranks, of the first one alone."""
 
     def __init__(
-        self, name: str, max_rows: int, max_context: int, num_tokens: int, cache_dtype: torch.dtype = torch.bfloat16
-    ) -> None:
+        self, name: str, max_rows: int, max_context: int, num_tokens: int, cache_dtype: torch.dtype = torch.bfloat16,
+        world: int = 1,
+    ) -> None:  # fmt: skip
         torch.cuda.set_device(CUDA)
         with tempfile.TemporaryDirectory() as parent:
-            config = ModelConfig.load(model_folder(name, Path(parent)))
+            config = local_config(ModelConfig.load(model_folder(name, Path(parent))), 0, world)
         super().__init__(config, CUDA, max_rows, max_context, num_tokens, cache_dtype=cache_dtype)
 
 

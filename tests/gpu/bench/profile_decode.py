@@ -1,10 +1,12 @@
 """What a decode step's time goes to: kernel by kernel, from replays of its CUDA graph.
 
-    python -m tests.gpu.bench.profile_decode qwen06b --shapes 8x576 32x576 [--kv-cache-dtype fp8] [--json FILE]
+    python -m tests.gpu.bench.profile_decode qwen06b --shapes 8x576 32x576 [--kv-cache-dtype fp8] [--ranks 2]
+        [--json FILE]
 
 A shape is rows x context. Kernels overlap under programmatic dependent launch, so beside how long a kernel is there
 (which includes its waiting) stands how much it moved the end of the step: the time from the end of all before it to its
-own; these add up to the step.
+own; these add up to the step. With ``--ranks`` it is the step of one rank, which waits for no other: what it exchanges
+goes to its own memory.
 """
 
 from __future__ import annotations
@@ -72,13 +74,14 @@ def main() -> None:
     parser.add_argument("model", help="one of SHAPES, or a folder with a config.json")
     parser.add_argument("--shapes", nargs="+", default=["8x576", "32x576", "64x576"])
     parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *KV_DTYPES])
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes]
     num_tokens = max(rows * (context + 16) for rows, context in shapes)
     step = DecodeStep(
         arguments.model, max(rows for rows, _ in shapes), max(context for _, context in shapes), num_tokens,
-        KV_DTYPES.get(arguments.kv_cache_dtype, torch.bfloat16),
+        KV_DTYPES.get(arguments.kv_cache_dtype, torch.bfloat16), arguments.ranks,
     )  # fmt: skip
     report = []
     for rows, context in shapes:

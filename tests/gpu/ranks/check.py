@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import queue
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,14 +26,13 @@ import torch
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.engine import Engine
 from pagebus.actors.executor.rank_actors import meet
-from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.families.registry import FAMILIES
 from pagebus.actors.model.shards.local import local_config
-from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
 from tests.actors.executor.models.test_families import prompts_for, reference_tokens
 from tests.gpu.engine.engine_cases import SETTINGS
+from tests.gpu.ranks.checks import carrier_for, compile_ahead, lines_of, parser_of, ranks_of, run, wait_for
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
 
@@ -97,9 +95,6 @@ def answers(
 
 def run_rank(arguments: argparse.Namespace) -> None:
     """What one rank finds of every model, as a line of JSON each, of rank 0."""
-    avoid_multicast()
-    if arguments.device == "cuda":
-        torch.cuda.set_device(arguments.rank % torch.cuda.device_count())
     rank, world, folder, device = arguments.rank, arguments.world, Path(arguments.folder), arguments.device
     for name in arguments.families:
         prompts = prompts_for(GOLDEN[name], name)
@@ -131,52 +126,37 @@ def run_rank(arguments: argparse.Namespace) -> None:
 
 def run_all(arguments: argparse.Namespace) -> int:
     """Expectations of one rank and of transformers, the ranks, and what differs."""
-    enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
-    carrier = arguments.carrier or ("peers" if enough else "gloo")
+    carrier, world = carrier_for(arguments, arguments.world), arguments.world
     eager = arguments.eager or carrier == "gloo"
-    with tempfile.TemporaryDirectory() as folder:
-        expected = {}
-        for name in arguments.families:
-            family, path = GOLDEN[name], Path(folder, name)
-            make_golden(path, family.model_type, family.golden[name])
-            expected[name] = reference_tokens(path, prompts_for(family, name), COUNT)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.gpu.ranks.check",
-            "--folder",
-            folder,
-            "--carrier",
-            carrier,
-            "--device",
-            arguments.device,
-        ]
-        command += ["--world", str(arguments.world), "--families", *arguments.families, *(["--eager"] if eager else [])]
-        command += ["--expert-parallel"] if arguments.expert_parallel else []
-        ranks = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank)],
-                stdout=subprocess.PIPE if rank == 0 else None,
-                text=True,
-                preexec_fn=die_with_parent(),
-            )
-            for rank in range(arguments.world)
-        ]
-        try:
-            output, _ = ranks[0].communicate(timeout=LIMIT_S)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        lines = [line for line in output.splitlines() if line.startswith("RANK0 ")]
-        found = [json.loads(line.removeprefix("RANK0 ")) for line in lines]
-        alone = one_rank(arguments.families, Path(folder), arguments.device) if found else {}
+    with tempfile.TemporaryDirectory() as name:
+        folder, expected = Path(name), {}
+        for each in arguments.families:
+            make_golden(folder / each, GOLDEN[each].model_type, GOLDEN[each].golden[each])
+        compilers = compile_ahead(settings_of(folder, arguments)) if arguments.device == "cuda" else []
+        for each in arguments.families:
+            expected[each] = reference_tokens(folder / each, prompts_for(GOLDEN[each], each), COUNT)
+        for compiler in compilers:
+            compiler.wait()
+        own = ["--carrier", carrier, "--device", arguments.device, "--world", str(world)]
+        own += ["--families", *arguments.families, *(["--eager"] if eager else [])]
+        own += ["--expert-parallel"] if arguments.expert_parallel else []
+        with ranks_of("tests.gpu.ranks.check", own, folder, world) as ranks:
+            code = wait_for(ranks[0], LIMIT_S)
+            found = [json.loads(line) for line in lines_of(folder, 0, "RANK0 ")]
+        alone = one_rank(arguments.families, folder, arguments.device) if found else {}
     bad = len(found) != len(arguments.families) * (1 if eager else 2)
     if bad:
-        print(f"only {len(found)} results came; rank 0 ended with {ranks[0].returncode}")
+        print(f"only {len(found)} results came; rank 0 ended with {code}")
     for each in found:
         bad |= judge(each, expected[each["name"]], alone[each["name"]])
     return int(bad)
+
+
+def settings_of(folder: Path, arguments: argparse.Namespace) -> list[Settings]:
+    """Of all families."""
+    own = OPTIONS | {"device": "cuda", "tensor_parallel_size": arguments.world, "actor_name": "checked"}
+    own["enable_expert_parallel"] = arguments.expert_parallel
+    return [Settings(model=str(folder / name), **own) for name in arguments.families]
 
 
 def one_rank(families: list[str], folder: Path, device: str) -> dict[str, list[Any]]:
@@ -209,20 +189,10 @@ def judge(found: dict[str, Any], expected: list[list[int]], alone: list[Any]) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2)
+    parser = parser_of(__doc__)
     parser.add_argument("--families", nargs="+", default=list(CHOSEN))
-    parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
-    parser.add_argument("--eager", action="store_true")
     parser.add_argument("--expert-parallel", action="store_true")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--folder")
-    arguments = parser.parse_args()
-    if arguments.rank is None:
-        return run_all(arguments)
-    run_rank(arguments)
-    return 0
+    return run(parser.parse_args(), run_all, run_rank)
 
 
 if __name__ == "__main__":

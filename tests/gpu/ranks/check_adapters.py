@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,11 +20,10 @@ import torch
 from msgspec.structs import replace
 
 from pagebus.actors.executor.rank_actors import meet
-from pagebus.actors.executor.ranks.links import avoid_multicast
-from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import AdapterRead, AdapterSource, StepResult
 from tests.gpu.ranks.check import COUNT, LIMIT_S, OPTIONS, START_S, RankDriver
+from tests.gpu.ranks.checks import carrier_for, output_of, parser_of, ranks_of, run
 from tests.helpers.model_factory import make_model
 from tests.system.lora.test_tokens import make_cases
 
@@ -65,9 +63,6 @@ def wrong(driver: RankDriver, cases: list[Case]) -> int:
 
 
 def run_rank(arguments: argparse.Namespace) -> None:
-    avoid_multicast()
-    if arguments.device == "cuda":
-        torch.cuda.set_device(arguments.rank % torch.cuda.device_count())
     rank, world, folder, device = arguments.rank, arguments.world, Path(arguments.folder), arguments.device
     cases, bad = msgspec.json.decode((folder / "cases").read_bytes(), type=list[Case]), 0
     for eager in (True,) if arguments.eager else (True, False):
@@ -89,43 +84,24 @@ def run_rank(arguments: argparse.Namespace) -> None:
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
-    carrier = arguments.carrier or ("peers" if enough else "gloo")
+    carrier = carrier_for(arguments, arguments.world)
     own = ["--eager"] if arguments.eager or carrier == "gloo" else []
+    own += ["--carrier", carrier, "--device", arguments.device, "--world", str(arguments.world)]
     with tempfile.TemporaryDirectory() as folder:
         base = make_model(Path(folder, "base"), "llama3", seed=3, std=0.08, head_dim=64, **SIZES)
         cases = [Case(*case) for case in make_cases(base, Path(folder), ADAPTERS)]
         assert len({str(case.answers) for case in cases}) == len(cases), "the adapters do not differ"
         Path(folder, "cases").write_bytes(msgspec.json.encode(cases))
-        command = [sys.executable, "-m", "tests.gpu.ranks.check_adapters", "--folder", folder, "--carrier", carrier]
-        command += ["--device", arguments.device, "--world", str(arguments.world), *own]
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], preexec_fn=die_with_parent())
-            for rank in range(arguments.world)
-        ]
-        try:
+        with ranks_of("tests.gpu.ranks.check_adapters", own, Path(folder), arguments.world) as ranks:
             codes = [process.wait(LIMIT_S) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        for rank in range(arguments.world):
+            print(output_of(Path(folder), rank).read_text(), end="")
     print(f"{carrier}: exit codes {codes}")
     return int(any(codes))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2)
-    parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
-    parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--folder")
-    arguments = parser.parse_args()
-    if arguments.rank is None:
-        return run_all(arguments)
-    run_rank(arguments)
-    return 0
+    return run(parser_of(__doc__).parse_args(), run_all, run_rank)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,14 +26,12 @@ import torch
 from pagebus.actors.executor.graphs.piecewise_graphs import LaunchedPieces, PiecewiseGraphs
 from pagebus.actors.executor.loading import limits
 from pagebus.actors.executor.rank_actors import meet
-from pagebus.actors.executor.ranks.links import avoid_multicast
-from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
-from pagebus.actors.settings.sources import to_args
 from tests.actors.executor.models.test_families import reference_tokens
 from tests.gpu.engine.engine_cases import BFLOAT16_SHAPE, SETTINGS
 from tests.gpu.engine_checks import check_graphs, check_independence
 from tests.gpu.ranks.check import GOLDEN, RankDriver, answers
+from tests.gpu.ranks.checks import carrier_for, compile_ahead, output_of, parser_of, ranks_of, run
 from tests.helpers.model_factory import CLASSES, DEFAULTS, make_golden, make_model
 
 CASES = ("pieces-llama3", "pieces-olmo2", "pieces-gpt-oss", "alone-llama3", "alone-olmo2")
@@ -101,10 +98,7 @@ def options_of(what: str, device: str) -> dict[str, Any]:
 
 def run_rank(arguments: argparse.Namespace) -> None:
     """Every case, in one process. What was begun last is written down, for who goes on behind a failure."""
-    avoid_multicast()
     rank, folder = arguments.rank, Path(arguments.folder)
-    if arguments.device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
     counted = Counted()
     for case in arguments.cases:
         began_s, (what, _, name) = time.monotonic(), case.partition("-")
@@ -131,56 +125,37 @@ def run_rank(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def compile_ahead(folder: Path, arguments: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
-    """What fills Triton's cache for all cases and ranks at once, with all cores."""
-    command = [sys.executable, "-m", "pagebus.actors.commands.cli", "compile-kernels"]
-    compilers = []
+def settings_of(folder: Path, arguments: argparse.Namespace) -> list[Settings]:
+    """Of all cases."""
+    found = []
     for case in arguments.cases:
         what, _, name = case.partition("-")
-        settings = Settings(model=str(folder / name), tensor_parallel_size=arguments.world, **options_of(what, "cuda"))
-        for rank in range(arguments.world):
-            given = to_args(settings.replace(rank=rank))
-            compilers.append(subprocess.Popen([*command, *given], preexec_fn=die_with_parent()))
-    return compilers
+        own = options_of(what, "cuda")
+        found.append(Settings(model=str(folder / name), tensor_parallel_size=arguments.world, **own))
+    return found
 
 
 def run_ranks(cases: list[str], folder: Path, carrier: str, arguments: argparse.Namespace) -> bool:
     """Whether all ranks have ended well."""
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "tests.gpu.ranks.check_batches",
-        "--folder",
-        str(folder),
-        "--carrier",
-        carrier,
-    ]
-    command += ["--device", arguments.device, "--world", str(arguments.world), "--cases", *cases]
-    ranks = [
-        subprocess.Popen([*command, "--rank", str(rank)], preexec_fn=die_with_parent())
-        for rank in range(arguments.world)
-    ]
+    own = ["--carrier", carrier, "--device", arguments.device, "--world", str(arguments.world), "--cases", *cases]
     until = time.monotonic() + LIMIT_S
-    try:
+    with ranks_of("tests.gpu.ranks.check_batches", own, folder, arguments.world) as ranks:
         while any(process.poll() is None for process in ranks) and time.monotonic() < until:
             time.sleep(0.05)
             if any(process.poll() not in {None, 0} for process in ranks):
-                return False
-        return all(process.poll() == 0 for process in ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+                break
+        codes = [process.poll() for process in ranks]
+    for rank in range(arguments.world):
+        print(output_of(folder, rank).read_text(), end="")
+    return codes == [0] * arguments.world
 
 
 def run_all(arguments: argparse.Namespace) -> int:
-    enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
-    carrier, left, bad = arguments.carrier or ("peers" if enough else "gloo"), list(arguments.cases), []
+    carrier, left, bad = carrier_for(arguments, arguments.world), list(arguments.cases), []
     with tempfile.TemporaryDirectory() as name:
         began_s, folder = time.monotonic(), Path(name)
         paths = {each: make(folder / each, each) for each in {case.partition("-")[2] for case in left}}
-        compilers = compile_ahead(folder, arguments) if arguments.device == "cuda" else []
+        compilers = compile_ahead(settings_of(folder, arguments)) if arguments.device == "cuda" else []
         for each, path in paths.items():
             if f"pieces-{each}" in left:
                 (folder / f"{each}.json").write_text(json.dumps(reference_tokens(path, prompts(), COUNT)))
@@ -198,18 +173,9 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2)
+    parser = parser_of(__doc__, eager=False)
     parser.add_argument("--cases", nargs="+", default=list(CASES))
-    parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--folder")
-    arguments = parser.parse_args()
-    if arguments.rank is None:
-        return run_all(arguments)
-    run_rank(arguments)
-    return 0
+    return run(parser.parse_args(), run_all, run_rank)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,6 @@ import pytest
 import torch
 
 from pagebus.actors.executor.rank_actors import meet
-from pagebus.actors.executor.ranks.links import avoid_multicast
-from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
 from pagebus.bus.codec import decode, encode
 from pagebus.bus.messages import StepPlan
@@ -39,6 +37,7 @@ from tests.actors.executor.speculation.test_heads import drafted
 from tests.actors.executor.speculation.test_rank_heads import KINDS, SAMPLED
 from tests.actors.scheduler.rests import rest_often
 from tests.gpu.ranks.check import LIMIT_S, RankDriver
+from tests.gpu.ranks.checks import carrier_for, lines_of, parser_of, ranks_of, run
 from tests.helpers.engine_driver import Driver
 
 CHOSEN = ("small model", "head with the model's embedding", "mtp of latents", "mtp with its own embedding")
@@ -112,9 +111,6 @@ def follow(driver: RankDriver, told: Told) -> None:
 
 def run_rank(arguments: argparse.Namespace) -> None:
     """What one rank finds with every drafter, as a line of JSON each."""
-    avoid_multicast()
-    if arguments.device == "cuda":
-        torch.cuda.set_device(arguments.rank % torch.cuda.device_count())
     rank, world, folder = arguments.rank, arguments.world, Path(arguments.folder)
     for number, kind in enumerate(arguments.kinds):
         path, drafts = json.loads((folder / f"{number}.json").read_text())
@@ -147,32 +143,20 @@ def options_of(device: str) -> dict[str, Any]:
 
 def run_all(arguments: argparse.Namespace) -> int:
     """Drafters, expectations, the ranks, and what differs."""
-    enough = arguments.device == "cuda" and torch.cuda.device_count() >= arguments.world
-    carrier = arguments.carrier or ("peers" if enough else "gloo")
+    carrier = carrier_for(arguments, arguments.world)
     own = ["--eager"] if arguments.eager or carrier == "gloo" else []
+    more = ["--carrier", carrier, "--device", arguments.device, "--world", str(arguments.world)]
     with tempfile.TemporaryDirectory() as folder:
         for number, kind in enumerate(arguments.kinds):
             path, drafts = KINDS[kind](Path(folder, str(number)))
             Path(folder, f"{number}.json").write_text(json.dumps([str(path), drafts]))
-        command = [sys.executable, "-m", "tests.gpu.ranks.check_drafts", "--folder", folder, "--carrier", carrier]
-        command += ["--device", arguments.device, "--world", str(arguments.world), *own, "--kinds", *arguments.kinds]
-        outputs = [Path(folder, f"output-{rank}") for rank in range(arguments.world)]
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=output.open("w"), preexec_fn=die_with_parent())
-            for rank, output in enumerate(outputs)
-        ]
-        try:
-            bad = judge_all(arguments.kinds, 1 if own else 2, Path(folder), ranks, outputs)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        more += ["--kinds", *arguments.kinds]
+        with ranks_of("tests.gpu.ranks.check_drafts", [*own, *more], Path(folder), arguments.world) as ranks:
+            bad = judge_all(arguments.kinds, 1 if own else 2, Path(folder), ranks)
     return int(bad)
 
 
-def judge_all(
-    kinds: list[str], ways: int, folder: Path, ranks: list[subprocess.Popen[bytes]], outputs: list[Path]
-) -> bool:  # fmt: skip
+def judge_all(kinds: list[str], ways: int, folder: Path, ranks: list[subprocess.Popen[bytes]]) -> bool:
     """Print a line for each kind and way, when it is there; whether anything is wrong."""
     bad, began_s = False, time.monotonic()
     for number in range(len(kinds)):
@@ -182,19 +166,18 @@ def judge_all(
         plain.close()
         for way in range(ways):
             place = number * ways + way
-            while any(len(lines_of(output)) <= place for output in outputs):
+            while any(len(each) <= place for each in told_by(folder, len(ranks))):
                 if time.monotonic() - began_s > LIMIT_S or any(each.poll() for each in ranks):
                     print(f"the ranks have ended with {[each.poll() for each in ranks]}, or take too long")
                     return True
                 time.sleep(0.05)
-            bad |= judge([json.loads(lines_of(output)[place]) for output in outputs], expected)
+            bad |= judge([json.loads(each[place]) for each in told_by(folder, len(ranks))], expected)
     return bad
 
 
-def lines_of(output: Path) -> list[str]:
-    """What a rank has found so far."""
-    whole = [line for line in output.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [line.removeprefix("FOUND ") for line in whole if line.startswith("FOUND ")]
+def told_by(folder: Path, world: int) -> list[list[str]]:
+    """What each rank has found so far."""
+    return [lines_of(folder, rank, "FOUND ") for rank in range(world)]
 
 
 def judge(found: list[dict[str, Any]], expected: list[list[list[int]]]) -> bool:
@@ -215,19 +198,9 @@ def judge(found: list[dict[str, Any]], expected: list[list[list[int]]]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world", type=int, default=2)
+    parser = parser_of(__doc__)
     parser.add_argument("--kinds", nargs="+", default=list(CHOSEN), choices=list(KINDS))
-    parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"))
-    parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--folder")
-    arguments = parser.parse_args()
-    if arguments.rank is None:
-        return run_all(arguments)
-    run_rank(arguments)
-    return 0
+    return run(parser.parse_args(), run_all, run_rank)
 
 
 if __name__ == "__main__":

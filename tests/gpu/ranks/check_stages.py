@@ -15,27 +15,23 @@ import argparse
 import json
 import os
 import queue
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from pagebus.actors.executor.engine import Engine
 from pagebus.actors.executor.rank_actors import meet
 from pagebus.actors.executor.ranks.gloo import DISTRIBUTED
-from pagebus.actors.executor.ranks.links import avoid_multicast
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.shards.stages import rank_config
-from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings
 from pagebus.bus.codec import decode, encode
 from pagebus.bus.messages import StepPlan
 from tests.actors.executor.models.test_families import prompts_for, reference_tokens
 from tests.gpu.ranks.check import COUNT, GOLDEN, LIMIT_S, OPTIONS, SAMPLED, START_S, answers, judge
+from tests.gpu.ranks.checks import carrier_for, compile_ahead, lines_of, parser_of, ranks_of, run, wait_for
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden, make_model
 
@@ -129,10 +125,7 @@ def asked(driver: Driver, name: str, *, eager: bool) -> dict[str, Any]:
 
 def run_rank(arguments: argparse.Namespace) -> None:
     """What rank 0 finds of every model, as a line of JSON each; the other ranks compute with it."""
-    avoid_multicast()
     rank, folder, device = arguments.rank, Path(arguments.folder), arguments.device
-    if device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
     for name in arguments.families:
         for eager in (True, False) if captures(arguments) else (True,):
             settings = Settings(
@@ -161,6 +154,16 @@ def run_rank(arguments: argparse.Namespace) -> None:
     os._exit(0)
 
 
+def settings_of(names: list[str], folder: Path, arguments: argparse.Namespace) -> list[Settings]:
+    """Of all models, divided and on one GPU."""
+    divided = {"tensor_parallel_size": arguments.width, "pipeline_parallel_size": arguments.stages}
+    found = []
+    for name in names:
+        own = options_of(name, eager=not captures(arguments), device="cuda") | {"actor_name": "checked"}
+        found += [Settings(model=str(folder / name), **own, **more) for more in (divided, {})]
+    return found
+
+
 def one_rank(name: str, folder: Path, device: str) -> dict[str, Any]:
     """What one rank says."""
     settings = Settings(model=str(folder / name), **options_of(name, eager=True, device=device))
@@ -184,32 +187,22 @@ def make(name: str, folder: Path) -> list[list[int]] | None:
 def run_all(arguments: argparse.Namespace) -> int:
     """Expectations of one rank and of transformers, the ranks, and what differs."""
     world, device = arguments.stages * arguments.width, arguments.device
-    if device == "cuda" and torch.cuda.device_count() < world and arguments.width > 1:
-        arguments.carrier = "gloo"
+    arguments.carrier = carrier_for(arguments, world) if arguments.width > 1 else arguments.carrier or "peers"
     names = [*arguments.families, *([WIDE] if arguments.wide else [])]
-    command = [sys.executable, "-m", "tests.gpu.ranks.check_stages", "--device", device, "--carrier", arguments.carrier]
-    command += ["--stages", str(arguments.stages), "--width", str(arguments.width), "--families", *names]
-    with tempfile.TemporaryDirectory() as folder:
-        expected = {name: make(name, Path(folder)) for name in names}
-        ranks = [
-            subprocess.Popen(
-                [*command, "--folder", folder, "--rank", str(rank)],
-                stdout=subprocess.PIPE if rank == 0 else None, text=True, preexec_fn=die_with_parent(),
-            )
-            for rank in range(world)
-        ]  # fmt: skip
-        try:
-            output, _ = ranks[0].communicate(timeout=LIMIT_S)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        lines = [line for line in output.splitlines() if line.startswith("RANK0 ")]
-        found = [json.loads(line.removeprefix("RANK0 ")) for line in lines]
-        alone = {name: one_rank(name, Path(folder), device) for name in {each["name"] for each in found}}
+    own = ["--device", device, "--carrier", arguments.carrier, "--stages", str(arguments.stages)]
+    own += ["--width", str(arguments.width), "--families", *names]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        expected = {each: make(each, folder) for each in names}
+        for compiler in compile_ahead(settings_of(names, folder, arguments)) if device == "cuda" else []:
+            compiler.wait()
+        with ranks_of("tests.gpu.ranks.check_stages", own, folder, world) as ranks:
+            code = wait_for(ranks[0], LIMIT_S)
+            found = [json.loads(line) for line in lines_of(folder, 0, "RANK0 ")]
+        alone = {each: one_rank(each, folder, device) for each in {told["name"] for told in found}}
     bad = len(found) != len(names) * (2 if captures(arguments) else 1)
     if bad:
-        print(f"only {len(found)} results came; rank 0 ended with {ranks[0].returncode}")
+        print(f"only {len(found)} results came; rank 0 ended with {code}")
     for each in found:
         right = expected[each["name"]]
         one = alone[each["name"]]
@@ -221,20 +214,12 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, world=False, eager=False)
     parser.add_argument("--stages", type=int, default=2)
     parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--families", nargs="*", default=list(CHOSEN))
     parser.add_argument("--wide", action="store_true")
-    parser.add_argument("--carrier", choices=("peers", "nccl", "gloo"), default="peers")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--folder")
-    arguments = parser.parse_args()
-    if arguments.rank is None:
-        return run_all(arguments)
-    run_rank(arguments)
-    return 0
+    return run(parser.parse_args(), run_all, run_rank)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ import torch
 from pagebus.actors.executor.tuning.changes import Measurable
 from pagebus.actors.executor.tuning.compiler import StepCompiler, Wanted
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.local import local_config
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
@@ -41,8 +42,10 @@ def count():
 
 
 if __name__ == "__main__":
-    qkv = Product("plain", 4096, 1024)
-    wanted = Wanted(ModelConfig.load(Path(sys.argv[1])), torch.bfloat16, torch.bfloat16, "auto")
+    world = int(sys.argv[3])
+    qkv = Product("plain", 4096 // world, 1024)
+    config = local_config(ModelConfig.load(Path(sys.argv[1])), 0, world)
+    wanted = Wanted(config, torch.bfloat16, torch.bfloat16, "auto")
     with StepCompiler(wanted, Measurable([qkv], None), Target(90, 132)) as compiler:
         compiler.begin(8, [{qkv: TileConfig(24, 8, 128, 4, 4)}])
         compiler.begin(8, [])
@@ -53,15 +56,16 @@ if __name__ == "__main__":
 """
 
 
-def test_kernels_of_each_choice_are_compiled(tmp_path: Path) -> None:
-    """With today's, once each, and in the order in which they were begun."""
+@pytest.mark.parametrize("world", [1, 2])
+def test_kernels_of_each_choice_are_compiled(world: int, tmp_path: Path) -> None:
+    """With today's, once each, and in the order in which they were begun; of a rank too, whose others are not there."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     program, cache = tmp_path / "program.py", tmp_path / "cache"
     program.write_text(PROGRAM)
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), str(cache)],
+        [sys.executable, str(program), str(tmp_path), str(cache), str(world)],
         capture_output=True, text=True, env=environment, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

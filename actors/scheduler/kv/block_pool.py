@@ -60,11 +60,16 @@ class BlockPool:
 
     def retain(self, blocks: Iterable[int]) -> None:
         """One more owner for each block; cached free ones leave the free list with their content."""
-        counts = self._counts
+        counts, following, prev = self._counts, self._next, self._prev
+        num_taken = 0
         for block in blocks:
-            if counts[block] == 0:
-                self._unlink(block)
-            counts[block] += 1
+            count = counts[block]
+            if count == 0:
+                before, after = prev[block], following[block]
+                following[before], prev[after] = after, before
+                num_taken += 1
+            counts[block] = count + 1
+        self.num_free -= num_taken
 
     def release(self, blocks: Iterable[int]) -> None:
         """Remove one owner of each block. Blocks without owner become free in the order given: pass a sequence's last
@@ -73,19 +78,23 @@ class BlockPool:
         Raises:
             ValueError: a block is free already.
         """
-        counts, index = self._counts, self._index
+        counts, hash_of = self._counts, self._index.hash_of
+        following, prev, end = self._next, self._prev, self._end
         for block in blocks:
             left = counts[block] - 1
             if left < 0:
                 raise ValueError(f"block {block} is released but nobody holds it")
             counts[block] = left
             if left == 0:
-                self._link(block, tail=block in index)
+                before = end if hash_of(block) is None else prev[end]
+                after = following[before]
+                following[before] = prev[after] = block
+                prev[block], following[block] = before, after
+                self.num_free += 1
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` would leave the free list if they were retained."""
-        counts = self._counts
-        return sum(counts[block] == 0 for block in blocks)
+        return list(map(self._counts.__getitem__, blocks)).count(0)
 
     def head(self, count: int) -> list[int]:
         """The free blocks that would be taken next, at most ``count``."""
@@ -99,20 +108,6 @@ class BlockPool:
     def free_blocks(self) -> list[int]:
         """The free list from head to tail (O(n), for tests and checks)."""
         return self.head(self.num_blocks)
-
-    def _link(self, block: int, *, tail: bool) -> None:
-        following, prev, end = self._next, self._prev, self._end
-        before = prev[end] if tail else end
-        after = following[before]
-        following[before] = prev[after] = block
-        prev[block], following[block] = before, after
-        self.num_free += 1
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
-        self.num_free -= 1
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """``owned`` lists each held block once per owner. Counts, free list and index agree with it.

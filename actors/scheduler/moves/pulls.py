@@ -254,8 +254,7 @@ class Pulls:
         target.moves.num_failed += count * (not report.there)
         if lands:
             self._probes += [pull.number] if pull.probes else []
-            for content, block in zip(pull.contents, pull.blocks, strict=True):
-                target.index.insert(content, block)
+            target.index.insert_new(pull.contents, pull.blocks)
             target.index.new_anchors += pull.anchors
             if pull.lender is not None and pull.lender is not target:
                 pull.lender.moves.num_lent += count

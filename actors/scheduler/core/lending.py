@@ -87,7 +87,7 @@ class Lending:
             return offer
         num_blocks, wanted = self._locate(places, target)
         gained = num_blocks * target.block_size - offer.num_tokens
-        if gained <= 0:
+        if gained <= 0 or not wanted:  # a swapped sequence has all its blocks, of which the last may not be full
             return offer
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))

@@ -11,6 +11,7 @@ import pytest
 
 from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.events import ReplicaSuspended
+from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.replica import Replica
 from tests.actors.scheduler.fake_executor import FakeExecutor
@@ -260,3 +261,25 @@ def test_a_swapped_sequence_goes_on_with_a_neighbour(drains: bool) -> None:
     assert ("gpu-0" in pair.world.executors) == (not drains)
     assert pair.world.core.replicas["gpu-1"].moves.num_pulled_hosts >= LENT
     pair.end()
+
+
+def test_a_swapped_sequence_with_a_part_of_a_block_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own replica has all its blocks. That the last of them is not full is no reason to wait for a pull, though
+    another replica has more of its prompt."""
+    pair = Neighbours(budget=9)
+    world, replica = pair.world, pair.replica(0)
+    with pair.only(0):
+        world.send(request("swapped", LONG, max_tokens=8))
+    with pair.only(1), monkeypatch.context() as patch:
+        patch.setattr(Pulls, "can_lend", lambda *_, **__: False)
+        world.send(request("other", LONG, max_tokens=1))
+        while "other" not in world.over:
+            world.step("gpu-1")
+    with pair.only(0):
+        (sequence,) = replica.slots.occupied()
+        preempt(replica, sequence)
+        replica.index.clear()  # as if others had taken its blocks
+        world.core.planner.requeue(replica)
+        assert sequence.swapped is not None
+        assert sequence.swapped.num_tokens % 4
+        pair.end()

@@ -29,6 +29,8 @@ class BlockPool:
         """Called with a block and its listed content before the block is reallocated."""
         self._index = index
         self._counts = array("i", bytes(4 * num_blocks))
+        self._used = array("i", bytes(4 * num_blocks))
+        """By block, the last plan that may use it for whom it had before."""
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
         self._next = array("i", [*range(1, num_blocks + 1), 0])
         self._prev = array("i", [num_blocks, *range(num_blocks)])
@@ -80,6 +82,7 @@ class BlockPool:
         """
         counts, hash_of = self._counts, self._index.hash_of
         following, prev, end = self._next, self._prev, self._end
+        used, next_step = self._used, self._index.step + 1
         for block in blocks:
             left = counts[block] - 1
             if left < 0:
@@ -90,7 +93,16 @@ class BlockPool:
                 after = following[before]
                 following[before] = prev[after] = block
                 prev[block], following[block] = before, after
+                used[block] = next_step
                 self.num_free += 1
+
+    def use_next(self, block: int) -> None:
+        """The next plan reads a block, whoever has it by then."""
+        self._used[block] = self._index.step + 1
+
+    def last_used(self, blocks: Iterable[int]) -> int:
+        """The last plan that may use any of these blocks for whom they had before."""
+        return max(map(self._used.__getitem__, blocks))
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` would leave the free list if they were retained."""

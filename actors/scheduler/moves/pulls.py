@@ -233,9 +233,12 @@ class Pulls:
                 if lender.ask_for_copies():
                     ordered.append(lender)
                 continue
-            pull.is_ordered = True
-            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts)
-            ordered.append(pull.target)
+            pull.is_ordered, target = True, pull.target
+            target.builder.pulled.add(
+                pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts,
+                at_once=target.has_finished_with(pull.blocks),
+            )  # fmt: skip
+            ordered.append(target)
         return ordered
 
     def take(self, report: PullReport, target: Replica) -> list[int]:

@@ -245,6 +245,7 @@ class HostTier:
         self._demotions_left = MAX_DEMOTIONS
 
     def _copy_out(self, block: int, host: int) -> None:
+        self._blocks.use_next(block)
         self._builder.swap_out_blocks.append(block)
         self._builder.swap_out_hosts.append(host)
         self.num_out += 1

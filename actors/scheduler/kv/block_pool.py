@@ -80,21 +80,33 @@ class BlockPool:
         Raises:
             ValueError: a block is free already.
         """
-        counts, hash_of = self._counts, self._index.hash_of
-        following, prev, end = self._next, self._prev, self._end
-        used, next_step = self._used, self._index.step + 1
+        counts, used, next_step = self._counts, self._used, self._index.step + 1
+        freed = []
         for block in blocks:
             left = counts[block] - 1
             if left < 0:
+                self._link(freed)
                 raise ValueError(f"block {block} is released but nobody holds it")
             counts[block] = left
             if left == 0:
-                before = end if hash_of(block) is None else prev[end]
-                after = following[before]
-                following[before] = prev[after] = block
-                prev[block], following[block] = before, after
                 used[block] = next_step
-                self.num_free += 1
+                freed.append(block)
+        self._link(freed)
+
+    def _link(self, freed: list[int]) -> None:
+        """Add blocks to the free list: those listed at its tail, the others at its head."""
+        following, prev, end = self._next, self._prev, self._end
+        head, tail = following[end], prev[end]
+        for block, block_hash in zip(freed, self._index.hashes_of(freed), strict=True):
+            if block_hash is None:
+                following[block], prev[head] = head, block
+                head, tail = block, block if tail == end else tail
+            else:
+                following[tail], prev[block] = block, tail
+                tail, head = block, block if head == end else head
+        following[end], prev[head] = head, end
+        following[tail], prev[end] = end, tail
+        self.num_free += len(freed)
 
     def use_next(self, block: int) -> None:
         """The next plan reads a block, whoever has it by then."""

@@ -125,6 +125,12 @@ class PrefixIndex:
         hashes = self._hashes
         return hashes[block] if block < len(hashes) else None
 
+    def hashes_of(self, blocks: Sequence[int]) -> list[bytes | None]:
+        """:meth:`hash_of` each."""
+        if max(blocks, default=-1) < len(self._hashes):
+            return list(map(self._hashes.__getitem__, blocks))
+        return list(map(self.hash_of, blocks))
+
     def newest_step(self, blocks: Iterable[int]) -> int:
         """The plan up to which all must have been carried out for listed blocks to have their contents."""
         return max(map(self._steps.__getitem__, blocks))

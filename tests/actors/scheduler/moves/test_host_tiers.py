@@ -122,6 +122,26 @@ def test_nothing_is_kept_twice() -> None:
     pair.end()
 
 
+def test_what_was_preempted_is_not_kept_twice_for_long() -> None:
+    """Its blocks are copied whole. Once the sequence is over those that a neighbour has, too, are the first to go."""
+    pair = Neighbours()
+    pair.run(1, LONG)
+    pair.displace(1)
+    pair.displace(0)
+    with pair.only(0):
+        pair.world.send(request("swapped", LONG, max_tokens=30))
+        while not any(heard.tokens for heard in pair.world.heard.values() if heard.started.request_id == "swapped"):
+            pair.world.pull("gpu-0") if pair.world.executors["gpu-0"].pulls.orders else pair.world.step("gpu-0")
+        (sequence,) = pair.replica(0).slots.occupied()
+        preempt(pair.replica(0), sequence)
+        pair.world.core.planner.requeue(pair.replica(0))
+        assert min(pair.num_kept()) >= LENT
+        pair.world.run()
+    pool, wanted = pair.replica(0).host_tier.pool, hash_blocks(np.array(LONG, np.int32), 4)
+    assert {pool.index.hash_of(block) for block in list(pool.cached)[:LENT]} <= set(wanted)
+    pair.end()
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_prefix_may_lie_in_both(number: int) -> None:
     """Each replica has given away a part of it, tail first, that the other still had on its device."""

@@ -81,7 +81,7 @@ class BlockPool:
             ValueError: a block is free already.
         """
         counts, used, next_step = self._counts, self._used, self._index.step + 1
-        freed = []
+        freed: list[int] = []
         for block in blocks:
             left = counts[block] - 1
             if left < 0:

@@ -100,7 +100,6 @@ class Engine:
         self._threads = [threading.Thread(target=self._device_thread, name="engine-device", daemon=True)]
 
     # -- for the owner ------------------------------------------------------------------------------------------------
-
     def start(self) -> Future[EngineInfo]:
         """Start loading in the device thread. The future is done when steps can run, or when loading failed."""
         self.ready.set_running_or_notify_cancel()  # waiters cannot cancel it
@@ -117,6 +116,8 @@ class Engine:
             raise EngineError(f"the engine has ended: {self._failure}") from self._failure
         if self._grammars is not None:
             self._grammars.prepare(plan)
+        if plan.pulls:
+            self._loaded.begin_pulls(plan, scheduler_epoch)
         self._plans.put(Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
 
     def stop(self, timeout_s: float = JOIN_S) -> bool:
@@ -170,7 +171,6 @@ class Engine:
         return memory_in_use(torch.device(self._loaded.info.device))
 
     # -- device thread ------------------------------------------------------------------------------------------------
-
     def _device_thread(self) -> None:
         try:
             with torch.inference_mode():
@@ -355,7 +355,6 @@ class Engine:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 
     # -- graphs -------------------------------------------------------------------------------------------------------
-
     def _graph_thread(self, graphs: Graphs, device: torch.device, dtype: torch.dtype) -> None:
         """Capture the missing graphs beside the steps."""
 
@@ -377,7 +376,6 @@ class Engine:
             self._threads[-1].join(JOIN_S)
 
     # -- completion ---------------------------------------------------------------------------------------------------
-
     def _completion_thread(self) -> None:
         assert self._pool is not None
         try:

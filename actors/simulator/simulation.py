@@ -346,7 +346,7 @@ class Simulation:
             self.at(received_s + self._timing.bus_s, lambda late_s: self._leave(late_s, member, "drained"))
             return
         if plan.pulls:
-            self._pull(max(received_s, member.free_s), member, plan)
+            self._pull(received_s, member, plan)
         result = member.executor.execute(plan, received_s, member.free_s)
         done_s = result.done_s
         if done_s > member.killed_s:
@@ -358,12 +358,12 @@ class Simulation:
 
     # -- pulls --------------------------------------------------------------------------------------------------------
     def _pull(self, at_s: float, member: Member, plan: StepPlan) -> None:
-        """Have an executor pull what a plan orders, behind the steps before it."""
+        """Have an executor pull what a plan orders, usually behind the steps before it."""
         links, block_bytes = self._links, member.executor.joined.block_bytes
         assert links is not None
         for each in plan.pulls:
             transfer = Transfer(each.pull, each.address, member.address, each.num_blocks * block_bytes)
-            self.at(at_s, partial(links.pull, transfer))
+            self.at(at_s if each.at_once else max(at_s, member.free_s), partial(links.pull, transfer))
 
     def _pulled(self, at_s: float, transfer: Transfer, there: bool) -> None:
         """A transfer has ended: its executor reports."""

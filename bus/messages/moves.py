@@ -18,6 +18,8 @@ class BlockPull(Record, frozen=True, kw_only=True):
     num_blocks: int
     hosts: bool = False
     """The sources are blocks of the other's host tier; it may be one's own."""
+    at_once: bool = False
+    """Nothing that an earlier plan orders uses the target's blocks: it may begin before that is done."""
 
 
 class PullReport(Record, frozen=True, kw_only=True):

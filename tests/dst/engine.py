@@ -284,6 +284,8 @@ class OracleEngine:
         if self._failure is not None:
             raise EngineError(f"the engine has ended: {self._failure}")
         self._grammars.prepare(plan)
+        if self._pulls is not None:
+            self._pulls.take_early(plan, scheduler_epoch)
         self._plans.append((plan, scheduler_epoch))
         if self._timer is None:
             self._begin()

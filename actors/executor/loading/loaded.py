@@ -80,6 +80,11 @@ class Loaded:
     disk: DiskTier | None = None
     moves: Moves | None = None
 
+    def begin_pulls(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        """Begin the pulls of a plan that need not wait for the steps before it. Not the device thread."""
+        if self.moves is not None:
+            self.moves.begin(plan, scheduler_epoch)
+
     def copy(self, plan: StepPlan, scheduler_epoch: int) -> torch.cuda.Event | None:
         """Start a plan's copies between the tiers, as of :class:`Copies`, what is to be read and written, and
         what is pulled.

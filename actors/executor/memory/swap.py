@@ -180,12 +180,15 @@ class CopyWatch:
         self._pending: deque[tuple[int, torch.cuda.Event]] = deque()
 
     def step_done(self, step: int, copied: torch.cuda.Event | None) -> int:
-        """``step`` is done, ``copied`` is the event behind its copies; returns up to which step copies are done."""
+        """``step`` is done, ``copied`` is the event behind its copies; returns up to which step copies are done. 0: not
+        even those for an earlier scheduler, which counted its own steps."""
         if copied is not None:
             self._pending.append((step, copied))
         while self._pending and is_done(self._pending[0][1]):
             self._pending.popleft()
-        return self._pending[0][0] - 1 if self._pending else step
+        if not self._pending:
+            return step
+        return self._pending[0][0] - 1 if self._pending[0][0] <= step else 0
 
 
 MEASURED_BLOCKS = 32

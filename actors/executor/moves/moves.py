@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
 from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.device.device import new_event
-from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.own_cache import OwnCache
 from pagebus.actors.executor.moves.puller import Pull, Puller, Waits
-from pagebus.bus.messages import PullReport, StepPlan
+from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
 
 PAUSE_LIMIT_S = 60.0
 """Longest wait for pulls when another scheduler begins; they see that they are outdated long before."""
@@ -42,9 +42,25 @@ class Moves:
         self._own, self._blocks, self._tell, self._network = own, blocks, tell, network
         self._pullers: dict[str, Puller] = {}
         self._epoch = 0
+        self._begun: set[int] = set()
+        """Pulls whose plans are still to be applied."""
         self._busy = 0
         self._closing = False
         self._lock = threading.Lock()
+
+    def begin(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        """Begin a plan's pulls that may begin at once. One thread, before the plan's :meth:`apply`, which begins what
+        is not begun here: those of another scheduler wait for the pulls of the one before."""
+        if scheduler_epoch != self._epoch or not any(each.at_once for each in plan.pulls):
+            return
+        try:
+            checks.pulls(plan, self._blocks.num_blocks)
+        except PlanError:
+            return  # to be raised behind the steps before
+        for each, sources, targets in _divided(plan):
+            if each.at_once:
+                self._begun.add(each.pull)
+                self._order(each.address, Pull(each.pull, scheduler_epoch, sources, targets, hosts=each.hosts))
 
     def apply(self, plan: StepPlan, scheduler_epoch: int, mark: Mark) -> None:
         """Take a plan's pulls. Device thread, behind the plan's copies; ``mark`` makes an event behind these.
@@ -59,15 +75,15 @@ class Moves:
         if not (plan.pulls or len(plan.pull_sources) or len(plan.pull_blocks)):
             return
         checks.pulls(plan, self._blocks.num_blocks)
+        numbers = {each.pull for each in plan.pulls}
+        begun = self._begun & numbers
+        self._begun -= numbers
+        if len(begun) == len(numbers):
+            return
         after = _events(mark)
-        with self._lock:
-            self._busy += len(plan.pulls)
-        start = 0
-        for each in plan.pulls:
-            part = slice(start, start := start + each.num_blocks)
-            sources, targets = plan.pull_sources[part], plan.pull_blocks[part]
-            pull = Pull(each.pull, scheduler_epoch, sources, targets, after, hosts=each.hosts)
-            self._order(each.address, pull)
+        for each, sources, targets in _divided(plan):
+            if each.pull not in begun:
+                self._order(each.address, Pull(each.pull, scheduler_epoch, sources, targets, after, hosts=each.hosts))
 
     def close(self) -> None:
         """Abandon what is not there yet, end the threads, and let nobody read the own cache any more."""
@@ -77,14 +93,16 @@ class Moves:
         self._own.close()
 
     def _order(self, address: str, pull: Pull) -> None:
-        puller = self._pullers.get(address)
-        if puller is not None and puller.add([pull]):
-            return
-        for ended in [name for name, each in self._pullers.items() if each.has_ended]:
-            del self._pullers[ended]
-        puller = Puller(self._blocks.prepare_thread, partial(self._source, address), self._done, self._outdated)
-        puller.add([pull])
-        self._pullers[address] = puller
+        with self._lock:
+            self._busy += 1
+            puller = self._pullers.get(address)
+            if puller is not None and puller.add([pull]):
+                return
+            for ended in [name for name, each in self._pullers.items() if each.has_ended]:
+                del self._pullers[ended]
+            puller = Puller(self._blocks.prepare_thread, partial(self._source, address), self._done, self._outdated)
+            puller.add([pull])
+            self._pullers[address] = puller
 
     def _source(self, address: str) -> Source:
         memory = self._own.memory if address == self.kv_address else None
@@ -112,6 +130,14 @@ class Moves:
             self._tell(report)
         with self._lock:
             self._busy -= 1
+
+
+def _divided(plan: StepPlan) -> Iterator[tuple[BlockPull, Int32Array, Int32Array]]:
+    """Each pull of a plan, its sources and its targets."""
+    start = 0
+    for each in plan.pulls:
+        part = slice(start, start := start + each.num_blocks)
+        yield each, plan.pull_sources[part], plan.pull_blocks[part]
 
 
 def _events(mark: Mark) -> tuple[Waits, ...]:

@@ -68,12 +68,15 @@ class Lending:
         replicas = self._fleet.replicas
         maps = [place.index.blocks for place in self._places]
         maps += [each.host_tier.pool.index.blocks for each in replicas if each.kv_host]
-        count = 0
-        for content in self._sequence.hashes:
-            if not any(content in each for each in maps):
-                break
-            count += 1
-        return len(self._sequence.hashes) if replicas[0].kept.num_tokens and any(maps) else count
+        hashes = self._sequence.hashes
+        if replicas[0].kept.num_tokens and any(maps):
+            return len(hashes)
+        count, before = 0, -1
+        while count > before:
+            before = count
+            for each in maps:
+                count += sum(1 for _ in takewhile(each.__contains__, islice(hashes, count, None)))
+        return count
 
     def lengthen(self, offer: Offer, target: Replica) -> Offer:
         """An offer of the target, with a loan if there could be one."""
@@ -84,7 +87,7 @@ class Lending:
             return offer
         num_blocks, wanted = self._locate(places, target)
         gained = num_blocks * target.block_size - offer.num_tokens
-        if gained <= 0:
+        if gained <= 0 or not wanted:  # a swapped sequence has all its blocks, of which the last may not be full
             return offer
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
@@ -105,19 +108,20 @@ class Lending:
         """How many blocks of the prefix lie on the target's device or in some place, and in which place, by number, and
         as which block those do that are not on its device. Of a sequence that the target has swapped out: none."""
         found: dict[bytes, tuple[int, int]] = {}
+        have, others = target.index.blocks, [place.index.blocks for place in places]
 
         def find(content: bytes) -> int | None:
-            block = target.index.find(content)
-            if block is not None:
-                return block
-            for number, place in enumerate(places):
-                block = place.index.find(content)
-                if block is not None:
-                    found[content] = number, block
-                    return block
+            if content in have:
+                return have[content]
+            for number, blocks in enumerate(others):
+                if content in blocks:
+                    found[content] = number, blocks[content]
+                    return blocks[content]
             return None
 
         num_blocks, behind = behind_device(target, self._sequence, find)
+        if list(found) == behind:  # the usual case
+            return num_blocks, found
         return num_blocks, {content: found[content] for content in behind if content in found}
 
     def _reachable(self, target: Replica) -> list[Place]:

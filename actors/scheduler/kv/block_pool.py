@@ -29,6 +29,8 @@ class BlockPool:
         """Called with a block and its listed content before the block is reallocated."""
         self._index = index
         self._counts = array("i", bytes(4 * num_blocks))
+        self._used = array("i", bytes(4 * num_blocks))
+        """By block, the last plan that may use it for whom it had before."""
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
         self._next = array("i", [*range(1, num_blocks + 1), 0])
         self._prev = array("i", [num_blocks, *range(num_blocks)])
@@ -60,11 +62,16 @@ class BlockPool:
 
     def retain(self, blocks: Iterable[int]) -> None:
         """One more owner for each block; cached free ones leave the free list with their content."""
-        counts = self._counts
+        counts, following, prev = self._counts, self._next, self._prev
+        num_taken = 0
         for block in blocks:
-            if counts[block] == 0:
-                self._unlink(block)
-            counts[block] += 1
+            count = counts[block]
+            if count == 0:
+                before, after = prev[block], following[block]
+                following[before], prev[after] = after, before
+                num_taken += 1
+            counts[block] = count + 1
+        self.num_free -= num_taken
 
     def release(self, blocks: Iterable[int]) -> None:
         """Remove one owner of each block. Blocks without owner become free in the order given: pass a sequence's last
@@ -73,19 +80,45 @@ class BlockPool:
         Raises:
             ValueError: a block is free already.
         """
-        counts, index = self._counts, self._index
+        counts, used, next_step = self._counts, self._used, self._index.step + 1
+        freed: list[int] = []
         for block in blocks:
             left = counts[block] - 1
             if left < 0:
+                self._link(freed)
                 raise ValueError(f"block {block} is released but nobody holds it")
             counts[block] = left
             if left == 0:
-                self._link(block, tail=block in index)
+                used[block] = next_step
+                freed.append(block)
+        self._link(freed)
+
+    def _link(self, freed: list[int]) -> None:
+        """Add blocks to the free list: those listed at its tail, the others at its head."""
+        following, prev, end = self._next, self._prev, self._end
+        head, tail = following[end], prev[end]
+        for block, block_hash in zip(freed, self._index.hashes_of(freed), strict=True):
+            if block_hash is None:
+                following[block], prev[head] = head, block
+                head, tail = block, block if tail == end else tail
+            else:
+                following[tail], prev[block] = block, tail
+                tail, head = block, block if head == end else head
+        following[end], prev[head] = head, end
+        following[tail], prev[end] = end, tail
+        self.num_free += len(freed)
+
+    def use_next(self, block: int) -> None:
+        """The next plan reads a block, whoever has it by then."""
+        self._used[block] = self._index.step + 1
+
+    def last_used(self, blocks: Iterable[int]) -> int:
+        """The last plan that may use any of these blocks for whom they had before."""
+        return max(map(self._used.__getitem__, blocks))
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` would leave the free list if they were retained."""
-        counts = self._counts
-        return sum(counts[block] == 0 for block in blocks)
+        return list(map(self._counts.__getitem__, blocks)).count(0)
 
     def head(self, count: int) -> list[int]:
         """The free blocks that would be taken next, at most ``count``."""
@@ -99,20 +132,6 @@ class BlockPool:
     def free_blocks(self) -> list[int]:
         """The free list from head to tail (O(n), for tests and checks)."""
         return self.head(self.num_blocks)
-
-    def _link(self, block: int, *, tail: bool) -> None:
-        following, prev, end = self._next, self._prev, self._end
-        before = prev[end] if tail else end
-        after = following[before]
-        following[before] = prev[after] = block
-        prev[block], following[block] = before, after
-        self.num_free += 1
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
-        self.num_free -= 1
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """``owned`` lists each held block once per owner. Counts, free list and index agree with it.

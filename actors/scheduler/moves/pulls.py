@@ -233,9 +233,12 @@ class Pulls:
                 if lender.ask_for_copies():
                     ordered.append(lender)
                 continue
-            pull.is_ordered = True
-            pull.target.builder.pulled.add(pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts)
-            ordered.append(pull.target)
+            pull.is_ordered, target = True, pull.target
+            target.builder.pulled.add(
+                pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts,
+                at_once=target.has_finished_with(pull.blocks),
+            )  # fmt: skip
+            ordered.append(target)
         return ordered
 
     def take(self, report: PullReport, target: Replica) -> list[int]:
@@ -254,8 +257,7 @@ class Pulls:
         target.moves.num_failed += count * (not report.there)
         if lands:
             self._probes += [pull.number] if pull.probes else []
-            for content, block in zip(pull.contents, pull.blocks, strict=True):
-                target.index.insert(content, block)
+            target.index.insert_new(pull.contents, pull.blocks)
             target.index.new_anchors += pull.anchors
             if pull.lender is not None and pull.lender is not target:
                 pull.lender.moves.num_lent += count

@@ -158,7 +158,8 @@ class HostTier:
         return pages, keys
 
     def forget(self, sequence: Sequence) -> None:
-        """Release a sequence's host blocks: it is back, over, or continues elsewhere. Listed blocks stay cached."""
+        """Release a sequence's host blocks: it is back, over, or continues elsewhere. Listed blocks stay cached. Those
+        that a neighbour has, too, go first."""
         swapped = sequence.swapped
         assert swapped is not None
         sequence.swapped = None
@@ -166,6 +167,10 @@ class HostTier:
             sequence.become(State.WAITING)
         del self._swapped[sequence.id]
         self.pool.release(reversed(swapped.hosts))
+        for host in swapped.hosts:
+            content = self.pool.index.hash_of(host)
+            if content is not None and self._is_kept_elsewhere(content):
+                self.pool.expend(host)
 
     @property
     def swapped(self) -> list[Sequence]:
@@ -245,6 +250,7 @@ class HostTier:
         self._demotions_left = MAX_DEMOTIONS
 
     def _copy_out(self, block: int, host: int) -> None:
+        self._blocks.use_next(block)
         self._builder.swap_out_blocks.append(block)
         self._builder.swap_out_hosts.append(host)
         self.num_out += 1

@@ -60,6 +60,11 @@ class Pipeline:
         return depth < self.most and sum(self._step_s[kind] for kind in islice(self._in_flight, 1, None)) < AHEAD_S
 
     @property
+    def has_room_for_orders(self) -> bool:
+        """Whether there may be one more plan without rows, which takes no time."""
+        return len(self) < self.most
+
+    @property
     def decode_s(self) -> float:
         """How long a step of decodes takes; infinite if there was none."""
         return self._step_s[DECODES]

@@ -91,8 +91,10 @@ class Replica(ReplicaBase):
         """The next step, and the sequences that enter the batch with it. None if there is nothing to do or the pipeline
         is full. Sequences preempted for it are added to ``preempted``."""
         asks = self.host_tier.is_asked
-        if (self.suspended and not asks) or not self.pipeline.has_room:
+        if self.suspended and not asks:
             return None
+        if not self.pipeline.has_room:
+            return self._plan_orders(now_s)
         urgent = self.adapters.loaded or self.disk_tier.is_urgent or self.builder.pulled or asks
         if not len(self.slots) and not (urgent or self._has_news):
             return None  # the usual case of an idle replica, without arrays
@@ -113,6 +115,16 @@ class Replica(ReplicaBase):
         if self.kept.num_tokens:
             give_back_blocks(self, slots)
         return plan, entering
+
+    def _plan_orders(self, now_s: float) -> tuple[StepPlan, list[Sequence]] | None:
+        """A plan without rows beside a full pipeline, if there are pulls that may begin before its steps are done."""
+        if not (self.builder.pulled.are_urgent and self.pipeline.has_room_for_orders):
+            return None
+        self.disk_tier.finish_plan()
+        self.host_tier.finish_plan(self.step + 1)
+        for member in self.builder.rewritten:
+            self.drop_source(member)
+        return self._build(now_s, np.empty(0, np.intp), no_ints(), 0), []
 
     def _build(
         self, now_s: float, slots: Slots, counts: Int32Array, num_decodes: int, *, is_last: bool = False
@@ -210,6 +222,10 @@ class Replica(ReplicaBase):
     def has_landed(self, step: int) -> bool:
         """Whether the device's blocks hold what the plans up to this one have put there."""
         return self.step_results.last_step >= step and self.host_tier.has_loaded(step)
+
+    def has_finished_with(self, blocks: Iterable[int]) -> bool:
+        """Whether no plan uses these blocks, copies between the tiers included, that has not been carried out."""
+        return 0 < self.host_tier.copied_step >= self.pool.last_used(blocks)
 
     def has_copied(self, step: int) -> bool:
         """Whether the host tier's blocks hold what the plans up to this one copy there."""

@@ -61,6 +61,8 @@ class FakeExecutor:
     stages: int = 1
     """As of :class:`ReplicaJoined`."""
     pulls: FakePulls = field(default_factory=FakePulls)
+    step_s: float = 0.0
+    """How long it says that each step takes."""
 
     def __post_init__(self) -> None:
         self.depth = max(self.depth, self.stages + 1) if self.stages > 1 else self.depth
@@ -112,6 +114,7 @@ class FakeExecutor:
         self._check_lanes(plan)
         self.queue.append(plan)
         self.plans.append(plan)
+        self.pulls.take(plan, self.scheduler_epoch, at_once=True)
         assert len(self.queue) <= self.depth, "too many plans in flight"
 
     def _check_lanes(self, plan: StepPlan) -> None:
@@ -320,7 +323,7 @@ class FakeExecutor:
             scheduler_epoch=self.scheduler_epoch,
             received_s=0.0,
             launched_s=0.0,
-            done_s=0.0,
+            done_s=self.step_s * plan.step,
             num_computed_tokens=int(plan.num_scheduled.sum()),
             sequence_ids=columns[0],
             token_ids=columns[1],

@@ -56,6 +56,7 @@ class Schedules(RuleBasedStateMachine):
         num_prefill=st.sampled_from([0, 0, 1, 2, None]),
         pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
         host=st.sampled_from(["", "here", "here"]),
+        step_s=st.sampled_from([0.0, 0.02]),
     )
     def begin(
         self,
@@ -77,6 +78,7 @@ class Schedules(RuleBasedStateMachine):
         num_prefill: int | None,
         pulls: tuple[str, int, float],
         host: str,
+        step_s: float,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -100,6 +102,7 @@ class Schedules(RuleBasedStateMachine):
             "window": window,
             "windowed_pages": windowed[0],
             "windowed_tokens": windowed[1],
+            "step_s": step_s,
         }
         self.disks = defaultdict(lambda: FakeDisk(*disk))
         self.lenders: Lenders = {}
@@ -262,6 +265,7 @@ class SharedHostTiers(Schedules):
         fails=st.sampled_from([0, 0, 5]),
         count=st.sampled_from([2, 2, 3]),
         host=st.sampled_from(["here", "here", "here", ""]),
+        step_s=st.sampled_from([0.0, 0.02]),
     )
     def begin(self, count: int, fails: int, **drawn: Any) -> None:
         fixed: dict[str, Any] = {"caching": True, "eos": (), "aging_s": 30.0, "num_drafts": 0, "stages": 1}

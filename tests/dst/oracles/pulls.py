@@ -80,6 +80,8 @@ class Pulls:
         self._links, self._tell = links, tell
         self.address = f"cache-{len(links.caches)}"
         self._own = links.caches[self.address] = Cache(cache, hosts)
+        self._early: set[int] = set()
+        """Begun, of plans that are still to be carried out."""
 
     def begin(self, scheduler_epoch: int) -> None:
         """Another scheduler: nothing writes into the cache any more that an earlier one had ordered. It may have been
@@ -91,15 +93,27 @@ class Pulls:
             if self._links.rng.random() < 0.5:
                 self._report(order, "")
 
+    def take_early(self, plan: StepPlan, scheduler_epoch: int) -> None:
+        """Begin those of a plan's pulls that may be at once, unless the plan is the first of another scheduler's."""
+        if scheduler_epoch == self._own.epoch:
+            self._early |= {pull.pull for pull in plan.pulls if pull.at_once}
+            self._take(plan, scheduler_epoch, early=True)
+
     def take(self, plan: StepPlan, scheduler_epoch: int) -> None:
-        """Begin a plan's pulls."""
+        """Begin the others."""
         checks.pulls(plan, len(self._own.blocks))
         if plan.is_last:
             assert not plan.pulls, "who is to end has nothing to pull"
             self._links.check_unread(self.address, scheduler_epoch)
+        self._take(plan, scheduler_epoch, early=False)
+        self._early -= {pull.pull for pull in plan.pulls}
+
+    def _take(self, plan: StepPlan, scheduler_epoch: int, *, early: bool) -> None:
         start = 0
         for pull in plan.pulls:
             part = slice(start, start := start + pull.num_blocks)
+            if early != (pull.pull in self._early):
+                continue
             lender = self._links.caches[pull.address]
             sources, blocks = plan.pull_sources[part], plan.pull_blocks[part]
             assert pull.hosts or lender is not self._own

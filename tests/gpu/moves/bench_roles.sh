@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Pauses of streams beside long prompts on two GPUs, with roles and without: tests/gpu/moves/bench_roles.sh FOLDER [CLIENTS]
-# CASES chooses some of: mixed roles roles-target mixed-target
+# CASES chooses some of: mixed roles roles-target mixed-target auto auto-target; PROMPTS: so many, not all; TARGET: ms
 set -u
 folder=$1 clients=${2:-32} address=http://127.0.0.1:8700
 pagebus="python3 -m pagebus.actors.commands.cli"
@@ -21,7 +21,7 @@ measure() { # NAME [OPTIONS of pagebus serve...]
   done
   echo "== long4k, $clients clients, $name"
   timeout 100 $pagebus bench serve --base-url "$address" --workload long4k \
-    --max-concurrency "$clients" --continuous-usage-stats --disable-tqdm --json "$folder/$name.json" 2>&1
+    --max-concurrency "$clients" ${PROMPTS:+--num-prompts "$PROMPTS"} --continuous-usage-stats --disable-tqdm --json "$folder/$name.json" 2>&1
   get /metrics | grep -E '^pagebus:(pulled|lent|failed_pull)_blocks'
   kill $server
   wait $server
@@ -31,7 +31,9 @@ for name in ${CASES:-mixed roles roles-target mixed-target}; do
   case $name in
     mixed) measure "$name" ;;
     roles) measure "$name" --roles prefill=1,decode=1 ;;
-    mixed-target) measure "$name" --itl-target-ms 15 ;;
-    roles-target) measure "$name" --roles prefill=1,decode=1 --itl-target-ms 15 ;;
+    mixed-target) measure "$name" --itl-target-ms "${TARGET:-15}" ;;
+    roles-target) measure "$name" --roles prefill=1,decode=1 --itl-target-ms "${TARGET:-15}" ;;
+    auto) measure "$name" --roles auto ;;
+    auto-target) measure "$name" --roles auto --itl-target-ms "${TARGET:-15}" ;;
   esac
 done

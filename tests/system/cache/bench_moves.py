@@ -43,6 +43,7 @@ from pagebus.actors.telemetry import logs
 from pagebus.bus.private_redis.server import PrivateRedis
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.streams import Names
+from tests.system.cache.pull_timeline import Timeline
 from tests.system.curtain import Curtain
 from tests.system.executor_processes import ExecutorProcesses
 from tests.system.harness import System
@@ -51,6 +52,8 @@ FIRST, SECOND = "executor-0", "executor-1"
 OURS = ("model", "bus", "name", "host", "port", "executors", "actor_name", "data_dir", "log_format", "max_num_seqs")
 SUFFIX = 16
 """Tokens of each prompt behind its prefix."""
+TRACED = 2
+"""Prefixes of which is told where the time goes."""
 CALM_S = 1.0
 AFTER = 16
 """Tokens of each stream from the second executor in which pauses still count as the drain's."""
@@ -181,7 +184,7 @@ class Bench:
 
 async def run(bench: Bench, asked: argparse.Namespace) -> None:
     """All of one case."""
-    prefixes = [bench.prompt(asked.tokens) for _ in range(asked.repeats + 1)]
+    prefixes = [bench.prompt(asked.tokens) for _ in range(asked.repeats + 1 + TRACED)]
     for name in (FIRST, SECOND):
         bench.processes.start(name)
     await bench.until_ready(FIRST)
@@ -206,8 +209,20 @@ async def other_prefixes(bench: Bench, asked: argparse.Namespace, prefixes: list
     await bench.first_tokens("second_warm_up", warm_up, SECOND)
     say(f"the prefixes again, on {SECOND}")
     await bench.first_tokens("first_other_cache", [prefixes[0] + bench.prompt(SUFFIX)], SECOND)
-    await bench.first_tokens("other_cache", [each + bench.prompt(SUFFIX) for each in prefixes[1:]], SECOND)
+    await bench.first_tokens("other_cache", [each + bench.prompt(SUFFIX) for each in prefixes[1:-TRACED]], SECOND)
     bench.tell_counts("pulled_for_prefixes")
+    await trace(bench, prefixes[-TRACED:])
+
+
+async def trace(bench: Bench, prefixes: list[list[int]]) -> None:
+    """Say where the time to a first token goes: behind a prefix that is pulled, then from its own cache."""
+    timeline = Timeline(bench.system.scheduler.core, SECOND)
+    for name, prefix in ((name, prefix) for prefix in prefixes for name in ("pulled", "own")):
+        prompt = prefix + bench.prompt(SUFFIX)
+        timeline.note("asked")
+        await bench.first_token_ms(prompt, SECOND)
+        timeline.note("answered")
+        say(f"  {name}, ms: {timeline.told()}")
 
 
 async def drain(bench: Bench) -> None:

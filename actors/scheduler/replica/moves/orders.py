@@ -18,15 +18,24 @@ class PullOrders:
     sources: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
 
-    def add(self, number: int, address: str, sources: list[int], blocks: list[int], *, hosts: bool = False) -> None:
-        """Pull ``sources`` of the cache at this address, or of its host tier, into ``blocks``."""
-        self.pulls.append(BlockPull(pull=number, address=address, num_blocks=len(blocks), hosts=hosts))
+    def add(
+        self, number: int, address: str, sources: list[int], blocks: list[int], *, hosts: bool = False,
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
+        """Pull ``sources`` of the cache at this address, or of its host tier, into ``blocks``; ``at_once`` as in the
+        message."""
+        self.pulls.append(BlockPull(pull=number, address=address, num_blocks=len(blocks), hosts=hosts, at_once=at_once))
         self.sources += sources
         self.blocks += blocks
 
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self.pulls)
+
+    @property
+    def are_urgent(self) -> bool:
+        """Whether one may begin at once."""
+        return any(each.at_once for each in self.pulls)
 
     def columns(self) -> dict[str, Any]:
         """The fields of :class:`StepPlan` that say them."""

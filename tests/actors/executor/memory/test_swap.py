@@ -252,3 +252,12 @@ def test_the_watch_tells_up_to_which_step_copies_are_done() -> None:
     assert watch.step_done(4, None) == 2
     late.done = True
     assert watch.step_done(5, None) == 5
+
+
+def test_copies_for_an_earlier_scheduler_come_first() -> None:
+    """Its steps have higher numbers: until their copies are done, none of the new one's are."""
+    watch, early = swap.CopyWatch(), PaperEvent()
+    assert watch.step_done(900, early) == 899
+    assert watch.step_done(1, None) == 0
+    early.done = True
+    assert watch.step_done(2, None) == 2

@@ -108,6 +108,33 @@ def test_blocks_come_from_host_tiers(target: Target, source: LocalCache) -> None
     assert target.cache.holds([FIRST_HOST + 3, FIRST_HOST + 39, 4, 77], [1, 2, 3, 4])
 
 
+def test_what_may_begin_at_once_does_not_wait_for_its_plan(target: Target, source: LocalCache) -> None:
+    """The other pull of the plan does. Once the plan is applied each has been made once."""
+    plan = plan_of((source.address, [3], [1]), (source.address, [4], [2]), first=5)
+    plan = replace(plan, pulls=(replace(plan.pulls[0], at_once=True), plan.pulls[1]))
+    target.moves.begin(plan, 1)
+    target.order(first=1)
+    target.moves.begin(plan, 1)
+    assert target.report().pull == 5
+    assert target.cache.holds([3], [1])
+    target.moves.apply(plan, 1, lambda: None)
+    assert target.report().pull == 6
+    assert target.cache.holds([3, 4], [1, 2])
+    target.moves.apply(plan_of((source.address, [9], [3]), first=7), 1, lambda: None)
+    assert target.report().pull == 7
+
+
+def test_a_plan_of_another_scheduler_begins_nothing_before_its_turn(target: Target, source: LocalCache) -> None:
+    """What the one before has ordered may still be on its way."""
+    plan = plan_of((source.address, [3], [1]))
+    plan = replace(plan, pulls=(replace(plan.pulls[0], at_once=True),))
+    target.order(first=1)
+    target.moves.begin(plan, 2)
+    target.moves.apply(plan, 2, lambda: None)
+    assert target.report().pull == 1
+    assert target.reports.empty()
+
+
 def test_pulls_from_one_source_keep_their_order(target: Target, source: LocalCache) -> None:
     """The later one overwrites."""
     for block in range(NUM_BLOCKS):

@@ -63,13 +63,17 @@ class FakePulls:
         """Blocks into which something may be copied at any time."""
         return {block for order in self.orders for block in order.blocks}
 
-    def take(self, plan: StepPlan, scheduler_epoch: int) -> None:
+    def take(self, plan: StepPlan, scheduler_epoch: int, *, at_once: bool = False) -> None:
+        """Begin a plan's pulls: the one kind when the plan comes, the other when it is carried out."""
         assert not (plan.is_last and plan.pulls), "who is to end has nothing to pull"
         sources, blocks = plan.pull_sources.tolist(), plan.pull_blocks.tolist()
         for pull in plan.pulls:
             count = pull.num_blocks
             assert count > 0
             assert pull.address != self.address or pull.hosts
+            if pull.at_once != at_once:
+                del sources[:count], blocks[:count]
+                continue
             order = Order(pull.pull, scheduler_epoch, pull.address, sources[:count], blocks[:count], pull.hosts)
             assert not self.written & set(order.blocks), "two pulls write one block"
             self.orders.append(order)

@@ -11,6 +11,7 @@ import pytest
 
 from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.events import ReplicaSuspended
+from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.replica import Replica
 from tests.actors.scheduler.fake_executor import FakeExecutor
@@ -118,6 +119,26 @@ def test_nothing_is_kept_twice() -> None:
         pair.displace(number)
     assert sum(pair.num_kept()) == LENT + 1
     assert min(pair.num_kept()) == 0
+    pair.end()
+
+
+def test_what_was_preempted_is_not_kept_twice_for_long() -> None:
+    """Its blocks are copied whole. Once the sequence is over those that a neighbour has, too, are the first to go."""
+    pair = Neighbours()
+    pair.run(1, LONG)
+    pair.displace(1)
+    pair.displace(0)
+    with pair.only(0):
+        pair.world.send(request("swapped", LONG, max_tokens=30))
+        while not any(heard.tokens for heard in pair.world.heard.values() if heard.started.request_id == "swapped"):
+            pair.world.pull("gpu-0") if pair.world.executors["gpu-0"].pulls.orders else pair.world.step("gpu-0")
+        (sequence,) = pair.replica(0).slots.occupied()
+        preempt(pair.replica(0), sequence)
+        pair.world.core.planner.requeue(pair.replica(0))
+        assert min(pair.num_kept()) >= LENT
+        pair.world.run()
+    pool, wanted = pair.replica(0).host_tier.pool, hash_blocks(np.array(LONG, np.int32), 4)
+    assert {pool.index.hash_of(block) for block in list(pool.cached)[:LENT]} <= set(wanted)
     pair.end()
 
 
@@ -260,3 +281,25 @@ def test_a_swapped_sequence_goes_on_with_a_neighbour(drains: bool) -> None:
     assert ("gpu-0" in pair.world.executors) == (not drains)
     assert pair.world.core.replicas["gpu-1"].moves.num_pulled_hosts >= LENT
     pair.end()
+
+
+def test_a_swapped_sequence_with_a_part_of_a_block_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own replica has all its blocks. That the last of them is not full is no reason to wait for a pull, though
+    another replica has more of its prompt."""
+    pair = Neighbours(budget=9)
+    world, replica = pair.world, pair.replica(0)
+    with pair.only(0):
+        world.send(request("swapped", LONG, max_tokens=8))
+    with pair.only(1), monkeypatch.context() as patch:
+        patch.setattr(Pulls, "can_lend", lambda *_, **__: False)
+        world.send(request("other", LONG, max_tokens=1))
+        while "other" not in world.over:
+            world.step("gpu-1")
+    with pair.only(0):
+        (sequence,) = replica.slots.occupied()
+        preempt(replica, sequence)
+        replica.index.clear()  # as if others had taken its blocks
+        world.core.planner.requeue(replica)
+        assert sequence.swapped is not None
+        assert sequence.swapped.num_tokens % 4
+        pair.end()

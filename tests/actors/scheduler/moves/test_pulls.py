@@ -345,3 +345,45 @@ def test_who_drains_and_cannot_lend_is_not_told_when_to_end() -> None:
     world.join(name="gpu-1")
     world.run()
     world.check_end()
+
+
+@pytest.mark.parametrize(("depth", "goes_out"), [(3, True), (2, False)])
+def test_a_pull_does_not_wait_for_the_steps_in_flight(depth: int, goes_out: bool) -> None:
+    """Nothing uses its blocks. If there may be one more plan, one without rows goes out beside the two in flight."""
+    pair = Pair({"pipeline_depth": depth}, max_num_seqs=2, step_s=0.02)
+    for seed in range(3):
+        pair.world.send(request(f"short {seed}", prompt(3, seed=seed), max_tokens=60))
+    for _ in range(4):
+        pair.world.step("gpu-1")
+    assert len(pair.target.queue) == 2
+    pair.world.send(request("second", LONG, max_tokens=3))
+    last = pair.target.queue[-1]
+    assert (len(pair.target.queue), len(last.slots), len(last.pulls)) == ((3, 0, 1) if goes_out else (2, 1, 0))
+    if goes_out:
+        pair.world.pull("gpu-1")
+        assert len(pair.target.queue) == 3
+    pair.world.step("gpu-1")
+    assert len(pair.target.queue[-1].slots) > 0
+    pair.end()
+    assert pair.counts == (9, 0)
+
+
+@pytest.mark.parametrize("copy_lag", [0, 2])
+def test_blocks_are_used_until_the_plan_behind_their_release_is_done(copy_lag: int) -> None:
+    """With its copies. Before the first result nobody knows what an earlier scheduler has ordered."""
+    world = World(preemption_mode="swap")
+    executor = world.join(num_host_blocks=20, copy_lag=copy_lag)
+    replica = world.core.replicas["gpu-0"]
+    assert not replica.has_finished_with([5])
+    world.send(request("a", LONG[:8], max_tokens=40))
+    for _ in range(1 + copy_lag):
+        world.step()
+    (blocks,) = (list(sequence.blocks) for sequence in replica.slots.occupied())
+    assert replica.has_finished_with([max(blocks) + 1])
+    world.send(AbortRequest(request_id="a"))
+    last = replica.step + 1
+    while executor.queue:
+        assert not replica.has_finished_with(blocks)
+        world.step()
+    assert replica.step_results.last_step == last
+    assert replica.has_finished_with(blocks) == (not copy_lag)

@@ -1,0 +1,55 @@
+"""Where the time to a first token goes, as the scheduler and the executor's reports tell it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from pagebus.actors.scheduler.core.core import Core
+from pagebus.actors.scheduler.events import Input, Output, ReplicaResult, ToReplica
+from pagebus.bus.messages import PullReport, TokenizedRequest
+
+
+class Timeline:
+    """What a core does for one replica, by the wall clock. It wraps the core's methods for good."""
+
+    def __init__(self, core: Core, replica: str) -> None:
+        self._events: list[tuple[float, str]] = []
+        self._replica, self._bytes = replica, 0
+        self._handle, self._plan = core.handle, core.plan_in_turns
+        self._core = core
+        core.handle, core.plan_in_turns = self._note_input, self._note_plans  # type: ignore[method-assign]
+
+    def note(self, what: str, at_s: float | None = None) -> None:
+        """Something happened, now unless said otherwise."""
+        self._events.append((time.time() if at_s is None else at_s, what))
+
+    def told(self) -> str:
+        """All that has happened, in milliseconds from the first; forgotten afterwards."""
+        events, self._events = sorted(self._events), []
+        return "  ".join(f"{(at_s - events[0][0]) * 1e3:.1f} {what}" for at_s, what in events)
+
+    def _note_input(self, message: Input) -> None:
+        if isinstance(message, TokenizedRequest):
+            self.note("request")
+        elif isinstance(message, PullReport):
+            self.note(f"copied at {message.bytes_per_s / 1e9:.0f} GB/s", message.ended_s)
+            self.note("report")
+        elif isinstance(message, ReplicaResult) and message.replica == self._replica:
+            result = message.result
+            self.note(f"received {result.step}", result.received_s)
+            self.note(f"launched {result.step}", result.launched_s)
+            self.note(f"done {result.step}", result.done_s)
+            self.note(f"result {result.step}")
+        self._handle(message)
+
+    def _note_plans(self, now_s: float) -> Iterator[list[Output]]:
+        began_s = time.time()
+        for part in self._plan(now_s):
+            for output in part:
+                if isinstance(output, ToReplica) and output.replica == self._replica:
+                    plan = output.message
+                    self.note("planning", began_s)
+                    self.note(f"plan {plan.step}: {len(plan.pull_blocks)} pulled, {plan.num_scheduled.sum()} tokens")
+            yield part
+            began_s = time.time()

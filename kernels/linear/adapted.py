@@ -30,6 +30,7 @@ from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
+from pagebus.kernels.lora.within import within
 
 MOST_FUSED = 64
 """Tokens of which a tile adds what adapters add, at most: each token reads a B of its own."""
@@ -48,6 +49,16 @@ def _divided(x: torch.Tensor | HalfNorm, table: PagedTable) -> torch.Tensor | Ha
 def _shrunk(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan) -> Expansion:
     """Of half a norm this is undivided as well."""
     return Expansion(shrink(x.x if isinstance(x, HalfNorm) else x, table, plan), table, plan)
+
+
+def _both(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan, config: Config | None) -> Expansion:
+    """What a product of this launch shape adds to its tiles. On tensor cores it makes the first half, too."""
+    given = within(x.x if isinstance(x, HalfNorm) else x, table, plan) if isinstance(config, TileConfig) else None
+    return given or _shrunk(x, table, plan)
+
+
+def _behind(expansion: Expansion, y: torch.Tensor) -> torch.Tensor:
+    return expand(expansion.s, expansion.table, expansion.plan, y)
 
 
 def adapted_linear_reference(
@@ -81,9 +92,9 @@ def adapted_linear(
     x = _divided(x, table)
     config = config or chosen_config("plain", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
-        return linear(x, weight, bias, config=config, expansion=_shrunk(x, table, plan))
+        return linear(x, weight, bias, config=config, expansion=_both(x, table, plan, config))
     x = whole_norm(x)
-    return expand(*_shrunk(x, table, plan), linear(x, weight, bias, config=config))
+    return _behind(_shrunk(x, table, plan), linear(x, weight, bias, config=config))
 
 
 def adapted_gated_linear(
@@ -94,9 +105,9 @@ def adapted_gated_linear(
     x = _divided(x, table)
     config = config or chosen_config("gated", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
-        return gated_linear(x, weight, bias, config=config, act=act, expansion=_shrunk(x, table, plan))
+        return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, config))
     x = whole_norm(x)
-    return activation_mul(expand(*_shrunk(x, table, plan), F.linear(x, weight, bias)), act)
+    return activation_mul(_behind(_shrunk(x, table, plan), F.linear(x, weight, bias)), act)
 
 
 def adapted_partial_linear(
@@ -107,24 +118,25 @@ def adapted_partial_linear(
     summed up; or, added to ``residual`` [T, N], None or half of the ``norm`` of that."""
     norm = norm if len(x) <= MOST_FUSED else None  # those that read the rest of it would have to divide it first
     chosen = chosen_for_residual(x, weight, bias, residual, norm)
-    expansion, config = _shrunk(x, table, plan), chosen.config
+    config = chosen.config
     if chosen.form == "residual":
         assert residual is not None
         assert norm is not None
         assert config is not None
-        return residual_linear(x, weight, bias, residual, norm, config, expansion)
+        return residual_linear(x, weight, bias, residual, norm, config, _both(x, table, plan, config))
+    if config is not None and adds_in_tiles(config, len(x)):
+        product = partial_linear(x, weight, bias, config=config, expansion=_both(x, table, plan, config))
+        assert isinstance(product, torch.Tensor)
+        return product
+    expansion = _shrunk(x, table, plan)
     if chosen.form == "added":
         assert residual is not None
         residual.addmm_(x, weight.t())
-        expand(*expansion, residual)
+        _behind(expansion, residual)
         return None
-    if config is not None and adds_in_tiles(config, len(x)):
-        product = partial_linear(x, weight, bias, config=config, expansion=expansion)
-        assert isinstance(product, torch.Tensor)
-        return product
     product = F.linear(x, weight, bias) if config is None else partial_linear(x, weight, bias, config=config)
     assert isinstance(product, torch.Tensor)
-    expand(*expansion, product if product.dim() == 2 else product[0])
+    _behind(expansion, product if product.dim() == 2 else product[0])
     return product
 
 
@@ -134,4 +146,4 @@ def adapted_linear_invariant(
     """`adapted_linear` with results independent of other tokens. Segments are those of decodes, whatever the pass."""
     assert plan.tokens == DECODE_TOKENS
     assert isinstance(x, torch.Tensor)  # invariant products leave no halves
-    return expand(*_shrunk(x, table, plan), linear_invariant(x, weight, bias))
+    return _behind(_shrunk(x, table, plan), linear_invariant(x, weight, bias))

@@ -1,7 +1,8 @@
-"""The second_row half of what adapters add: y += s B^T, behind a product or within it.
+"""The second half of what adapters add: y += s B^T, behind a product or within it.
 
-Products of few tokens call :func:`expanded` on their tiles, so that what follows the product (a bias, an activation, a
-residual) follows the sum. Behind a product of the library, :func:`expand` adds to the result in place.
+Products of one or a few tokens call :func:`expanded` on their tiles, so that what follows the product (a bias, an
+activation, a residual) follows the sum; those on tensor cores have :mod:`pagebus.kernels.lora.within`. Behind a product
+of the library, :func:`expand` adds to the result in place.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ LARGE_TILE = constant(2048)
 
 class Expansion(NamedTuple):
     """What a product adds to its tiles: ``s`` [parts, T, J * R] as `pagebus.kernels.lora.shrink.shrink` leaves it,
-    times the B of each token's adapter."""
+    times the B of each token's adapter. With an ``x`` [T, K], the product itself makes s of that, and counts its
+    programs in the place ``turn`` of the plan's arrivals."""
 
     s: torch.Tensor
     table: PagedTable
     plan: AdapterPlan
+    x: torch.Tensor | None = None
+    turn: int = 0
 
 
 def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
@@ -38,7 +42,8 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
         return dict.fromkeys(("s_ptr", "of_token_ptr", "memory_ptr", "pages_ptr", "places_ptr"), None) | dict.fromkeys(
             ("second_row", "third_row", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES", "PAGE", "FIELDS"), 0
         )
-    s, table, plan = expansion
+    s, table, plan = expansion[:3]
+    assert expansion.x is None
     return {
         "s_ptr": s, "of_token_ptr": plan.of_token, "memory_ptr": table.memory, "pages_ptr": table.pages,
         "places_ptr": table.places, "second_row": table.bounds[0], "third_row": table.bounds[1], "S_PARTS": len(s),

@@ -109,12 +109,11 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert programs * 32 * warps * variant["registers"] <= REGISTERS, variant
         if variant["kernel"] == "_tiles_kernel":
             # What adapters add to a tile 8 tokens wide suits the older instruction, and the tile takes the same.
-            older = "adapted" in variant["case"] and "tokens=8" in variant["case"]
+            adapted = "adapted" in variant["case"]
+            older = adapted and "tokens=8" in variant["case"]
             assert variant["mma" if older else "wgmma"] > 0, variant
             assert variant["tma" if "tma=True" in variant["case"] else "cp_async"] > 0, variant
-            assert (variant["prefetches"] > 0) == (
-                "1024 rows" in variant["case"] or "adapted linear" in variant["case"]
-            ), variant
+            assert (variant["prefetches"] > 0) == ("1024 rows" in variant["case"] or adapted), variant
         if variant["kernel"] in ("_specialized_kernel", "_experts_kernel"):
             assert variant["wgmma"] > 0, variant
             assert variant["tma"] > 0, variant
@@ -124,7 +123,9 @@ def test_kernels_compile(arch: int, part: int) -> None:
         if variant["kernel"] == "_plan_kernel":  # they come from memory, and that takes longer than running them
             assert variant["instructions"] < 2500, variant
         if variant["kernel"] in ("_tiles_kernel", "_vector_kernel", "_rms_norm_kernel", "_embedding_kernel"):
-            assert variant["waits"] == 1, variant
+            # With adapters, one in the programs that multiply with A.
+            within = variant["kernel"] == "_tiles_kernel" and "adapted" in variant["case"]
+            assert variant["waits"] == (2 if within else 1), variant
         if variant["kernel"] == "_rotary_kv_write_kernel":  # many small programs have to fit
             assert variant["registers"] <= 64, variant
         if variant["kernel"] == "_prefill_kernel":

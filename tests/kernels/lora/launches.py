@@ -17,9 +17,10 @@ from pagebus.kernels.lora.behind import add_adapters
 from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
-from pagebus.kernels.lora.plan import AdapterPlan, most_segments, plan_adapters, segment_tokens
+from pagebus.kernels.lora.plan import PRODUCTS, AdapterPlan, Arrivals, most_segments, plan_adapters, segment_tokens
 from pagebus.kernels.lora.segments import Segments
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from pagebus.kernels.lora.within import within
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.adapted.experts import ExpertTables, adapted_experts
 from pagebus.kernels.moe.launch.shapes import Shape
@@ -65,7 +66,7 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _within(call: Callable[..., object], tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
     x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16, device="meta") for size in (tokens, sum(widths)))
-    call(x, weight, config=config, expansion=_expansion(tokens, inputs, widths))
+    call(x, weight, config=config, expansion=_expansion(x, widths, config))
 
 
 def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
@@ -74,13 +75,18 @@ def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Co
         for shape in ((tokens, inputs), (sum(widths), inputs), (tokens, sum(widths)))
     )
     norm = NextNorm(residual[0], 1e-5, meta_ints(sum(widths)))
-    residual_linear(x, weight, None, residual, norm, config, _expansion(tokens, inputs, widths))
+    residual_linear(x, weight, None, residual, norm, config, _expansion(x, widths, config))
 
 
-def _expansion(tokens: int, inputs: int, widths: tuple[int, ...]) -> Expansion:
-    plan, table = meta_plan(tokens), meta_table(widths, 40)
-    parts = num_parts(inputs, torch.bfloat16, plan.tokens)
-    return Expansion(torch.empty(parts, tokens, len(widths) * table.largest, device="meta"), table, plan)
+def _expansion(x: torch.Tensor, widths: tuple[int, ...], config: Config) -> Expansion:
+    """Tiles make the first half as well."""
+    plan, table = meta_plan(len(x)), meta_table(widths, 1)
+    if isinstance(config, TileConfig):
+        expansion = within(x, table, plan)
+        assert expansion is not None
+        return expansion
+    parts = num_parts(x.shape[1], x.dtype, plan.tokens)
+    return Expansion(torch.empty(parts, len(x), len(widths) * table.largest, device="meta"), table, plan)
 
 
 def meta_ints(*shape: int) -> torch.Tensor:
@@ -99,7 +105,7 @@ def meta_table(
 def meta_plan(tokens: int) -> AdapterPlan:
     size = segment_tokens(tokens)
     columns = (meta_ints(most_segments(tokens, 66, size)) for _ in range(3))
-    return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size)
+    return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size, Arrivals(meta_ints(PRODUCTS)))
 
 
 def _biased(tokens: int) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference
+from pagebus.kernels.linear.activation import activation_mul_reference
+from pagebus.kernels.linear.dispatch import choose_product
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import (
     chosen_config,
@@ -25,6 +27,7 @@ from pagebus.kernels.linear.linear import (
 )
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.lora.activation import adapted_activation_mul
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
@@ -32,8 +35,9 @@ from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
 from pagebus.kernels.lora.within import within
 
-MOST_FUSED = 64
-"""Tokens of which a tile adds what adapters add, at most: each token reads a B of its own."""
+MOST_FUSED, MOST_TILED = 128, 64
+"""Tokens of which a tile adds what adapters add, at most. And tokens of which tiles multiply even where the library
+would be faster: without adapters."""
 
 
 def adds_in_tiles(config: Config | None, num_tokens: int) -> bool:
@@ -55,6 +59,16 @@ def _both(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan, conf
     """What a product of this launch shape adds to its tiles. On tensor cores it makes the first half, too."""
     given = within(x.x if isinstance(x, HalfNorm) else x, table, plan) if isinstance(config, TileConfig) else None
     return given or _shrunk(x, table, plan)
+
+
+def _tiles(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor) -> Config | None:
+    """Tiles for a few tokens that the library would multiply."""
+    values = x.x if isinstance(x, HalfNorm) else x
+    target = target_of(values.device)
+    if target is None or len(values) > MOST_TILED or values.dtype.itemsize > 2:
+        return None
+    size = len(weight), weight.shape[1]
+    return choose_product(form, len(values), *size, values.dtype, target, half_normed=True).config
 
 
 def _behind(expansion: Expansion, y: torch.Tensor) -> torch.Tensor:
@@ -90,7 +104,7 @@ def adapted_linear(
 ) -> torch.Tensor:  # fmt: skip
     """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
     x = _divided(x, table)
-    config = config or chosen_config("plain", x, weight)
+    config = config or chosen_config("plain", x, weight) or _tiles("plain", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
         return linear(x, weight, bias, config=config, expansion=_both(x, table, plan, config))
     x = whole_norm(x)
@@ -103,11 +117,11 @@ def adapted_gated_linear(
 ) -> torch.Tensor:  # fmt: skip
     """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
     x = _divided(x, table)
-    config = config or chosen_config("gated", x, weight)
+    config = config or chosen_config("gated", x, weight) or _tiles("gated", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
         return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, config))
     x = whole_norm(x)
-    return activation_mul(_behind(_shrunk(x, table, plan), F.linear(x, weight, bias)), act)
+    return adapted_activation_mul(*_shrunk(x, table, plan)[:3], F.linear(x, weight, bias), act)
 
 
 def adapted_partial_linear(

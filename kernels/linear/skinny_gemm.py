@@ -378,7 +378,8 @@ def tiles_linear(
     prefetched = _prefetched(numbers, config) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
-    adapted = within_arguments(expansion, block, config.warps, _free(config, block, x, math.prod(grid)))
+    free = _free(config, block, x, math.prod(grid))
+    adapted = within_arguments(expansion, block, config.tokens, config.warps, free)
     if adapted["shrinkers"]:
         grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)
     _tiles_kernel[grid](

@@ -23,8 +23,9 @@ from pagebus.kernels.lora.shrink import block_of, prefetch, rows_of_a
 
 MOST_PARTS = 4
 """Parts of K that programs multiply apart, each of every fourth block."""
-MOST_TOGETHER, MOST_NUMBERS = 8, 64
-"""Segments that a tile multiplies with B at a time, if a thread holds no more than so many numbers of B."""
+MOST_TOGETHER, MOST_NUMBERS, LARGE_TILE = 8, 64, 64
+"""Segments that a tile multiplies with B at a time, if a thread holds no more than so many numbers of B or of s; half
+as many in tiles of more tokens than that."""
 FEW_TURNS = 4
 """Where programs that find a free multiprocessor make the first half in so many turns, there are no others."""
 FEW_SEGMENTS, NUMBERS_AT_A_TIME = constant(16), constant(1024)
@@ -53,9 +54,9 @@ def within(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> Expansion |
     return Expansion(s, table, plan, x, turn)
 
 
-def within_arguments(expansion: Expansion | None, rows: int, warps: int, free: int) -> dict[str, Any]:
-    """Arguments of a kernel about what adapters add to its tiles of ``rows``: all None and 0 without adapters.
-    ``free``: programs that run beside all tiles of the last wave."""
+def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps: int, free: int) -> dict[str, Any]:
+    """Arguments of a kernel about what adapters add to its tiles of ``rows`` and ``tokens``: all None and 0 without
+    adapters. ``free``: programs that run beside all tiles of the last wave."""
     if expansion is None:
         return dict.fromkeys(POINTERS) | dict.fromkeys(NUMBERS, 0)
     s, table, plan, x, turn = expansion
@@ -65,6 +66,7 @@ def within_arguments(expansion: Expansion | None, rows: int, warps: int, free: i
         arrived, units = plan.arrivals.counts, len(segments.adapter) * modules * len(s)
         target = target_of(x.device)
         shrinkers = min(units, free if units <= FEW_TURNS * free else target.num_multiprocessors if target else 2)
+    together = 2 * MOST_NUMBERS * warps // max(rows, tokens) // (1 if tokens <= LARGE_TILE else 2)
     return {
         "s_ptr": s, "adapted_ptr": x, "memory_ptr": table.memory, "pages_ptr": table.pages, "places_ptr": table.places,
         "scales_ptr": table.scales, "first_ptr": segments.first_token, "count_ptr": segments.count,
@@ -73,7 +75,7 @@ def within_arguments(expansion: Expansion | None, rows: int, warps: int, free: i
         "third_row": table.bounds[1], "shrinkers": shrinkers, "turn": turn, "S_PARTS": len(s),
         "LARGEST": table.largest, "MODULES": modules, "PAGES": table.pages.shape[1], "PAGE": table.kernel_page,
         "FIELDS": PLACE_FIELDS, "CONSTANTS": table.constants,
-        "TOGETHER": min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), 2 * MOST_NUMBERS * warps // rows),
+        "TOGETHER": min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together),
         "TOKENS": plan.tokens,
         "SHARE": min(int(COLUMNS), block_of(table.memory.dtype) // warps),
     }  # fmt: skip

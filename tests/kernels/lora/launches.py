@@ -13,6 +13,7 @@ from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.lora.activation import adapted_activation_mul
 from pagebus.kernels.lora.behind import add_adapters
 from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.lora.expand import Expansion, expand
@@ -48,11 +49,15 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
         case = f"bf16 adapted gated linear of {tokens} tokens, {config}"
         yield case, partial(_within, gated_linear, tokens, 4096, (14336, 14336), config)
     for tokens, config in ((32, TileConfig(64, 32, 256, 3, 4, 2, tma=True)),
-                           (64, TileConfig(64, 64, 256, 3, 4, 2, tma=True))):  # fmt: skip
+                           (64, TileConfig(64, 64, 256, 3, 4, 2, tma=True)),
+                           (128, TileConfig(64, 128, 128, 4, 4, 2, tma=True))):  # fmt: skip
         case = f"bf16 adapted partial linear of {tokens} tokens, {config}"
         yield case, partial(_within, partial_linear, tokens, *DOWN, config)
     config = TileConfig(64, 16, 256, 4, 4, 2, tma=True)
     yield f"bf16 adapted residual linear of 16 tokens, {config}", partial(_into_residual, 16, *DOWN, config)
+    yield "bf16 adapted linear of 64 tokens", partial(_within, linear, 64, *QKV, TileConfig(48, 64, 256, 3, 4))
+    for tokens in (256, 2048):
+        yield f"bf16 adapters in activations, {tokens} tokens", partial(_activated, tokens, 14336)
     yield "fp32 adapters of 64 tokens", partial(_both_halves, 64, *QKV, 1, torch.float32)
     for tokens in (64, 2048):
         yield f"bf16 adapters with biases, {tokens} tokens", partial(_biased, tokens)
@@ -67,6 +72,12 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
 def _within(call: Callable[..., object], tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
     x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16, device="meta") for size in (tokens, sum(widths)))
     call(x, weight, config=config, expansion=_expansion(x, widths, config))
+
+
+def _activated(tokens: int, width: int) -> None:
+    plan, table = meta_plan(tokens), meta_table((width, width), 1)
+    s = torch.empty(num_parts(4096, torch.bfloat16, plan.tokens), tokens, 2 * table.largest, device="meta")
+    adapted_activation_mul(s, table, plan, torch.empty(tokens, 2 * width, dtype=torch.bfloat16, device="meta"))
 
 
 def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import activation_mul_reference
-from pagebus.kernels.linear.dispatch import choose_product
+from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import (
     chosen_config,
@@ -30,14 +28,18 @@ from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.activation import adapted_activation_mul
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PagedTable
-from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
+from pagebus.kernels.lora.plan import DECODE_TOKENS, FEW_TOKENS, AdapterPlan
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
 from pagebus.kernels.lora.within import within
 
-MOST_FUSED, MOST_TILED = 128, 64
-"""Tokens of which a tile adds what adapters add, at most. And tokens of which tiles multiply even where the library
-would be faster: without adapters."""
+MOST_FUSED = 64
+"""Tokens of which a tile adds what adapters add, at most."""
+MOST_WITHIN = {"plain": 16, "gated": 16, "partial": 32, "residual": 32}
+"""Tokens of which tiles make the first half as well, at most, by the form of the product."""
+FEWEST_ACTIVATED = 129
+"""Of so many tokens and more, up to those of the widest steps of decodes, the activation of gates adds what adapters
+add."""
 
 
 def adds_in_tiles(config: Config | None, num_tokens: int) -> bool:
@@ -55,24 +57,25 @@ def _shrunk(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan) ->
     return Expansion(shrink(x.x if isinstance(x, HalfNorm) else x, table, plan), table, plan)
 
 
-def _both(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan, config: Config | None) -> Expansion:
-    """What a product of this launch shape adds to its tiles. On tensor cores it makes the first half, too."""
-    given = within(x.x if isinstance(x, HalfNorm) else x, table, plan) if isinstance(config, TileConfig) else None
-    return given or _shrunk(x, table, plan)
-
-
-def _tiles(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor) -> Config | None:
-    """Tiles for a few tokens that the library would multiply."""
+def _both(
+    x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan, form: str, config: Config | None
+) -> Expansion:
+    """What a product of this launch shape adds to its tiles. On tensor cores that of fewest tokens makes all of it."""
     values = x.x if isinstance(x, HalfNorm) else x
-    target = target_of(values.device)
-    if target is None or len(values) > MOST_TILED or values.dtype.itemsize > 2:
-        return None
-    size = len(weight), weight.shape[1]
-    return choose_product(form, len(values), *size, values.dtype, target, half_normed=True).config
+    both = isinstance(config, TileConfig) and len(values) <= MOST_WITHIN[form]
+    given = within(values, table, plan) if both else None
+    return _shrunk(x, table, plan) if given is None else given
 
 
 def _behind(expansion: Expansion, y: torch.Tensor) -> torch.Tensor:
     return expand(expansion.s, expansion.table, expansion.plan, y)
+
+
+def activated(s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tensor, act: str) -> torch.Tensor:
+    """act(gate) * up of y [T, 2I] plus s B^T -> [T, I]."""
+    if FEWEST_ACTIVATED <= len(y) <= FEW_TOKENS:
+        return adapted_activation_mul(s, table, plan, y, act)
+    return activation_mul(expand(s, table, plan, y), act)
 
 
 def adapted_linear_reference(
@@ -104,9 +107,9 @@ def adapted_linear(
 ) -> torch.Tensor:  # fmt: skip
     """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
     x = _divided(x, table)
-    config = config or chosen_config("plain", x, weight) or _tiles("plain", x, weight)
+    config = config or chosen_config("plain", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
-        return linear(x, weight, bias, config=config, expansion=_both(x, table, plan, config))
+        return linear(x, weight, bias, config=config, expansion=_both(x, table, plan, "plain", config))
     x = whole_norm(x)
     return _behind(_shrunk(x, table, plan), linear(x, weight, bias, config=config))
 
@@ -117,11 +120,11 @@ def adapted_gated_linear(
 ) -> torch.Tensor:  # fmt: skip
     """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
     x = _divided(x, table)
-    config = config or chosen_config("gated", x, weight) or _tiles("gated", x, weight)
+    config = config or chosen_config("gated", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
-        return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, config))
+        return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, "gated", config))
     x = whole_norm(x)
-    return adapted_activation_mul(*_shrunk(x, table, plan)[:3], F.linear(x, weight, bias), act)
+    return activated(_shrunk(x, table, plan).s, table, plan, F.linear(x, weight, bias), act)
 
 
 def adapted_partial_linear(
@@ -137,9 +140,9 @@ def adapted_partial_linear(
         assert residual is not None
         assert norm is not None
         assert config is not None
-        return residual_linear(x, weight, bias, residual, norm, config, _both(x, table, plan, config))
+        return residual_linear(x, weight, bias, residual, norm, config, _both(x, table, plan, "residual", config))
     if config is not None and adds_in_tiles(config, len(x)):
-        product = partial_linear(x, weight, bias, config=config, expansion=_both(x, table, plan, config))
+        product = partial_linear(x, weight, bias, config=config, expansion=_both(x, table, plan, "partial", config))
         assert isinstance(product, torch.Tensor)
         return product
     expansion = _shrunk(x, table, plan)

@@ -8,7 +8,6 @@ itself, the last program of a tile adds them up.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +17,16 @@ from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens
 from pagebus.kernels.coded.tiles import coded_sum
 from pagebus.kernels.coded.weights import WORDS, Coded, numbers_of, rounded_numbers, shape_of, tile_arguments
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
-from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
 from pagebus.kernels.linear.epilogue import (
+    PREFETCHED_TOKENS,
     add_bias,
     gated_tile,
     inverse_rms,
     load_squares,
     prefetch_rows,
+    prefetched_numbers,
     split_gated,
     store_residual,
     store_tile,
@@ -36,20 +36,13 @@ from pagebus.kernels.linear.epilogue import (
 )
 from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.lora.within import (
-    add_segments,
+    adapted_tile,
     await_arrivals,
+    free_programs,
     segments_of,
     shrink_within,
     within_arguments,
 )
-
-WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64 << 20, 6 << 20, 64
-"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
-tokens: the time of small products is mostly that of the way to the memory. Of larger ones, up to the second size, so
-many bytes are, where each row begins; still larger ones would only take bandwidth from the kernels before."""
-
-SHARED_BYTES, RESERVED = 228 << 10, 8 << 10
-"""Of a multiprocessor, and what a program takes besides its tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +98,7 @@ def _tiles_kernel(
     stride_group,
     tokens_ptr,  # None, or [T], with WIDTH [T, ceil(K / WIDTH)]: scales of x, which is of the weights' 8 bits
     s_ptr,  # None, or what adapters add: see `Expansion`
+    of_token_ptr,
     adapted_ptr,  # [T, K]: x, if the first programs make s of it
     memory_ptr,
     pages_ptr,
@@ -126,13 +120,14 @@ def _tiles_kernel(
     NATIVE: tl.constexpr,
     WHOLE: tl.constexpr,  # weights and x are int8
     S_PARTS: tl.constexpr,  # of adapters, as the following
+    SUMS: tl.constexpr,  # S_PARTS rounded up
     LARGEST: tl.constexpr,
     MODULES: tl.constexpr,
     PAGES: tl.constexpr,
     PAGE: tl.constexpr,
     FIELDS: tl.constexpr,
     CONSTANTS: tl.constexpr,
-    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time
+    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time; 0: each token's own B, in registers
     TOKENS: tl.constexpr,  # of a segment, at most
     SHARES: tl.constexpr,  # of the inputs that a program multiplies with A at a time
     SHARE: tl.constexpr,  # inputs of it
@@ -190,7 +185,11 @@ def _tiles_kernel(
         if PAIR:
             up_scale = tl.load(scale_ptr + num_rows // 2 + pair_row)[:, None]
     if s_ptr is not None:
-        segments = segments_of(0, first_ptr, count_ptr, adapter_ptr, number_ptr, places_ptr, FIELDS, TOGETHER)
+        adapters = (
+            s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr,
+            second_row, third_row,
+        )  # fmt: skip
+        segments = segments_of(0, adapters, FIELDS, TOGETHER)
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
@@ -263,22 +262,19 @@ def _tiles_kernel(
             if adapted_ptr is not None:
                 await_arrivals(shrinkers, number_ptr, arrived_ptr + turn, S_PARTS, MODULES)
             if PAIR:
-                acc = add_segments(
-                    acc, segments, pair_row, token, num_tokens, s_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr,
-                    count_ptr, adapter_ptr, number_ptr, second_row, third_row, 0, 0, S_PARTS, LARGEST, MODULES, PAGES,
+                acc = adapted_tile(
+                    acc, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES,
                     PAGE, FIELDS, TOGETHER, PRECISION,
                 )  # fmt: skip
-                up = add_segments(
-                    up, segments, num_rows // 2 + pair_row, token, num_tokens, s_ptr, memory_ptr, pages_ptr, places_ptr,
-                    first_ptr, count_ptr, adapter_ptr, number_ptr, second_row, third_row, 1, 1, S_PARTS, LARGEST,
+                up = adapted_tile(
+                    up, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS, SUMS, LARGEST,
                     MODULES, PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
                 )  # fmt: skip
             else:
-                acc = add_segments(
-                    acc, segments, row, token, num_tokens, s_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr,
-                    count_ptr, adapter_ptr, number_ptr, second_row, third_row,
-                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST, MODULES, PAGES,
-                    PAGE, FIELDS, TOGETHER, PRECISION,
+                acc = adapted_tile(
+                    acc, segments, adapters, row, token, num_tokens,
+                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
+                    PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
                 )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]
@@ -307,25 +303,6 @@ def _tiles_kernel(
 @triton.jit
 def _dot(w, x, acc, PRECISION: tl.constexpr, UNPROMOTED: tl.constexpr):
     return tl.dot(w, tl.trans(x), acc, PRECISION, max_num_imprecise_acc=UNPROMOTED, out_dtype=acc.dtype)
-
-
-def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
-    """The numbers of each row, from the beginning of each split, that are prefetched into the L2 cache."""
-    part, pieces = weight.shape[1] // config.splits, 128 // weight.itemsize
-    if weight.nbytes > PARTLY_PREFETCHED or weight.shape[1] * weight.itemsize % 16:
-        return 0
-    if weight.nbytes > WHOLLY_PREFETCHED:
-        part = min(part, PREFETCHED_BYTES // (len(weight) * config.splits * weight.itemsize))
-    return part // pieces * pieces
-
-
-def _free(config: TileConfig, block: int, x: torch.Tensor, programs: int) -> int:
-    """Programs that the GPU could run beside the last wave of so many, by their shared memory."""
-    target = target_of(x.device)
-    if target is None:
-        return 0
-    one = (block + config.tokens) * config.depth * config.stages * x.itemsize
-    return -programs % (target.num_multiprocessors * max(1, SHARED_BYTES // (one + RESERVED)))
 
 
 def tiles_linear(
@@ -375,10 +352,11 @@ def tiles_linear(
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(numbers, [block // 2 if gated else block, config.depth]),
         )
-    prefetched = _prefetched(numbers, config) if num_tokens <= PREFETCHED_TOKENS else 0
+    prefetched = prefetched_numbers(numbers, config.splits) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
-    free = _free(config, block, x, math.prod(grid))
+    shared = (block + config.tokens) * config.depth * config.stages * x.itemsize
+    free = free_programs(grid[0] * grid[1] * grid[2], shared, x.device)
     adapted = within_arguments(expansion, block, config.tokens, config.warps, free)
     if adapted["shrinkers"]:
         grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)

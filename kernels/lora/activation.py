@@ -81,7 +81,7 @@ def _adapted_activation_kernel(
         member = left == first
         rank = tl.load(places_ptr + first * FIELDS)
         b = tl.load(places_ptr + first * FIELDS + 4)
-        for begin in range(0, rank, 16):
+        for begin in tl.range(0, rank, 16, num_stages=1):  # B comes to registers, 16 bytes at a time
             held = member[:, None] & (begin + column < rank)[None, :]
             weights = _rows_of_b(memory_ptr, pages_ptr, first, b, row, exists, rank, begin, PAGES, PAGE, BLOCK_N)
             s = _sums(sums + begin, distance, held, S_PARTS)

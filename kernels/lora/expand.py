@@ -1,8 +1,8 @@
 """The second half of what adapters add: y += s B^T, behind a product or within it.
 
-Products of one or a few tokens call :func:`expanded` on their tiles, so that what follows the product (a bias, an
-activation, a residual) follows the sum; those on tensor cores have :mod:`pagebus.kernels.lora.within`. Behind a product
-of the library, :func:`expand` adds to the result in place.
+Products of few tokens call :func:`expanded` on their tiles, so that what follows the product (a bias, an activation, a
+residual) follows the sum; those of the fewest have :mod:`pagebus.kernels.lora.within`. Behind a product of the library,
+:func:`expand` adds to the result in place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
-from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
@@ -118,6 +118,7 @@ def _expand_kernel(
     FIELDS: tl.constexpr,
     TOKENS: tl.constexpr,  # of a segment, at most
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -148,7 +149,8 @@ def _expand_kernel(
         mask = present[:, None] & exists[None, :] & (rank > 0)
         y = tl.load(targets, mask=mask, other=0.0).to(tl.float32)
         sums = s_ptr + (first + token)[:, None] * (MODULES * LARGEST) + module * LARGEST
-        for begin in range(0, rank, 16):
+        # Of few tokens B comes to registers, 16 bytes at a time: on a way through shared memory it is scattered there.
+        for begin in tl.range(0, rank, 16, num_stages=STAGES):
             column = begin + tl.arange(0, 16)
             inside = present[:, None] & (column < rank)[None, :]
             s = tl.load(sums + column[None, :], mask=inside, other=0.0)
@@ -183,7 +185,7 @@ def expand(
         s, y, table.memory, table.pages, table.places, segments.first_token, segments.count, segments.adapter,
         segments.number, rows, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
-        PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block, PRECISION="ieee", num_warps=4,
-        **pdl(y.device),
+        PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block,
+        STAGES=1 if plan.tokens == DECODE_TOKENS else 3, PRECISION="ieee", num_warps=4, **pdl(y.device),
     )  # fmt: skip
     return y

@@ -16,7 +16,7 @@ import torch
 from pagebus.kernels.common.pdl import gdc_wait
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
-from pagebus.kernels.lora.expand import Expansion, module_of
+from pagebus.kernels.lora.expand import Expansion, expanded, module_of
 from pagebus.kernels.lora.pages import COLUMNS, PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import AdapterPlan
 from pagebus.kernels.lora.shrink import block_of, prefetch, rows_of_a
@@ -31,13 +31,16 @@ FEW_TURNS = 4
 FEW_SEGMENTS, NUMBERS_AT_A_TIME = constant(16), constant(1024)
 """Of up to so many segments B is called into the L2 cache, so many numbers at a time."""
 
+SHARED_BYTES, RESERVED = 228 << 10, 8 << 10
+"""Of a multiprocessor, and what a program takes besides its tiles."""
+
 POINTERS = (
-    "s_ptr", "adapted_ptr", "memory_ptr", "pages_ptr", "places_ptr", "scales_ptr", "first_ptr", "count_ptr",
-    "adapter_ptr", "number_ptr", "arrived_ptr",
+    "s_ptr", "of_token_ptr", "adapted_ptr", "memory_ptr", "pages_ptr", "places_ptr", "scales_ptr", "first_ptr",
+    "count_ptr", "adapter_ptr", "number_ptr", "arrived_ptr",
 )  # fmt: skip
 NUMBERS = (
-    "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "LARGEST", "MODULES", "PAGES", "PAGE",
-    "FIELDS", "CONSTANTS", "TOGETHER", "TOKENS", "SHARE",
+    "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES",
+    "PAGE", "FIELDS", "CONSTANTS", "TOGETHER", "TOKENS", "SHARE",
 )  # fmt: skip
 
 
@@ -54,6 +57,14 @@ def within(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> Expansion |
     return Expansion(s, table, plan, x, turn)
 
 
+def free_programs(programs: int, shared: int, device: torch.device) -> int:
+    """How many more programs run beside the last wave of so many, each of so much shared memory."""
+    target = target_of(device)
+    if target is None:
+        return 0
+    return -programs % (target.num_multiprocessors * max(1, SHARED_BYTES // (shared + RESERVED)))
+
+
 def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps: int, free: int) -> dict[str, Any]:
     """Arguments of a kernel about what adapters add to its tiles of ``rows`` and ``tokens``: all None and 0 without
     adapters. ``free``: programs that run beside all tiles of the last wave."""
@@ -67,16 +78,16 @@ def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps:
         target = target_of(x.device)
         shrinkers = min(units, free if units <= FEW_TURNS * free else target.num_multiprocessors if target else 2)
     together = 2 * MOST_NUMBERS * warps // max(rows, tokens) // (1 if tokens <= LARGE_TILE else 2)
+    together = 0 if x is None else min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together)
     return {
-        "s_ptr": s, "adapted_ptr": x, "memory_ptr": table.memory, "pages_ptr": table.pages, "places_ptr": table.places,
-        "scales_ptr": table.scales, "first_ptr": segments.first_token, "count_ptr": segments.count,
-        "adapter_ptr": segments.adapter, "number_ptr": segments.number, "arrived_ptr": arrived,
-        "stride_adapted": 0 if x is None else x.stride(0), "second_row": table.bounds[0],
-        "third_row": table.bounds[1], "shrinkers": shrinkers, "turn": turn, "S_PARTS": len(s),
-        "LARGEST": table.largest, "MODULES": modules, "PAGES": table.pages.shape[1], "PAGE": table.kernel_page,
-        "FIELDS": PLACE_FIELDS, "CONSTANTS": table.constants,
-        "TOGETHER": min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together),
-        "TOKENS": plan.tokens,
+        "s_ptr": s, "of_token_ptr": plan.of_token, "adapted_ptr": x, "memory_ptr": table.memory,
+        "pages_ptr": table.pages, "places_ptr": table.places, "scales_ptr": table.scales,
+        "first_ptr": segments.first_token, "count_ptr": segments.count, "adapter_ptr": segments.adapter,
+        "number_ptr": segments.number, "arrived_ptr": arrived, "stride_adapted": 0 if x is None else x.stride(0),
+        "second_row": table.bounds[0], "third_row": table.bounds[1], "shrinkers": shrinkers, "turn": turn,
+        "S_PARTS": len(s), "SUMS": next_power_of_2(len(s)), "LARGEST": table.largest, "MODULES": modules,
+        "PAGES": table.pages.shape[1], "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
+        "CONSTANTS": table.constants, "TOGETHER": together, "TOKENS": plan.tokens,
         "SHARE": min(int(COLUMNS), block_of(table.memory.dtype) // warps),
     }  # fmt: skip
 
@@ -159,11 +170,12 @@ def _prefetch_b(
 
 
 @triton.jit
-def segments_of(
-    begin, first_ptr, count_ptr, adapter_ptr, number_ptr, places_ptr, FIELDS: tl.constexpr, TOGETHER: tl.constexpr,
-):  # fmt: skip
+def segments_of(begin, adapters, FIELDS: tl.constexpr, TOGETHER: tl.constexpr):
     """The segments from ``begin`` on: first tokens, ends and ranks [TOGETHER]; and adapters, ranks and where B begins
     [2 TOGETHER], of each twice."""
+    if TOGETHER == 0:
+        return 0, 0, 0, 0, 0, 0
+    _, _, _, _, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr, _, _ = adapters
     number = tl.load(number_ptr)
     segment, half = begin + tl.arange(0, TOGETHER), begin + tl.arange(0, 2 * TOGETHER) // 2
     there, twice = segment < number, half < number
@@ -187,14 +199,34 @@ def await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, MO
 
 
 @triton.jit
-def add_segments(
-    acc, segments, row, token, num_tokens, s_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr,
-    number_ptr, second_row, third_row, first_module, last_module, S_PARTS: tl.constexpr, LARGEST: tl.constexpr,
-    MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr, TOGETHER: tl.constexpr,
-    PRECISION: tl.constexpr,
+def adapted_tile(
+    acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
+    SUMS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr,
+    FIELDS: tl.constexpr, TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``acc`` [rows, tokens] plus what adapters add to it: of outputs ``row`` [rows], all of the modules from
     ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones."""
+    if TOGETHER == 0:
+        s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, _, _, _, _, second_row, third_row = adapters
+        acc += expanded(
+            row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
+            first_module, last_module, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+        )  # fmt: skip
+    else:
+        acc = _with_segments(
+            acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS, LARGEST, MODULES,
+            PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+        )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def _with_segments(
+    acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
+    LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr,
+    TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    s_ptr, _, memory_ptr, pages_ptr, _, _, _, _, number_ptr, second_row, third_row = adapters
     first, end, ranks, adapter, rank, b = segments
     column, panel, eight = tl.arange(0, 16), tl.arange(0, 2 * TOGETHER) % 2 * RANKS, tl.arange(0, RANKS)
     distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
@@ -206,7 +238,7 @@ def add_segments(
         most = tl.max(rank, axis=0)
         for module in range(first_module, last_module + 1):
             mine = (module_of(row, second_row, third_row) == module)[:, None]
-            for begin in range(0, most, 16):
+            for begin in tl.range(0, most, 16, num_stages=1):  # B comes to registers, 16 bytes at a time
                 exists = mine & (begin + panel < rank)[None, :]
                 offset = b[None, :] + row[:, None] * rank[None, :] + (begin + panel)[None, :]
                 place = elements(pages_ptr, adapter[None, :], offset, exists, PAGES, PAGE)
@@ -221,7 +253,6 @@ def add_segments(
                 own = member[:, :, None] & (begin + column[None, :] < ranks[:, None])[None, :, :]
                 spread = tl.where(own, s[:, None, :], 0.0).to(weights.dtype).reshape(token.shape[0], 16 * TOGETHER)
                 acc = tl.dot(weights, tl.trans(spread), acc, input_precision=PRECISION)
-        first, end, ranks, adapter, rank, b = segments_of(
-            begin_segment + TOGETHER, first_ptr, count_ptr, adapter_ptr, number_ptr, places_ptr, FIELDS, TOGETHER
-        )
+        if begin_segment + TOGETHER < number:
+            first, end, ranks, adapter, rank, b = segments_of(begin_segment + TOGETHER, adapters, FIELDS, TOGETHER)
     return acc

@@ -12,7 +12,6 @@ from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear import adapted as dense_products
 from pagebus.kernels.linear.activation import activation_mul
 from pagebus.kernels.linear.linear import whole_norm
-from pagebus.kernels.lora.activation import adapted_activation_mul
 from pagebus.kernels.lora.expand import expand
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
@@ -62,7 +61,7 @@ def adapted_gated_linear(
     if isinstance(weight, torch.Tensor):
         return dense_products.adapted_gated_linear(x, weight, bias, table, plan, act=act)
     x = whole_norm(x)
-    return adapted_activation_mul(shrink(x, table, plan), table, plan, linear(x, weight, bias), act)
+    return dense_products.activated(shrink(x, table, plan), table, plan, linear(x, weight, bias), act)
 
 
 def adapted_partial_linear(

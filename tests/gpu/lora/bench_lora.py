@@ -18,6 +18,7 @@ from functools import partial
 import torch
 
 from pagebus.kernels.layers.norm import rms_norm
+from pagebus.kernels.linear import adapted
 from pagebus.kernels.linear.timing import graph_microseconds
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan
@@ -86,8 +87,15 @@ class Bench:
         return [graph_microseconds(each) for each in calls]
 
 
-def compile_all(tokens: int) -> None:
+def tile_up_to(most: int) -> None:
+    """Have tiles make the first half, and add the second, of up to so many tokens; 0: as engines do."""
+    if most:
+        adapted.MOST_WITHIN.update(dict.fromkeys(adapted.MOST_WITHIN, most))
+
+
+def compile_all(tokens: int, most: int) -> None:
     """In a process of its own: launch everything once, so that Triton's cache has the kernels."""
+    tile_up_to(most)
     bench, some = Bench(tokens), tables(1, 16)
     for given in (None, some):
         stream = rms_norm(bench.residual, layers()[0].norm.weight, 1e-5)
@@ -101,11 +109,19 @@ def main() -> None:
     parser.add_argument("--adapters", nargs="+", type=int, default=ADAPTERS)
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--parts", action="store_true", help="also time what a layer consists of")
+    parser.add_argument("--within", nargs="+", type=int, default=[0], help="see `tile_up_to`; each in turn")
     options = parser.parse_args()
-    begun = time.monotonic()
-    with ProcessPoolExecutor(len(options.tokens), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_all, options.tokens))
+    begun, jobs = time.monotonic(), [(tokens, most) for tokens in options.tokens for most in options.within]
+    with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        list(pool.map(compile_all, *zip(*jobs, strict=True)))
     print(f"{torch.cuda.get_device_name(CUDA)}, compiled in {time.monotonic() - begun:.0f} s", flush=True)
+    for most in options.within:
+        tile_up_to(most)
+        print(f"the first half within tiles of up to {adapted.MOST_WITHIN} tokens")
+        _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> None:
     benches = {tokens: Bench(tokens) for tokens in options.tokens}
     bases = {tokens: bench.step(None, None) for tokens, bench in benches.items()}
     plain = {tokens: bench.products(None, None) for tokens, bench in benches.items() if options.parts}

@@ -189,7 +189,7 @@ def _tiles_kernel(
             s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr,
             second_row, third_row,
         )  # fmt: skip
-        segments = segments_of(0, adapters, FIELDS, TOGETHER)
+        segments = segments_of(0, adapters, FIELDS, TOGETHER) if TOGETHER else adapters
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:

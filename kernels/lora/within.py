@@ -173,8 +173,6 @@ def _prefetch_b(
 def segments_of(begin, adapters, FIELDS: tl.constexpr, TOGETHER: tl.constexpr):
     """The segments from ``begin`` on: first tokens, ends and ranks [TOGETHER]; and adapters, ranks and where B begins
     [2 TOGETHER], of each twice."""
-    if TOGETHER == 0:
-        return 0, 0, 0, 0, 0, 0
     _, _, _, _, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr, _, _ = adapters
     number = tl.load(number_ptr)
     segment, half = begin + tl.arange(0, TOGETHER), begin + tl.arange(0, 2 * TOGETHER) // 2

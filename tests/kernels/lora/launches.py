@@ -90,8 +90,9 @@ def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Co
 
 def _expansion(x: torch.Tensor, widths: tuple[int, ...], config: Config, form: str) -> Expansion:
     """Of fewest tokens tiles make the first half as well."""
-    plan, table = meta_plan(len(x)), meta_table(widths, 1)
+    plan, table = meta_plan(len(x)), meta_table(widths, 40)
     if isinstance(config, TileConfig) and len(x) <= MOST_WITHIN[form]:
+        table = meta_table(widths, 1)
         expansion = within(x, table, plan)
         assert expansion is not None
         return expansion

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference
+from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference, adapted_activation_mul
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import (
     chosen_config,
@@ -25,7 +25,6 @@ from pagebus.kernels.linear.linear import (
 )
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.lora.activation import adapted_activation_mul
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import DECODE_TOKENS, FEW_TOKENS, AdapterPlan

@@ -9,12 +9,12 @@ from functools import partial
 import torch
 
 from pagebus.kernels.layers.norm import NextNorm
+from pagebus.kernels.linear.activation import adapted_activation_mul
 from pagebus.kernels.linear.adapted import MOST_WITHIN
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.lora.activation import adapted_activation_mul
 from pagebus.kernels.lora.behind import add_adapters
 from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.lora.expand import Expansion, expand

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.linear.activation import adapted_activation_mul
 from pagebus.kernels.linear.adapted import (
     adapted_gated_linear,
     adapted_linear,
@@ -270,6 +271,16 @@ def test_behind_the_library(num_tokens: int, device: torch.device) -> None:
     # More tokens than tiles add for, in our own kernel.
     config = TileConfig(64, 16, 32, 2, 4)
     assert error(adapted_linear(x, case.weight, None, case.table, plan, config), expected) < 1e-6
+
+
+@pytest.mark.parametrize("page_size", [0, 2048])
+def test_activations(page_size: int, device: torch.device) -> None:
+    """The activation of gates adds it to products of any adapters and of none."""
+    case, plan = Case(GATE_UP, device, page_size=page_size), mixed(40, DECODE_TOKENS, device)
+    x, y = case.random(40, INPUTS), case.random(40, sum(GATE_UP))
+    gate, up = case.expected(x, plan, y).chunk(2, dim=1)
+    result = adapted_activation_mul(shrink(x, case.table, plan), case.table, plan, y)
+    assert error(result, F.silu(gate) * up) < 1e-6
 
 
 @pytest.mark.parametrize("layout", ["fp8 rows", "int8 rows, zeros", "int4 groups of 128, ordered"])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
-from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference
+from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference, adapted_activation_mul
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import (
     chosen_config,
@@ -27,12 +27,18 @@ from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PagedTable
-from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
+from pagebus.kernels.lora.plan import DECODE_TOKENS, FEW_TOKENS, AdapterPlan
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import shrink
+from pagebus.kernels.lora.within import within
 
 MOST_FUSED = 64
-"""Tokens of which a tile adds what adapters add, at most: each token reads a B of its own."""
+"""Tokens of which a tile adds what adapters add, at most."""
+MOST_WITHIN = {"plain": 16, "gated": 16, "partial": 32, "residual": 32}
+"""Tokens of which tiles make the first half as well, at most, by the form of the product."""
+FEWEST_ACTIVATED = 129
+"""Of so many tokens and more, up to those of the widest steps of decodes, the activation of gates adds what adapters
+add."""
 
 
 def adds_in_tiles(config: Config | None, num_tokens: int) -> bool:
@@ -48,6 +54,27 @@ def _divided(x: torch.Tensor | HalfNorm, table: PagedTable) -> torch.Tensor | Ha
 def _shrunk(x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan) -> Expansion:
     """Of half a norm this is undivided as well."""
     return Expansion(shrink(x.x if isinstance(x, HalfNorm) else x, table, plan), table, plan)
+
+
+def _both(
+    x: torch.Tensor | HalfNorm, table: PagedTable, plan: AdapterPlan, form: str, config: Config | None
+) -> Expansion:
+    """What a product of this launch shape adds to its tiles. On tensor cores that of fewest tokens makes all of it."""
+    values = x.x if isinstance(x, HalfNorm) else x
+    both = isinstance(config, TileConfig) and len(values) <= MOST_WITHIN[form]
+    given = within(values, table, plan) if both else None
+    return _shrunk(x, table, plan) if given is None else given
+
+
+def _behind(expansion: Expansion, y: torch.Tensor) -> torch.Tensor:
+    return expand(expansion.s, expansion.table, expansion.plan, y)
+
+
+def activated(s: torch.Tensor, table: PagedTable, plan: AdapterPlan, y: torch.Tensor, act: str) -> torch.Tensor:
+    """act(gate) * up of y [T, 2I] plus s B^T -> [T, I]."""
+    if FEWEST_ACTIVATED <= len(y) <= FEW_TOKENS:
+        return adapted_activation_mul(s, table, plan, y, act)
+    return activation_mul(expand(s, table, plan, y), act)
 
 
 def adapted_linear_reference(
@@ -81,9 +108,9 @@ def adapted_linear(
     x = _divided(x, table)
     config = config or chosen_config("plain", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
-        return linear(x, weight, bias, config=config, expansion=_shrunk(x, table, plan))
+        return linear(x, weight, bias, config=config, expansion=_both(x, table, plan, "plain", config))
     x = whole_norm(x)
-    return expand(*_shrunk(x, table, plan), linear(x, weight, bias, config=config))
+    return _behind(_shrunk(x, table, plan), linear(x, weight, bias, config=config))
 
 
 def adapted_gated_linear(
@@ -94,9 +121,9 @@ def adapted_gated_linear(
     x = _divided(x, table)
     config = config or chosen_config("gated", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
-        return gated_linear(x, weight, bias, config=config, act=act, expansion=_shrunk(x, table, plan))
+        return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, "gated", config))
     x = whole_norm(x)
-    return activation_mul(expand(*_shrunk(x, table, plan), F.linear(x, weight, bias)), act)
+    return activated(_shrunk(x, table, plan).s, table, plan, F.linear(x, weight, bias), act)
 
 
 def adapted_partial_linear(
@@ -107,24 +134,25 @@ def adapted_partial_linear(
     summed up; or, added to ``residual`` [T, N], None or half of the ``norm`` of that."""
     norm = norm if len(x) <= MOST_FUSED else None  # those that read the rest of it would have to divide it first
     chosen = chosen_for_residual(x, weight, bias, residual, norm)
-    expansion, config = _shrunk(x, table, plan), chosen.config
+    config = chosen.config
     if chosen.form == "residual":
         assert residual is not None
         assert norm is not None
         assert config is not None
-        return residual_linear(x, weight, bias, residual, norm, config, expansion)
+        return residual_linear(x, weight, bias, residual, norm, config, _both(x, table, plan, "residual", config))
+    if config is not None and adds_in_tiles(config, len(x)):
+        product = partial_linear(x, weight, bias, config=config, expansion=_both(x, table, plan, "partial", config))
+        assert isinstance(product, torch.Tensor)
+        return product
+    expansion = _shrunk(x, table, plan)
     if chosen.form == "added":
         assert residual is not None
         residual.addmm_(x, weight.t())
-        expand(*expansion, residual)
+        _behind(expansion, residual)
         return None
-    if config is not None and adds_in_tiles(config, len(x)):
-        product = partial_linear(x, weight, bias, config=config, expansion=expansion)
-        assert isinstance(product, torch.Tensor)
-        return product
     product = F.linear(x, weight, bias) if config is None else partial_linear(x, weight, bias, config=config)
     assert isinstance(product, torch.Tensor)
-    expand(*expansion, product if product.dim() == 2 else product[0])
+    _behind(expansion, product if product.dim() == 2 else product[0])
     return product
 
 
@@ -134,4 +162,4 @@ def adapted_linear_invariant(
     """`adapted_linear` with results independent of other tokens. Segments are those of decodes, whatever the pass."""
     assert plan.tokens == DECODE_TOKENS
     assert isinstance(x, torch.Tensor)  # invariant products leave no halves
-    return expand(*_shrunk(x, table, plan), linear_invariant(x, weight, bias))
+    return _behind(_shrunk(x, table, plan), linear_invariant(x, weight, bias))

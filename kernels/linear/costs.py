@@ -12,16 +12,16 @@ from typing import NamedTuple
 from pagebus.kernels.common.machines import Machine
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.linear.candidates import menu, splits_of
-from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.resources import resources, variant_of
-from pagebus.kernels.linear.shapes import DenseConfig
-from pagebus.kernels.linear.skinny_gemm import (
+from pagebus.kernels.linear.epilogue import (
     PARTLY_PREFETCHED,
     PREFETCHED_BYTES,
     PREFETCHED_TOKENS,
     WHOLLY_PREFETCHED,
-    TileConfig,
 )
+from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.resources import resources, variant_of
+from pagebus.kernels.linear.shapes import DenseConfig
+from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.waves import Constants, Program, Waves, constants, programs_held
 from pagebus.kernels.specialized.hopper_gemm import DEPTH, TOKENS, SpecializedConfig
 

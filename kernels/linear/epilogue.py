@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.linear.activation import activate
 from pagebus.kernels.lora.expand import module_of
+
+WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64 << 20, 6 << 20, 64
+"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
+tokens: the time of small products is mostly that of the way to the memory. Of larger ones, up to the second size, so
+many bytes are, where each row begins; still larger ones would only take bandwidth from the kernels before."""
 
 
 @triton.jit
@@ -107,3 +114,13 @@ def prefetch_rows(weight_ptr, row, size, begin, LENGTH: tl.constexpr, PIECES: tl
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [first, num_bytes], tl.int32, False, 1
     )
+
+
+def prefetched_numbers(weight: torch.Tensor, splits: int) -> int:
+    """The numbers of each row, from the beginning of each split, that are prefetched into the L2 cache."""
+    part, pieces = weight.shape[1] // splits, 128 // weight.itemsize
+    if weight.nbytes > PARTLY_PREFETCHED or weight.shape[1] * weight.itemsize % 16:
+        return 0
+    if weight.nbytes > WHOLLY_PREFETCHED:
+        part = min(part, PREFETCHED_BYTES // (len(weight) * splits * weight.itemsize))
+    return part // pieces * pieces

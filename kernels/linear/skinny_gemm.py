@@ -20,11 +20,13 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
 from pagebus.kernels.linear.epilogue import (
+    PREFETCHED_TOKENS,
     add_bias,
     gated_tile,
     inverse_rms,
     load_squares,
     prefetch_rows,
+    prefetched_numbers,
     split_gated,
     store_residual,
     store_tile,
@@ -32,12 +34,15 @@ from pagebus.kernels.linear.epilogue import (
     tile_places,
     tile_rows,
 )
-from pagebus.kernels.lora.expand import Expansion, expanded, expansion_arguments
-
-WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 << 20, 64 << 20, 6 << 20, 64
-"""Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
-tokens: the time of small products is mostly that of the way to the memory. Of larger ones, up to the second size, so
-many bytes are, where each row begins; still larger ones would only take bandwidth from the kernels before."""
+from pagebus.kernels.lora.expand import Expansion
+from pagebus.kernels.lora.within import (
+    adapted_tile,
+    await_arrivals,
+    free_programs,
+    segments_of,
+    shrink_within,
+    within_arguments,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class TileConfig:
         return self.splits == 1 or num_inputs % (self.splits * self.depth) == 0
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "shrinkers", "turn"])
 def _tiles_kernel(
     x_ptr,  # [T, K], or with TMA a descriptor of it
     weight_ptr,  # [N, K], or with TMA a descriptor of it
@@ -94,11 +99,21 @@ def _tiles_kernel(
     tokens_ptr,  # None, or [T], with WIDTH [T, ceil(K / WIDTH)]: scales of x, which is of the weights' 8 bits
     s_ptr,  # None, or what adapters add: see `Expansion`
     of_token_ptr,
+    adapted_ptr,  # [T, K]: x, if the first programs make s of it
     memory_ptr,
     pages_ptr,
     places_ptr,
+    scales_ptr,
+    first_ptr,
+    count_ptr,
+    adapter_ptr,
+    number_ptr,
+    arrived_ptr,
+    stride_adapted,
     second_row,
     third_row,
+    shrinkers,  # programs that make s
+    turn,  # where they count themselves
     CODE: tl.constexpr,  # 0: weights are as x
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -111,6 +126,11 @@ def _tiles_kernel(
     PAGES: tl.constexpr,
     PAGE: tl.constexpr,
     FIELDS: tl.constexpr,
+    CONSTANTS: tl.constexpr,
+    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time; 0: each token's own B, in registers
+    TOKENS: tl.constexpr,  # of a segment, at most
+    SHARES: tl.constexpr,  # of the inputs that a program multiplies with A at a time
+    SHARE: tl.constexpr,  # inputs of it
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
@@ -130,6 +150,20 @@ def _tiles_kernel(
     PDL: tl.constexpr,
 ):
     tile, split = tl.program_id(1), tl.program_id(2)
+    if adapted_ptr is not None:
+        if tile < shrinkers:
+            if PDL:
+                gdc_launch_dependents()
+            if tl.program_id(0) == 0:
+                shrink_within(
+                    tile, shrinkers, adapted_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr,
+                    count_ptr, adapter_ptr, number_ptr, arrived_ptr + turn, stride_adapted, num_tokens, num_rows, size,
+                    S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
+                )  # fmt: skip
+            return
+        # Splits of a tile are apart in one dimension, so that none comes before those that make s.
+        split = (tile - shrinkers) // tl.cdiv(num_rows, ROWS)
+        tile = (tile - shrinkers) % tl.cdiv(num_rows, ROWS)
     row, exists = tile_rows(tile, num_rows, ROWS, BLOCK_N, GATED)
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_K)
@@ -150,6 +184,12 @@ def _tiles_kernel(
         scale = tl.load(scale_ptr + (pair_row if PAIR else row))[:, None]
         if PAIR:
             up_scale = tl.load(scale_ptr + num_rows // 2 + pair_row)[:, None]
+    if s_ptr is not None:
+        adapters = (
+            s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr,
+            second_row, third_row,
+        )  # fmt: skip
+        segments = segments_of(0, adapters, FIELDS, TOGETHER) if TOGETHER else adapters
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
@@ -219,20 +259,22 @@ def _tiles_kernel(
     if s_ptr is not None:
         WHOLE_SUM: tl.constexpr = SPLITS == 1 or residual_ptr is not None
         if WHOLE_SUM or split == 0:  # of partial sums, to the first
+            if adapted_ptr is not None:
+                await_arrivals(shrinkers, number_ptr, arrived_ptr + turn, S_PARTS, MODULES)
             if PAIR:
-                acc += expanded(
-                    pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
-                    third_row, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                acc = adapted_tile(
+                    acc, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES,
+                    PAGE, FIELDS, TOGETHER, PRECISION,
                 )  # fmt: skip
-                up += expanded(
-                    num_rows // 2 + pair_row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr,
-                    second_row, third_row, 1, 1, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                up = adapted_tile(
+                    up, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS, SUMS, LARGEST,
+                    MODULES, PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
                 )  # fmt: skip
             else:
-                acc += expanded(
-                    row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row,
-                    third_row, *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS,
-                    LARGEST, MODULES, PAGES, PAGE, FIELDS,
+                acc = adapted_tile(
+                    acc, segments, adapters, row, token, num_tokens,
+                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
+                    PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
                 )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]
@@ -261,16 +303,6 @@ def _tiles_kernel(
 @triton.jit
 def _dot(w, x, acc, PRECISION: tl.constexpr, UNPROMOTED: tl.constexpr):
     return tl.dot(w, tl.trans(x), acc, PRECISION, max_num_imprecise_acc=UNPROMOTED, out_dtype=acc.dtype)
-
-
-def _prefetched(weight: torch.Tensor, config: TileConfig) -> int:
-    """The numbers of each row, from the beginning of each split, that are prefetched into the L2 cache."""
-    part, pieces = weight.shape[1] // config.splits, 128 // weight.itemsize
-    if weight.nbytes > PARTLY_PREFETCHED or weight.shape[1] * weight.itemsize % 16:
-        return 0
-    if weight.nbytes > WHOLLY_PREFETCHED:
-        part = min(part, PREFETCHED_BYTES // (len(weight) * config.splits * weight.itemsize))
-    return part // pieces * pieces
 
 
 def tiles_linear(
@@ -320,9 +352,14 @@ def tiles_linear(
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(numbers, [block // 2 if gated else block, config.depth]),
         )
-    prefetched = _prefetched(numbers, config) if num_tokens <= PREFETCHED_TOKENS else 0
+    prefetched = prefetched_numbers(numbers, config.splits) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
+    shared = (block + config.tokens) * config.depth * config.stages * x.itemsize
+    free = free_programs(grid[0] * grid[1] * grid[2], shared, x.device)
+    adapted = within_arguments(expansion, block, config.tokens, config.warps, free)
+    if adapted["shrinkers"]:
+        grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)
     _tiles_kernel[grid](
         *sources,
         numbers if prefetched else None,
@@ -337,7 +374,8 @@ def tiles_linear(
         0.0 if before is None else before.eps,
         **meaning,
         tokens_ptr=tokens,
-        **expansion_arguments(expansion),
+        **adapted,
+        SHARES=config.warps,
         WHOLE=numbers.dtype == torch.int8 and tokens is not None,
         GATED=gated,
         PARTS=parts,

@@ -1,7 +1,8 @@
-"""The second_row half of what adapters add: y += s B^T, behind a product or within it.
+"""The second half of what adapters add: y += s B^T, behind a product or within it.
 
 Products of few tokens call :func:`expanded` on their tiles, so that what follows the product (a bias, an activation, a
-residual) follows the sum. Behind a product of the library, :func:`expand` adds to the result in place.
+residual) follows the sum; those of the fewest have :mod:`pagebus.kernels.lora.within`. Behind a product of the library,
+:func:`expand` adds to the result in place.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
-from pagebus.kernels.lora.plan import AdapterPlan
+from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
@@ -25,11 +26,14 @@ LARGE_TILE = constant(2048)
 
 class Expansion(NamedTuple):
     """What a product adds to its tiles: ``s`` [parts, T, J * R] as `pagebus.kernels.lora.shrink.shrink` leaves it,
-    times the B of each token's adapter."""
+    times the B of each token's adapter. With an ``x`` [T, K], the product itself makes s of that, and counts its
+    programs in the place ``turn`` of the plan's arrivals."""
 
     s: torch.Tensor
     table: PagedTable
     plan: AdapterPlan
+    x: torch.Tensor | None = None
+    turn: int = 0
 
 
 def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
@@ -38,7 +42,8 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
         return dict.fromkeys(("s_ptr", "of_token_ptr", "memory_ptr", "pages_ptr", "places_ptr"), None) | dict.fromkeys(
             ("second_row", "third_row", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES", "PAGE", "FIELDS"), 0
         )
-    s, table, plan = expansion
+    s, table, plan = expansion[:3]
+    assert expansion.x is None
     return {
         "s_ptr": s, "of_token_ptr": plan.of_token, "memory_ptr": table.memory, "pages_ptr": table.pages,
         "places_ptr": table.places, "second_row": table.bounds[0], "third_row": table.bounds[1], "S_PARTS": len(s),
@@ -113,6 +118,7 @@ def _expand_kernel(
     FIELDS: tl.constexpr,
     TOKENS: tl.constexpr,  # of a segment, at most
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -143,7 +149,8 @@ def _expand_kernel(
         mask = present[:, None] & exists[None, :] & (rank > 0)
         y = tl.load(targets, mask=mask, other=0.0).to(tl.float32)
         sums = s_ptr + (first + token)[:, None] * (MODULES * LARGEST) + module * LARGEST
-        for begin in range(0, rank, 16):
+        # Of few tokens B comes to registers, 16 bytes at a time: on a way through shared memory it is scattered there.
+        for begin in tl.range(0, rank, 16, num_stages=STAGES):
             column = begin + tl.arange(0, 16)
             inside = present[:, None] & (column < rank)[None, :]
             s = tl.load(sums + column[None, :], mask=inside, other=0.0)
@@ -178,7 +185,7 @@ def expand(
         s, y, table.memory, table.pages, table.places, segments.first_token, segments.count, segments.adapter,
         segments.number, rows, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
-        PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block, PRECISION="ieee", num_warps=4,
-        **pdl(y.device),
+        PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block,
+        STAGES=1 if plan.tokens == DECODE_TOKENS else 3, PRECISION="ieee", num_warps=4, **pdl(y.device),
     )  # fmt: skip
     return y

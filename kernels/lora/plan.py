@@ -16,15 +16,37 @@ from pagebus.kernels.lora.segments import Segments
 FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 256, 16, 64
 """Passes of up to so many tokens have segments of 16 tokens at most, others of 64."""
 BLOCK = 1024
+PRODUCTS = 1024
+"""Products of a pass whose programs may wait for each other."""
+
+
+class Arrivals:
+    """Where products of one pass count their programs: ``counts`` [PRODUCTS] int32 are 0 when the plan is made, and
+    each product has the next."""
+
+    __slots__ = ("_taken", "counts")
+
+    def __init__(self, counts: torch.Tensor) -> None:
+        self.counts = counts
+        self._taken = 0
+
+    def take(self) -> int | None:
+        """A count that no other product of the pass has; None: there are no more."""
+        if self._taken == len(self.counts):
+            return None
+        self._taken += 1
+        return self._taken - 1
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
-    """``segments`` end at every multiple of ``tokens``; ``of_token`` [T] int32 is each token's adapter, or -1."""
+    """``segments`` end at every multiple of ``tokens``; ``of_token`` [T] int32 is each token's adapter, or -1. Without
+    ``arrivals`` no program of a product waits for others. With them, a plan serves one pass."""
 
     segments: Segments
     of_token: torch.Tensor
     tokens: int
+    arrivals: Arrivals | None = None
 
 
 def segment_tokens(num_tokens: int, *, invariant: bool = False) -> int:
@@ -57,7 +79,8 @@ def plan_adapters_reference(
     table[:, : len(found)] = torch.tensor(found, dtype=torch.int32).view(-1, 3).T
     first_token, count, adapter = table.to(adapters.device)
     number = torch.tensor([len(found)], dtype=torch.int32, device=adapters.device)
-    return AdapterPlan(Segments(first_token, count, adapter, number), of_token, tokens)
+    arrivals = Arrivals(torch.zeros(PRODUCTS, dtype=torch.int32, device=adapters.device))
+    return AdapterPlan(Segments(first_token, count, adapter, number), of_token, tokens, arrivals)
 
 
 @triton.jit
@@ -86,13 +109,16 @@ def _plan_adapters_kernel(
     count_ptr,  # [M] out
     adapter_ptr,  # [M] out
     number_ptr,  # [1] out
+    counts_ptr,  # [PRODUCTS] out
     num_rows,  # R
     num_tokens,  # T
     capacity,  # M
     levels,  # 2 to the power of it is R or more
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,  # a multiple of TOKENS
+    PRODUCTS: tl.constexpr,
 ):
+    tl.store(counts_ptr + tl.arange(0, PRODUCTS), tl.zeros((PRODUCTS,), tl.int32))
     number = 0
     for begin in range(0, num_tokens, BLOCK):
         token = begin + tl.arange(0, BLOCK)
@@ -123,13 +149,14 @@ def plan_adapters(
     capacity = most_segments(num_tokens, runs, tokens)
     first, count, adapter = torch.empty(3, capacity, dtype=torch.int32, device=device)
     number = torch.empty(1, dtype=torch.int32, device=device)
+    counts = torch.empty(PRODUCTS, dtype=torch.int32, device=device)
     of_token = torch.empty(num_tokens, dtype=torch.int32, device=device)
     _plan_adapters_kernel[(1,)](
-        adapters, query_start, of_token, first, count, adapter, number, num_rows, num_tokens, capacity,
-        (num_rows - 1).bit_length(), TOKENS=tokens, BLOCK=BLOCK if num_tokens > FEW_TOKENS else FEW_TOKENS,
-        num_warps=8 if num_tokens > FEW_TOKENS else 4,
+        adapters, query_start, of_token, first, count, adapter, number, counts, num_rows, num_tokens,
+        capacity, (num_rows - 1).bit_length(), TOKENS=tokens, BLOCK=BLOCK if num_tokens > FEW_TOKENS else FEW_TOKENS,
+        PRODUCTS=PRODUCTS, num_warps=8 if num_tokens > FEW_TOKENS else 4,
     )  # fmt: skip
-    return AdapterPlan(Segments(first, count, adapter, number), of_token, tokens)
+    return AdapterPlan(Segments(first, count, adapter, number), of_token, tokens, Arrivals(counts))
 
 
 def plan_step(adapters: torch.Tensor, query_start: torch.Tensor, num_tokens: int) -> AdapterPlan:

@@ -23,15 +23,16 @@ PROGRAMS = 8
 
 def num_parts(num_inputs: int, dtype: torch.dtype, tokens: int) -> int:
     """Parts of K whose sums `shrink` leaves, by the ``tokens`` of a plan's segments."""
-    return 1 if tokens == PROMPT_TOKENS else -(-num_inputs // _part(dtype))
+    return 1 if tokens == PROMPT_TOKENS else -(-num_inputs // block_of(dtype))
 
 
-def _part(dtype: torch.dtype) -> int:
+def block_of(dtype: torch.dtype) -> int:
+    """The inputs that a program multiplies at a time."""
     return PART if dtype.itemsize == 2 else PART_OF_FLOATS
 
 
 @triton.jit
-def _rows_of_a(
+def rows_of_a(
     pages_ptr, adapter, a, first_row, rows, rank, row, inputs, size, COLUMN: tl.constexpr, PAGES: tl.constexpr,
     PAGE: tl.constexpr,
 ):  # fmt: skip
@@ -83,11 +84,11 @@ def _shrink_kernel(
         first_row = tl.load(places_ptr + adapter * FIELDS + 2) * module
         a = tl.load(places_ptr + adapter * FIELDS + 3)
         for begin in range(0, rank, 16):
-            place, exists = _rows_of_a(
+            place, exists = rows_of_a(
                 pages_ptr, adapter, a, first_row, rows, rank, begin + row[None, :], inputs[:, None], size, SHARE, PAGES,
                 PAGE,
             )  # fmt: skip
-            _prefetch(memory_ptr + place, SHARE)
+            prefetch(memory_ptr + place, SHARE)
         gdc_wait()
     for segment in range(tl.program_id(0), number, tl.num_programs(0)):
         adapter = tl.load(adapter_ptr + segment)
@@ -102,7 +103,7 @@ def _shrink_kernel(
         x = tl.load(values, mask=present & (rank > 0), other=0.0)
         sums = s_ptr + (part * num_tokens.to(tl.int64) + first + token)[:, None] * (MODULES * LARGEST)
         for begin in tl.range(0, rank, 16, num_stages=1):  # A comes to registers, x stays there
-            place, exists = _rows_of_a(
+            place, exists = rows_of_a(
                 pages_ptr, adapter, a, first_row, rows, rank, begin + row[None, :], inputs[:, None], size, SHARE, PAGES,
                 PAGE,
             )  # fmt: skip
@@ -118,7 +119,7 @@ def _shrink_kernel(
 
 
 @triton.jit
-def _prefetch(pointers, NUMBERS: tl.constexpr):
+def prefetch(pointers, NUMBERS: tl.constexpr):
     """Prefetch so many numbers behind each pointer into the L2 cache."""
     num_bytes = tl.full(pointers.shape, NUMBERS * pointers.dtype.element_ty.primitive_bitwidth // 8, tl.int32)
     tl.inline_asm_elementwise(
@@ -173,7 +174,7 @@ def _shrink_prompts_kernel(
         for begin in range(0, rank, ROWS):
             acc = tl.zeros((TOKENS, ROWS), tl.float32)
             for k in tl.range(0, size, BLOCK_K, num_stages=STAGES):
-                place, exists = _rows_of_a(
+                place, exists = rows_of_a(
                     pages_ptr, adapter, a, first_row, rows, rank, begin + row[:, None], tl.full((1, 1), k, tl.int32),
                     size, BLOCK_K, PAGES, PAGE,
                 )  # fmt: skip
@@ -217,6 +218,6 @@ def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tenso
         )  # fmt: skip
     else:
         _shrink_kernel[grid](
-            *arguments, **constants, SHARES=WARPS, SHARE=_part(x.dtype) // WARPS, num_warps=WARPS, **pdl(device)
+            *arguments, **constants, SHARES=WARPS, SHARE=block_of(x.dtype) // WARPS, num_warps=WARPS, **pdl(device)
         )  # fmt: skip
     return s

@@ -60,7 +60,8 @@ def adapted_gated_linear(
     """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
     if isinstance(weight, torch.Tensor):
         return dense_products.adapted_gated_linear(x, weight, bias, table, plan, act=act)
-    return activation_mul(adapted_linear(x, weight, bias, table, plan), act)
+    x = whole_norm(x)
+    return dense_products.activated(shrink(x, table, plan), table, plan, linear(x, weight, bias), act)
 
 
 def adapted_partial_linear(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -31,16 +32,18 @@ def write_adapters(folder: Path, model: ModelConfig, count: int, rank: int) -> t
     folder.mkdir(parents=True)
     weights = folder / WEIGHTS
     _write_weights(weights, model, rank)
-    sources = []
-    for index in range(count):
+
+    def written(index: int) -> AdapterSource:
         name = f"lora-{index}"
         (folder / name).mkdir()
         os.link(weights, folder / name / WEIGHTS)
         config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank * (1.0 + index / count)}
         (folder / name / CONFIG).write_text(json.dumps(config))
         digest = digest_of(open_adapter(folder / name, model, rank))
-        sources.append(AdapterSource(name=name, path=str(folder / name), digest=digest))
-    return tuple(sources)
+        return AdapterSource(name=name, path=str(folder / name), digest=digest)
+
+    with ThreadPoolExecutor() as pool:  # what takes long is the digest, which is computed beside Python
+        return tuple(pool.map(written, range(count)))
 
 
 def _write_weights(file: Path, model: ModelConfig, rank: int) -> None:

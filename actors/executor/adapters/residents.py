@@ -137,12 +137,12 @@ def make_residents(
     """``most_samples``: the most tokens that a step samples. None where adapters are not enabled.
 
     Raises:
-        SettingsError: the model only pools, or has latent attention.
+        SettingsError: the model only pools.
     """
     if not settings.enable_lora:
         return None
     config = network.config
-    if not isinstance(network, Decoder) or config.pooler is not None or config.latent is not None:
+    if not isinstance(network, Decoder) or config.pooler is not None:
         raise SettingsError(f"--enable-lora: {config.architecture} is served without adapters")
     targets = settings.lora_target_modules
     places = Places(network, settings.max_loras, settings.max_lora_rank, targets)

@@ -74,6 +74,11 @@ class Attention:
         self._query_factors = None if factors is None else factors.to(parameters.dtype)
         self.kv_scales = torch.ones(2, spec.kv_heads, device=parameters.device)
 
+    @property
+    def products(self) -> list[Linear]:
+        """Those that adapters may change."""
+        return [self.qkv, self.out]
+
     def project(self, x: Inputs, tokens: Tokens) -> torch.Tensor:
         """x [T, H] -> queries, keys and values [T, Hq + 2 Hkv, D], rotated and, the latter, in the cache too. Without a
         slot mapping attention will do that: they are as projected."""

@@ -65,9 +65,7 @@ class DecoderLayer:
     @property
     def products(self) -> list[Linear]:
         """Those that adapters may change."""
-        attention, mlp = self.attention, self.mlp
-        found = [] if isinstance(attention, LatentAttention) else [attention.qkv, attention.out]
-        return [*found, *mlp.products]
+        return [*self.attention.products, *self.mlp.products]
 
     @property
     def experts(self) -> MixtureOfExperts | None:

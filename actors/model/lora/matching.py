@@ -16,6 +16,7 @@ OTHERS = {
     "lora_embedding_": "only embed_tokens has an adapter of embeddings",
     "lora_magnitude_vector": "the magnitudes of DoRA are not served",
     "modules_to_save": "whole matrices in place of the model's are not served",
+    "kv_b_proj": "keys and values are made of latents without adapters",
     ".bias": "biases in place of the model's are not served",
 }
 """Parts of tensors' names that say why they are refused."""

@@ -47,7 +47,7 @@ class Projection:
 
 def projections(config: ModelConfig, targets: Collection[str] = ()) -> Iterator[Projection]:
     """Those of a model of which a module is among the ``targets``, layer by layer; without targets all in layers but
-    experts'. An embedding is the product with its tokens, one of ``inputs``. Latent attention has none."""
+    experts'. An embedding is the product with its tokens, one of ``inputs``."""
     return (each for each in all_projections(config) if _is_among(each, targets))
 
 
@@ -57,8 +57,10 @@ def all_projections(config: ModelConfig) -> Iterator[Projection]:
     yield Projection((EMBEDDING,), vocab, (hidden,))
     for index, layer in enumerate(config.spec.layers):
         prefix, mixer, feed = f"model.layers.{index}", layer.mixer, layer.feed
-        query, key = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-        if not isinstance(mixer, Mla):
+        if isinstance(mixer, Mla):
+            yield from _of_latents(f"{prefix}.self_attn", mixer, hidden)
+        else:
+            query, key = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
             parts = {"q_proj": query, "k_proj": key, "v_proj": key}
             if names.qkv is not None:
                 parts = {names.qkv: query + 2 * key}
@@ -71,6 +73,16 @@ def all_projections(config: ModelConfig) -> Iterator[Projection]:
         else:
             yield from _of_dense(f"{prefix}.mlp", feed, hidden, names.gate_up)
     yield Projection((HEAD,), hidden, (vocab if config.shard is None else len(config.shard.of(vocab)),))
+
+
+def _of_latents(prefix: str, mixer: Mla, hidden: int) -> Iterator[Projection]:
+    """All products but the one that makes keys and values of latents: that is no product of tokens."""
+    queries = mixer.heads * mixer.query_dim
+    first = {"q_a_proj": mixer.q_rank} if mixer.q_rank else {"q_proj": queries}
+    yield _projection(prefix, first | {"kv_a_proj_with_mqa": mixer.head_dim}, hidden)
+    if mixer.q_rank:
+        yield _projection(prefix, {"q_b_proj": queries}, mixer.q_rank)
+    yield _projection(prefix, {"o_proj": hidden}, mixer.attended)
 
 
 def _of_dense(prefix: str, feed: Dense, hidden: int, fused: str | None) -> Iterator[Projection]:

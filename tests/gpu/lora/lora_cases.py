@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -47,11 +48,22 @@ def tables(number: int, rank: int) -> dict[str, PagedTable]:
     }
 
 
-def decodes(tokens: int, number: int) -> AdapterPlan:
-    """One token a row, ordered by adapter; of no adapters (0) none has one."""
+class Decodes(NamedTuple):
+    """Rows of one token each: the adapter of each, and where it begins."""
+
+    rows: torch.Tensor
+    starts: torch.Tensor
+
+    def plan(self) -> AdapterPlan:
+        """For one pass."""
+        tokens = len(self.rows)
+        return plan_adapters(self.rows, self.starts, tokens, LARGEST + 2, segment_tokens(tokens))
+
+
+def decodes(tokens: int, number: int) -> Decodes:
+    """Ordered by adapter; of no adapters (0) none has one."""
     rows = torch.arange(tokens, device=CUDA, dtype=torch.int32) * max(1, number) // tokens
-    starts = torch.arange(tokens + 1, device=CUDA, dtype=torch.int32)
-    return plan_adapters(rows if number else rows.fill_(-1), starts, tokens, LARGEST + 2, segment_tokens(tokens))
+    return Decodes(rows if number else rows.fill_(-1), torch.arange(tokens + 1, device=CUDA, dtype=torch.int32))
 
 
 @dataclass(frozen=True, slots=True)

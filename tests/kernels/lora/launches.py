@@ -9,6 +9,8 @@ from functools import partial
 import torch
 
 from pagebus.kernels.layers.norm import NextNorm
+from pagebus.kernels.linear.activation import adapted_activation_mul
+from pagebus.kernels.linear.adapted import MOST_WITHIN
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
@@ -17,9 +19,10 @@ from pagebus.kernels.lora.behind import add_adapters
 from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
-from pagebus.kernels.lora.plan import AdapterPlan, most_segments, plan_adapters, segment_tokens
+from pagebus.kernels.lora.plan import PRODUCTS, AdapterPlan, Arrivals, most_segments, plan_adapters, segment_tokens
 from pagebus.kernels.lora.segments import Segments
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from pagebus.kernels.lora.within import within
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.adapted.experts import ExpertTables, adapted_experts
 from pagebus.kernels.moe.launch.shapes import Shape
@@ -27,6 +30,7 @@ from pagebus.kernels.moe.weights import ExpertWeights
 from tests.kernels.moe.launches import GPT_OSS, QWEN3
 
 QKV, DOWN = (4096, (4096, 1024, 1024)), (14336, (4096,))
+FORMS: dict[Callable[..., object], str] = {linear: "plain", gated_linear: "gated", partial_linear: "partial"}
 
 
 def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -52,6 +56,7 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
         yield case, partial(_within, partial_linear, tokens, *DOWN, config)
     config = TileConfig(64, 16, 256, 4, 4, 2, tma=True)
     yield f"bf16 adapted residual linear of 16 tokens, {config}", partial(_into_residual, 16, *DOWN, config)
+    yield "bf16 adapters in activations, 256 tokens", partial(_activated, 256, 14336)
     yield "fp32 adapters of 64 tokens", partial(_both_halves, 64, *QKV, 1, torch.float32)
     for tokens in (64, 2048):
         yield f"bf16 adapters with biases, {tokens} tokens", partial(_biased, tokens)
@@ -65,7 +70,13 @@ def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _within(call: Callable[..., object], tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
     x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16, device="meta") for size in (tokens, sum(widths)))
-    call(x, weight, config=config, expansion=_expansion(tokens, inputs, widths))
+    call(x, weight, config=config, expansion=_expansion(x, widths, config, FORMS[call]))
+
+
+def _activated(tokens: int, width: int) -> None:
+    plan, table = meta_plan(tokens), meta_table((width, width), 1)
+    s = torch.empty(num_parts(4096, torch.bfloat16, plan.tokens), tokens, 2 * table.largest, device="meta")
+    adapted_activation_mul(s, table, plan, torch.empty(tokens, 2 * width, dtype=torch.bfloat16, device="meta"))
 
 
 def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Config) -> None:
@@ -74,13 +85,19 @@ def _into_residual(tokens: int, inputs: int, widths: tuple[int, ...], config: Co
         for shape in ((tokens, inputs), (sum(widths), inputs), (tokens, sum(widths)))
     )
     norm = NextNorm(residual[0], 1e-5, meta_ints(sum(widths)))
-    residual_linear(x, weight, None, residual, norm, config, _expansion(tokens, inputs, widths))
+    residual_linear(x, weight, None, residual, norm, config, _expansion(x, widths, config, "residual"))
 
 
-def _expansion(tokens: int, inputs: int, widths: tuple[int, ...]) -> Expansion:
-    plan, table = meta_plan(tokens), meta_table(widths, 40)
-    parts = num_parts(inputs, torch.bfloat16, plan.tokens)
-    return Expansion(torch.empty(parts, tokens, len(widths) * table.largest, device="meta"), table, plan)
+def _expansion(x: torch.Tensor, widths: tuple[int, ...], config: Config, form: str) -> Expansion:
+    """Of fewest tokens tiles make the first half as well."""
+    plan, table = meta_plan(len(x)), meta_table(widths, 40)
+    if isinstance(config, TileConfig) and len(x) <= MOST_WITHIN[form]:
+        table = meta_table(widths, 1)
+        expansion = within(x, table, plan)
+        assert expansion is not None
+        return expansion
+    parts = num_parts(x.shape[1], x.dtype, plan.tokens)
+    return Expansion(torch.empty(parts, len(x), len(widths) * table.largest, device="meta"), table, plan)
 
 
 def meta_ints(*shape: int) -> torch.Tensor:
@@ -99,7 +116,7 @@ def meta_table(
 def meta_plan(tokens: int) -> AdapterPlan:
     size = segment_tokens(tokens)
     columns = (meta_ints(most_segments(tokens, 66, size)) for _ in range(3))
-    return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size)
+    return AdapterPlan(Segments(*columns, meta_ints(1)), meta_ints(tokens), size, Arrivals(meta_ints(PRODUCTS)))
 
 
 def _biased(tokens: int) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
+from pagebus.kernels.linear.activation import adapted_activation_mul
 from pagebus.kernels.linear.adapted import (
     adapted_gated_linear,
     adapted_linear,
@@ -25,6 +26,7 @@ from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import Matrices, PagedTable
 from pagebus.kernels.lora.plan import (
     DECODE_TOKENS,
+    PRODUCTS,
     PROMPT_TOKENS,
     AdapterPlan,
     plan_adapters,
@@ -32,6 +34,7 @@ from pagebus.kernels.lora.plan import (
 )
 from pagebus.kernels.lora.reference import add_adapters_reference
 from pagebus.kernels.lora.shrink import num_parts, shrink
+from pagebus.kernels.lora.within import within
 from pagebus.kernels.quantized import adapted
 from pagebus.kernels.quantized.adapted import adapted_gated_linear_invariant
 from tests.helpers.quantized.random_layouts import LAYOUTS
@@ -211,17 +214,32 @@ def test_partial_sums_and_residuals(num_tokens: int, config: TileConfig, device:
     """Added to partial sums once, and before the residual and the half of its norm."""
     case, config = Case(ONE, device, inputs=128), replace(config, depth=32, splits=2)
     plan, x = mixed(num_tokens, DECODE_TOKENS, device), case.random(num_tokens, 128)
-    expansion, expected = Expansion(shrink(x, case.table, plan), case.table, plan), None
+    apart, together = Expansion(shrink(x, case.table, plan), case.table, plan), within(x, case.table, plan)
     expected = case.expected(x, plan, F.linear(x, case.weight))
-    parts = partial_linear(x, case.weight, config=config, expansion=expansion)
-    assert isinstance(parts, torch.Tensor)
-    assert error(parts.sum(0), expected) < 1e-6
+    for expansion in (apart, together):
+        parts = partial_linear(x, case.weight, config=config, expansion=expansion)
+        assert isinstance(parts, torch.Tensor)
+        assert error(parts.sum(0), expected) < 1e-6
     residual = case.random(num_tokens, 70)
     wanted = residual.double() + expected
     norm = NextNorm(torch.rand(70, device=device) + 0.5, 1e-5, torch.zeros(70, dtype=torch.int32, device=device))
-    half = residual_linear(x, case.weight, None, residual, norm, config, expansion)
+    half = residual_linear(x, case.weight, None, residual, norm, config, within(x, case.table, plan))
     assert error(residual, wanted) < 1e-6
     assert error(half.squares.sum(0), wanted.pow(2).sum(1)) < 1e-6
+
+
+def test_more_products_than_counts(device: torch.device) -> None:
+    """Each product of a pass has a count of its own. When there are no more, the first half is a launch again."""
+    case, plan = Case(ONE, device, inputs=128), mixed(5, DECODE_TOKENS, device)
+    x, config = case.random(5, 128), TileConfig(24, 16, 32, 3, 4)
+    expected = case.expected(x, plan, F.linear(x, case.weight))
+    assert plan.arrivals is not None
+    turns = [plan.arrivals.take() for _ in range(PRODUCTS - 1)]
+    assert turns == list(range(PRODUCTS - 1))
+    for _ in range(2):
+        assert error(adapted_linear(x, case.weight, None, case.table, plan, config), expected) < 1e-6
+    assert plan.arrivals.counts[: PRODUCTS - 1].tolist() == [0] * (PRODUCTS - 1)
+    assert int(plan.arrivals.counts[-1]) > 0
 
 
 def test_half_norms(device: torch.device) -> None:
@@ -254,6 +272,16 @@ def test_behind_the_library(num_tokens: int, device: torch.device) -> None:
     # More tokens than tiles add for, in our own kernel.
     config = TileConfig(64, 16, 32, 2, 4)
     assert error(adapted_linear(x, case.weight, None, case.table, plan, config), expected) < 1e-6
+
+
+@pytest.mark.parametrize("page_size", [0, 2048])
+def test_activations(page_size: int, device: torch.device) -> None:
+    """The activation of gates adds it to products of any adapters and of none."""
+    case, plan = Case(GATE_UP, device, page_size=page_size), mixed(40, DECODE_TOKENS, device)
+    x, y = case.random(40, INPUTS), case.random(40, sum(GATE_UP))
+    gate, up = case.expected(x, plan, y).chunk(2, dim=1)
+    result = adapted_activation_mul(shrink(x, case.table, plan), case.table, plan, y)
+    assert error(result, F.silu(gate) * up) < 1e-6
 
 
 @pytest.mark.parametrize("layout", ["fp8 rows", "int8 rows, zeros", "int4 groups of 128, ordered"])

@@ -26,10 +26,19 @@ FULL = os.environ.get("PAGEBUS_TEST_ADAPTERS") == "full"
 SPLIT = ["q_proj", "v_proj"], ["o_proj", "gate_proj", "down_proj"], "all-linear", ["k_proj", "up_proj", "o_proj"]
 FUSED = ["qkv_proj"], ["o_proj", "down_proj"], "all-linear", ["gate_up_proj", "o_proj"]
 ATTENTION = ["q_proj", "v_proj"], ["o_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"], ["k_proj", "o_proj"]
-TARGETS = {"phi3": FUSED, "phi3-partial": FUSED, "qwen3-moe": ATTENTION}
-CASES = [("llama3", 33, True), ("qwen3", 8, False), ("phi3", 8, False), ("qwen3-moe", 1, True)]
+LATENT = "kv_a_proj_with_mqa"
+LATENTS = ["q_proj", LATENT], ["o_proj"], ["q_proj", LATENT, "o_proj"], [LATENT, "o_proj"]
+LATENT_QUERIES = ["q_a_proj", LATENT], ["q_b_proj", "o_proj"], ["q_a_proj", "q_b_proj", LATENT], ["q_b_proj", "o_proj"]
+TARGETS = {
+    "phi3": FUSED, "phi3-partial": FUSED, "qwen3-moe": ATTENTION, "deepseek-v2-lite": LATENTS,
+    "deepseek-v2": LATENT_QUERIES, "deepseek-v3": LATENT_QUERIES,
+}  # fmt: skip
+CASES = [
+    ("llama3", 33, True), ("qwen3", 8, False), ("phi3", 8, False), ("qwen3-moe", 1, True),
+    ("deepseek-v2-lite", 8, False), ("deepseek-v3", 4, True),
+]  # fmt: skip
 if FULL:
-    CASES = list(product(("llama3", "qwen3", "phi3", "qwen3-moe"), (1, 8, 64), (True, False)))
+    CASES = list(product(("llama3", "qwen3", "phi3", "qwen3-moe", *list(TARGETS)[-3:]), (1, 8, 64), (True, False)))
 
 
 def fields(name: str, index: int) -> dict[str, Any]:

@@ -33,11 +33,12 @@ from tests.system.lora.test_tokens import TOKENS, ask, family, prompts
 
 ADAPTERS = 4
 DIVIDED = [
-    ("llama3", 4), ("qwen3", 2), ("qwen2-odd", 2), ("phi3-partial", 4), ("qwen3-moe", 2), ("olmo2", 2), ("cohere", 2)
+    ("llama3", 4), ("qwen3", 2), ("qwen2-odd", 2), ("phi3-partial", 4), ("qwen3-moe", 2), ("olmo2", 2), ("cohere", 2),
+    ("deepseek-v2-lite", 2),
 ]  # fmt: skip
 """Families and numbers of ranks. Two ranks of llama3 have the same head of keys; so have all of the odd one and of
 phi3-partial, whose queries are divided unevenly. phi3 has fused tensors, olmo2 norms over all heads, cohere one norm
-for both parts."""
+for both parts, and latents of DeepSeek are whole on each rank."""
 RANKS: dict[str, Any] = {"enable_lora": True, "tensor_parallel_size": 2}
 
 

@@ -54,6 +54,11 @@ class LatentAttention:
         self._query_factors = None if factors is None else factors.to(parameters.dtype)
         self.kv_scales = torch.ones(2, 1, device=parameters.device)
 
+    @property
+    def products(self) -> list[Linear]:
+        """Those that adapters may change."""
+        return [self.qkv, *([] if self._queries is None else [self._queries]), self.out]
+
     def project(self, x: Inputs, tokens: Tokens) -> torch.Tensor:
         """x [T, H] -> queries [T, heads, N + R], rotated; latents are in the cache then."""
         spec, count = self._spec, len(tokens.positions)

@@ -154,7 +154,7 @@ def cases() -> Iterator[tuple[str, Change, str]]:
     yield "three dimensions", set_to(A, torch.zeros(1, 4, 64)), "another model"
     for name, why in (
         (A.replace("layers.0", "layers.2"), "no such projection"),
-        (A.replace("q_proj", "z_proj"), "no such projection"),
+        (A.replace("q_proj", "z_proj"), "no such projection"), (A.replace("q_proj", "kv_b_proj"), "made of latents"),
         (A.replace("lora_A", "lora_embedding_A"), "embeddings"), ("base_model.model.lm_head.lora_A.weight", "head"),
         (A.replace("lora_A.weight", "lora_magnitude_vector"), "DoRA"), (A.replace("weight", "bias"), "biases"),
         (A.replace("self_attn.q_proj", "mlp.experts.0.up_proj"), "experts"), ("", "no such projection"),

@@ -1,0 +1,119 @@
+"""Times adapters that are not on the device: `python -m tests.gpu.lora.bench_residents first|many [MODEL] ...`.
+
+`first`: first tokens of single requests whose adapter is in its place, in host memory, or in files that were just
+written. `many`: throughput with adapters that requests name as often as Zipf's law says, some of them registered; each
+run has the same requests but for the adapters that they name, and in the first one all files are yet to be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pagebus.actors.bench.driver.deployment import as_served, deployed, scratch
+from pagebus.actors.bench.driver.loras import write_adapters
+from pagebus.actors.bench.driver.requests import make_prompts, make_requests
+from pagebus.actors.bench.measures.watch import Watch
+from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.settings import Settings
+from pagebus.actors.simulator.recording.trace import make_trace
+from pagebus.bus.messages import AdapterSource
+
+PROMPT, OUTPUT = 512, 128
+FIRST_OUTPUT = 8
+PLACES, WRITTEN = 2, 6
+"""Of `first`: adapters that take turns find their places taken by others."""
+
+
+def settings_of(options: argparse.Namespace, places: int, held: int) -> Settings:
+    return Settings(
+        model=options.model, device=options.device, enable_lora=True, max_loras=places, max_lora_rank=options.rank,
+        max_cpu_loras=held, spec_method="none", enable_prefix_caching=False, max_num_seqs=256, max_model_len=1024,
+    )  # fmt: skip
+
+
+def adapters_in(folder: Path, settings: Settings, count: int, rank: int) -> Sequence[AdapterSource]:
+    begun = time.monotonic()
+    config = ModelConfig.load(resolve_model(settings, weights=False))
+    found = write_adapters(folder / "loras", config, count, rank)
+    print(f"{count} adapters of rank {rank} registered in {time.monotonic() - begun:.1f} s", flush=True)
+    return found
+
+
+async def first_tokens(options: argparse.Namespace) -> None:
+    """Medians of single requests."""
+    with scratch() as folder:
+        settings = as_served(settings_of(options, PLACES, WRITTEN), folder)
+        adapters = adapters_in(folder, settings, WRITTEN, options.rank)
+        async with deployed(settings, folder / "serve.log") as deployment:
+            watch, trace, asked = Watch(deployment), make_trace([PROMPT], FIRST_OUTPUT), [0]
+
+            async def first(adapter: AdapterSource | None) -> float:
+                """Milliseconds from a request to its first token."""
+                asked[0] += 1
+                prompts = make_prompts(trace, deployment.vocab_size, (asked[0],))
+                run = await watch.run(make_requests(trace, prompts, f"first-{asked[0]}", 0.0, (adapter,)))
+                return float(run.token_s[run.token_indexes == 0][0] - run.submitted_s) * 1e3
+
+            for _ in range(10):
+                await first(adapters[0])
+            read = [await first(each) for each in adapters[1:]]
+            for kind, turns in (
+                ("the model alone", [None]), ("in its place", [adapters[0]]), ("in host memory", list(adapters)),
+                ("in its place", [adapters[0]]), ("in host memory", list(adapters)),
+            ):  # fmt: skip
+                await first(turns[-1])
+                found = [await first(turns[index % len(turns)]) for index in range(options.requests)]
+                print(f"{kind}: {statistics.median(found):.2f} ms ({min(found):.2f} to {max(found):.2f})", flush=True)
+            print(f"in files: {statistics.median(read):.1f} ms ({', '.join(f'{each:.1f}' for each in read)})")
+
+
+async def throughput(options: argparse.Namespace) -> None:
+    """Of each number of registered adapters, the same requests twice."""
+    places = options.places
+    with scratch() as folder:
+        settings = as_served(settings_of(options, places, max(places, options.adapters)), folder)
+        adapters = adapters_in(folder, settings, options.adapters, options.rank)
+        shares = 1 / np.arange(1, len(adapters) + 1)
+        trace = make_trace([PROMPT] * options.requests, OUTPUT)
+        async with deployed(settings, folder / "serve.log") as deployment:
+            watch = Watch(deployment)
+            for number in range(options.runs):
+                draws = np.random.default_rng(number).choice(len(adapters), options.requests, p=shares / shares.sum())
+                prompts = make_prompts(trace, deployment.vocab_size, (number,))
+                named = [adapters[draw] for draw in draws]
+                run = await watch.run(make_requests(trace, prompts, f"many-{number}", 0.0, named))
+                seconds = run.steps[-1].done_s - run.submitted_s
+                first = (run.token_s[run.token_indexes == 0] - run.submitted_s) * 1e3
+                steps = [step.decodes for step in run.steps]
+                print(
+                    f"{len(adapters)} adapters, {places} places, run {number + 1}: {len(run.token_s) / seconds:.0f} "
+                    f"output tokens/s in {seconds:.1f} s, {len(set(draws.tolist()))} named, {len(steps)} steps of "
+                    f"{statistics.mean(steps):.0f} rows; first tokens {np.median(first):.0f} ms in the median, "
+                    f"{first.max():.0f} at most",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["first", "many"])
+    parser.add_argument("model", nargs="?", default="llama8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--adapters", type=int, default=64, help="registered, of `many`")
+    parser.add_argument("--places", type=int, default=64, help="on the device, of `many`")
+    parser.add_argument("--runs", type=int, default=2, help="of `many`")
+    options = parser.parse_args()
+    asyncio.run(first_tokens(options) if options.what == "first" else throughput(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -191,7 +191,7 @@ def test_steps_in_pieces_give_the_tokens_of_transformers(
 ) -> None:
     """Steps of more tokens than there are whole graphs for: prompts, and chunks of them beside decodes, with buffers
     full of garbage."""
-    monkeypatch.setattr("pagebus.actors.executor.loading.loading.MAX_GRAPH_TOKENS", 256)
+    monkeypatch.setattr("pagebus.actors.executor.loading.limits.MAX_GRAPH_TOKENS", 256)
     folder, rng = make_model(tmp_path, arch, seed=9), random.Random(9)
     prompts = [[rng.randrange(300) for _ in range(rng.randint(60, 200))] for _ in range(48)]
     expected = reference_generate(folder, prompts, MAX_TOKENS)

@@ -33,6 +33,7 @@ from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
 from pagebus.kernels.linear.skinny_gemm import TileConfig, tiles_linear
 from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig, specialized_linear
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig, widened_linear
 
 LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
@@ -40,6 +41,7 @@ LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
     LinearKernel.SKINNY_GEMM: tiles_linear,
     LinearKernel.HOPPER_GEMM: specialized_linear,
     LinearKernel.HOPPER_WORDS: widened_linear,
+    LinearKernel.HOPPER_PROMPTS: prompt_linear,
 }
 """Our own kernels."""
 
@@ -250,7 +252,7 @@ def residual_linear(
     """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
     that."""
     assert residual.is_contiguous()
-    assert not isinstance(config, SpecializedConfig | WideningConfig)
+    assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig)
     out = torch.empty_like(residual)
     squares = torch.empty((config.tiles(shape_of(weight)[0]), len(x)), dtype=torch.float32, device=x.device)
     split_sums, splits = None, config.splits if isinstance(config, TileConfig) else 1

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 DenseConfig = TileConfig | VectorConfig | SpecializedConfig
 """For weights of 16 bits; tiles and vectors for quantized ones too."""
-Config = DenseConfig | WideningConfig
+Config = DenseConfig | WideningConfig | PromptConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
@@ -22,7 +23,7 @@ the library multiplies weights of 16 and of 8 bits."""
 WIDE_BUCKETS = (384, 512, 768, 1024)
 """Buckets above those, for words of 4 bits. Above the last one the library always wins."""
 MANY = WIDE_BUCKETS[-1] + 1
-"""Stands for all token counts above the buckets."""
+"""Stands for all token counts above the buckets: for prompts."""
 FORMS = ("plain", "wide", "gated", "partial", "residual")
 """What becomes of a product: see `pagebus.kernels.linear.linear`."""
 SPLIT_FORMS = ("partial", "residual")
@@ -39,6 +40,7 @@ class LinearKernel(StrEnum):
     SKINNY_GEMM = "skinny_gemm"
     HOPPER_GEMM = "hopper_gemm"
     HOPPER_WORDS = "hopper_words"
+    HOPPER_PROMPTS = "hopper_prompts"
     CUBLAS = "cublas"
     TORCH = "torch"
     SCALED_MM = "scaled_mm"
@@ -51,6 +53,7 @@ KERNELS: dict[type[Config], LinearKernel] = {
     TileConfig: LinearKernel.SKINNY_GEMM,
     SpecializedConfig: LinearKernel.HOPPER_GEMM,
     WideningConfig: LinearKernel.HOPPER_WORDS,
+    PromptConfig: LinearKernel.HOPPER_PROMPTS,
 }
 """The kernel of each type of launch shape."""
 CONFIGS = {kernel: config for config, kernel in KERNELS.items()}
@@ -91,6 +94,9 @@ def kernel_of(config: Config) -> LinearKernel:
 
 def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
+    if bucket == MANY or isinstance(config, PromptConfig):
+        ours = isinstance(config, PromptConfig) and config.fits(product.inputs)
+        return ours and bucket == MANY and product.form == "gated" and not product.layout
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):

@@ -56,6 +56,7 @@ from pagebus.kernels.sampling.parts import Part, Wanted, chunk_scores, part_best
 from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from tests.kernels.assembler import assembler_report
 from tests.kernels.attention.launches import attentions, meta, meta_cache
 from tests.kernels.batch.launches import drafts_and_parts
@@ -268,9 +269,8 @@ def launch_all() -> None:
     launch_attention(15, 5, 64, bf16, 8, 4, 512, 0)
     launch_attention(32, 32, 96, bf16, 8, 4, 512, 0)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0)
-    launch_attention(4, 2, 256, fp32, 8, 4, 512, 0)
-    launch_attention(8, 8, 64, fp32, 8, 4, 512, 0)
-    launch_attention(16, 8, 128, fp32, 8, 4, 512, 0)
+    for heads in ((4, 2, 256), (8, 8, 64), (16, 8, 128)):
+        launch_attention(*heads, fp32, 8, 4, 512, 0)
     launch_attention(32, 8, 128, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
     launch_attention(32, 8, 128, bf16, 8, 0, 4096, 0, torch.float8_e4m3fn)
     launch_attention(8, 4, 256, bf16, 8, 4, 512, 0, torch.float8_e4m3fn)
@@ -332,7 +332,7 @@ def launch_all() -> None:
     launch_linear(partial_linear, 8, TileConfig(64, 16, 128, 4, 4, 4, tma=True), rows=1024)
     launch_linear(gated_linear, 128, SpecializedConfig(224))
     for tokens, config in ((1, VectorConfig(4, 1024, 4)), (64, TileConfig(64, 64, 128, 4, 4)),
-                           (128, SpecializedConfig(224))):  # fmt: skip
+                           (128, SpecializedConfig(224)), (4096, PromptConfig())):  # fmt: skip
         launch_linear(partial(gated_linear, act="gelu_tanh"), tokens, config)
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):

@@ -15,7 +15,7 @@ import tests.kernels.compile_kernels as compiler
 from pagebus.actors.executor.device.gpu_limits import LEAST_OF_E4M3
 from pagebus.kernels.common.target import Target
 
-ELSEWHERE = ("_specialized_kernel", "_attention_kernel", "_tiles_kernel", "_vector_kernel")
+ELSEWHERE = ("_specialized_kernel", "_prompts_kernel", "_attention_kernel", "_tiles_kernel", "_vector_kernel")
 LARGE = ("_decode_kernel", "_prefill_kernel", "_grouped_kernel", "_pair_gate_up_kernel", "_pair_down_kernel")
 E4M3 = "fp8e4nv"
 ARCHITECTURES = (80, 120)

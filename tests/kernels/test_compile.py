@@ -27,7 +27,8 @@ KERNELS = {
     "_rotary_kv_write_kernel", "_rotary_kv_write_tokens_kernel", "chunk_kernel",
     "_part_best_kernel", "_rank_best_kernel",
     "_pick_kernel", "_limits_kernel", "_logprobs_kernel", "_token_masks_kernel", "_bad_words_kernel",
-    "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_rms_norm_kernel", "_embedding_kernel",
+    "_tiles_kernel", "_vector_kernel", "_specialized_kernel", "_prompts_kernel", "_rms_norm_kernel",
+        "_embedding_kernel",
     "_route_kernel", "_sort_kernel", "_count_kernel", "_sort_chunks_kernel",
     "_pair_gate_up_kernel", "_pair_down_kernel", "_grouped_kernel", "_combine_kernel", "_add_shared_kernel",
     "_add_normed_kernel", "_cap_logits_kernel", "_sum_parts_kernel",
@@ -122,7 +123,7 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert variant["tma" if "tma=True" in variant["case"] else "cp_async"] > 0, variant
             few = "1024 rows" in variant["case"] or "adapted linear" in variant["case"]
             assert (variant["prefetches"] > 0) == (few or shrinks_within(variant)), variant
-        if variant["kernel"] in ("_specialized_kernel", "_experts_kernel"):
+        if variant["kernel"] in ("_specialized_kernel", "_prompts_kernel", "_experts_kernel"):
             assert variant["wgmma"] > 0, variant
             assert variant["tma"] > 0, variant
             assert not variant["serialized"], variant

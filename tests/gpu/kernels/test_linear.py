@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from pagebus.kernels.linear.linear import (
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from tests.gpu.errors import worst_row
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -135,6 +137,23 @@ def test_specialized(config: SpecializedConfig, rows: int, size: int, dtype: tor
             gate, up = (expected if b is None else expected + b.float()).chunk(2, dim=1)
             poison(tokens, rows // 2, dtype=dtype)
             assert worst_row(gated_linear(x, weight, b, config=config), F.silu(gate) * up) < 2 * limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("rows", "size"), [(2468, 1152), (26000, 64), (70, 4096)])
+def test_prompts(rows: int, size: int, dtype: torch.dtype) -> None:
+    """Tiles over the edges, many tiles for each program, fewer inputs than stages; whole bands and parts of them."""
+    weight, limit = weights(rows, size, dtype), {torch.bfloat16: 6e-3, torch.float16: 1e-3}[dtype]
+    bias = torch.randn(rows, dtype=dtype, device="cuda")
+    for tokens, config in itertools.product((1, 200, 256, 1100, 2600), (PromptConfig(2), PromptConfig(8))):
+        x = torch.randn(tokens, size, dtype=dtype, device="cuda")
+        expected = F.linear(x.float(), weight.float())
+        for b in (None, bias):
+            gate, up = (expected if b is None else expected + b.float()).chunk(2, dim=1)
+            poison(tokens, rows // 2, dtype=dtype)
+            assert worst_row(gated_linear(x, weight, b, config=config), F.silu(gate) * up) < 2 * limit
+        activated = F.gelu(expected[:, : rows // 2], approximate="tanh") * expected[:, rows // 2 :]
+        assert worst_row(gated_linear(x, weight, None, config=config, act="gelu_tanh"), activated) < 2 * limit
 
 
 def next_norm(size: int, dtype: torch.dtype = torch.bfloat16) -> NextNorm:

@@ -17,10 +17,11 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import LAUNCHES
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, LinearKernel, Product, bucket_of, is_legal
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, MANY, LinearKernel, Product, bucket_of, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
 from pagebus.kernels.specialized.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
 SHARED_BYTES = 227 * 1024
 H200 = Target(90, 132)
@@ -39,14 +40,16 @@ def test_no_gpu() -> None:
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_shipped_tables(path: Path) -> None:
-    """Every dense product has a choice for every bucket, a quantized one or a rank's for those timed, and each
-    can be launched."""
+    """Every dense product has a choice for every bucket, or for prompts, or both; a quantized one or a rank's for those
+    that were timed; and each can be launched."""
     table = load_table(path)
     assert table
     for product, choices in table.items():
         assert product.form in FORMS
-        assert set(choices) <= set(BUCKETS)
-        assert product.layout or tuple(choices) == BUCKETS or BUCKETS[0] not in choices
+        buckets = tuple(bucket for bucket in choices if bucket != MANY)
+        assert set(buckets) <= set(BUCKETS)
+        assert product.layout or buckets in ((), BUCKETS) or BUCKETS[0] not in buckets
+        assert not (product.layout and MANY in choices)
         for bucket, config in choices.items():
             assert config is None or is_legal(product, bucket, config)
             if config is not None:
@@ -100,7 +103,7 @@ def test_every_kernel_and_form_is_reachable() -> None:
     chosen = [
         choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
         for (form, rows, inputs) in products
-        for tokens in (*BUCKETS, 257)
+        for tokens in (*BUCKETS, 257, MANY)
         for target in (H200, None)
         for half in (False, True)
         if form not in ("partial", "residual")
@@ -118,7 +121,27 @@ def test_every_kernel_and_form_is_reachable() -> None:
     assert {choice.form for choice in chosen} == {*FORMS, "added"}
     assert set(KERNELS.values()) == set(LAUNCHES)
     assert all(choice.why for choice in chosen)
-    assert {choice.source for choice in chosen} == {Source.MEASURED, Source.RULE}
+    assert {choice.source for choice in chosen} == {Source.MEASURED, Source.MODEL, Source.RULE}
+
+
+def test_prompts() -> None:
+    """A gated product of more than 1,024 tokens takes what was measured, and all others the library; so does every
+    product in float32, between the buckets, and on a GPU that was not measured."""
+    words, bf16 = (28672, 3584), torch.bfloat16
+    chosen = choose_product("gated", 8192, *words, bf16, H200)
+    assert (chosen.kernel, chosen.source) == (LinearKernel.HOPPER_PROMPTS, Source.MEASURED)
+    assert chosen == choose_product("gated", MANY, *words, bf16, H200)
+    assert choose_product("gated", MANY, *words, torch.float16, H200).kernel is LinearKernel.HOPPER_PROMPTS
+    for others in (
+        ("plain", MANY, *words, bf16, H200), ("gated", 1024, *words, bf16, H200),
+        ("gated", MANY, 28672, 3648, bf16, H200), ("gated", MANY, *words, torch.float32, H200),
+        ("gated", MANY, *words, bf16, Target(90, 114)),
+    ):  # fmt: skip
+        assert choose_product(*others).kernel is LinearKernel.CUBLAS
+    assert not is_legal(Product("plain", *words), MANY, PromptConfig())
+    assert not is_legal(Product("gated", *words), 256, PromptConfig())
+    assert not is_legal(Product("gated", 28672, 3600), MANY, PromptConfig())
+    assert not is_legal(Product("gated", *words), MANY, SpecializedConfig(224))
 
 
 def test_half_norms_are_completed() -> None:

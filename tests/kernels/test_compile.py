@@ -96,6 +96,8 @@ def test_kernels_compile(arch: int, part: int) -> None:
         # Numbers that only a block's begin and end need, kept in memory during its loops.
         kept = 64 if " d256 long" in variant["case"] else 16 if "long" in variant["case"] else 0
         kept = 128 if variant["case"].startswith("expanded") and "256" in variant["case"] else kept
+        # With two registers in memory one more program fits: ptxas takes 72, of which the kernel needs a few more.
+        kept = 8 if variant["kernel"] == "_expand_kernel" and variant["registers"] == 72 else kept
         assert variant["spilled"] <= (32 if crowded else 16 if crowded_head else kept), variant
         if variant["kernel"] == "_decode_kernel":
             assert variant["mma"] + variant["wgmma"] > 0, variant

@@ -74,7 +74,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     """Measure and write the table; returns the exit code.
 
     Raises:
-        SettingsError: there is no GPU, no Triton, ranks are asked for, or this GPU cannot do what the settings ask.
+        SettingsError: there is no GPU, no Triton, stages are asked for, or this GPU cannot do what the settings ask.
     """
     settings = load_settings(arguments)
     if settings.pipeline_parallel_size > 1:

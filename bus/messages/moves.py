@@ -10,6 +10,7 @@ class BlockPull(Record, frozen=True, kw_only=True):
     and ``pull_blocks``, behind those of the pulls before it.
 
     ``address`` is what the source's lease says of its cache (``kv_address``). Both executors have the same ``kv_kind``.
+    If they are groups of ranks, the address is that of all ranks, and each rank here copies its part of the blocks.
     """
 
     pull: int
@@ -24,7 +25,8 @@ class BlockPull(Record, frozen=True, kw_only=True):
 
 class PullReport(Record, frozen=True, kw_only=True):
     """Executor -> scheduler, over ``control``: the blocks of a pull are ``there``, for plans written from now on. If
-    not, nobody knows what is in them, and nothing writes there any more."""
+    not, nobody knows what is in them, and nothing writes there any more. Each ``rank`` of an executor, of which there
+    are ``ranks``, says so of its part of the blocks."""
 
     replica: str
     executor_epoch: int
@@ -37,3 +39,5 @@ class PullReport(Record, frozen=True, kw_only=True):
     """Why they are not there."""
     ended_s: float = 0.0
     """When they were there, or given up, by the wall clock; 0: it was not said."""
+    rank: int = 0
+    ranks: int = 1

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from pagebus.actors.executor.device.comm import OneRank
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.moves.carriers.address import Address
@@ -136,7 +135,7 @@ def test_logs_do_not_have_the_address(driver: Driver) -> None:
 def test_who_shares_its_host_tier(folder: Path, device: str, change: dict[str, Any], shares: bool) -> None:
     """With a GPU only who may have neighbours."""
     settings = Settings(model=str(folder), **change)
-    assert shares_host_tier(settings, ModelConfig.load(folder), OneRank(), torch.device(device)) == shares
+    assert shares_host_tier(settings, ModelConfig.load(folder), torch.device(device)) == shares
 
 
 @pytest.mark.parametrize("change", [{"kv_moves": "off"}, {"enable_prefix_caching": False}])

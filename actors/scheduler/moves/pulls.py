@@ -23,11 +23,11 @@ from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
-from pagebus.actors.scheduler.moves.reports import together
 from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport
+from pagebus.bus.messages.moves import together
 
 SHARE = 0.5
 """Of a replica's blocks that pulls may hold."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pagebus.actors.scheduler.moves.reports import together
 from pagebus.bus.messages import PullReport, StepPlan
+from pagebus.bus.messages.moves import together
 
 MOST_EARLY = 1024
 """Reports that are kept until the plan has been read that ordered the pull."""

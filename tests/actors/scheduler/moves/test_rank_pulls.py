@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pagebus.actors.scheduler.moves.reports import together
 from pagebus.bus.messages import PullReport
+from pagebus.bus.messages.moves import together
 from tests.actors.scheduler.moves.test_pulls import LONG, Pair
 from tests.actors.scheduler.world import request
 

@@ -19,6 +19,7 @@ from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.own_cache import OwnCache
 from pagebus.actors.executor.moves.puller import Pull, Puller, Waits
@@ -105,9 +106,12 @@ class Moves:
             puller.add([pull])
             self._pullers[address] = puller
 
-    def _source(self, address: str) -> Source:
+    def _source(self, address: str) -> Source | DividedSource:
         memory = self._own.memory if address == self.kv_address else None
-        lender = self._group.lender(Address.parse(address))
+        lenders = self._group.lenders(Address.parse(address))
+        (lender, cuts), *others = lenders
+        if cuts or others:
+            return DividedSource(lenders, self._blocks, network=self._network)
         return Source(lender, self._blocks, network=self._network, memory=memory)
 
     def _rest(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.executor.loading.limits import cache_format
 from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.opening import shares_host_tier
@@ -166,8 +167,10 @@ def test_a_server_listens_where_it_is_wanted(folder: Path) -> None:
 def test_what_changes_blocks_changes_their_kind(folder: Path, driver: Driver) -> None:
     """The model's files, the settings that count, the device; nothing else does."""
 
+    cached = cache_format(driver.settings, ModelConfig.load(folder), torch.float32, None)
+
     def kind(device: str = "cpu", head: Path | None = None, **changes: Any) -> bytes:
-        return kind_of_blocks(Settings(model=str(folder), **changes), folder, head, "format", device)  # type: ignore[arg-type]
+        return kind_of_blocks(Settings(model=str(folder), **changes), folder, head, cached, device)
 
     assert kind() == kind(max_num_seqs=3, kv_moves="network", threads=1)
     others = [kind("cuda"), kind(seed=5), kind(head=folder / "config.json"), kind(load_format="dummy")]

@@ -46,4 +46,5 @@ def put(own: torch.Tensor, targets: Int32Array, staged: torch.Tensor, cuts: Sequ
 def _heads(blocks: torch.Tensor, offset: int, count: int, cut: Cut, dtype: torch.dtype) -> torch.Tensor:
     """A part of blocks [N, rows, heads, words of a head]."""
     part = blocks[:, offset : offset + cut.rows * count * cut.head_bytes]
-    return part.view(dtype).unflatten(1, (cut.rows, count, -1))
+    words: torch.Tensor = part.view(dtype).view(len(blocks), cut.rows, count, -1)
+    return words

@@ -1,5 +1,5 @@
-"""Blocks that move between two groups of two ranks over a real Redis: out of caches, out of host tiers, and in a drain,
-with the very same tokens."""
+"""Blocks that move between groups of ranks over a real Redis, of the same size and of a doubled one: a prefix, and all
+that runs in a drain, with the very same tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from tests.system.harness import System, running
 __all__ = ["way"]  # a fixture
 
 COUNT, LONG, EARLY = 8, 80, 16
-GROUPS: dict[str, Any] = {"executors": 2, "tensor_parallel_size": 2, "max_model_len": 1000}
 SAMPLED: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1.0, "seed": 5},
@@ -42,17 +41,20 @@ async def long_answers(system: System, prompts: list[list[int]]) -> list[list[in
     return [await each for each in futures]
 
 
-@pytest.mark.parametrize("way", ["host", "network"], indirect=True)
+@pytest.mark.parametrize(("way", "ranks"), [("host", (2, 2)), ("network", (1, 2))], indirect=["way"])
 async def test_groups_go_on_with_blocks_of_each_other(
-    model: Path, redis_url: str, redis_names: Names, way: str
+    model: Path, redis_url: str, redis_names: Names, way: str, ranks: tuple[int, int]
 ) -> None:
     """The second pulls a prefix of the first, and then all that runs there as it drains."""
     rng = random.Random(1)
     prefix, *others = (prompt(rng, length) for length in (250, 90, 40, 60))
     asked = [*prefix, *prompt(rng, 5)]
-    options = GROUPS | {"name": redis_names.deployment, "kv_moves": way}
+    options: dict[str, Any] = {"name": redis_names.deployment, "kv_moves": way, "max_model_len": 1000}
+    options |= {"executors": 1, "tensor_parallel_size": ranks[0]}
     async with running(model, partial(RedisBus, redis_url, redis_names), **options) as system:
         core, collector = system.scheduler.core, system.collector
+        await system.add_executor(SECOND, ranks[1])
+        await until(lambda: SECOND in core.replicas)
         only(core, FIRST)
         await system.generate([prefix], max_tokens=1)
         expected = await long_answers(system, others)
@@ -72,4 +74,3 @@ async def test_groups_go_on_with_blocks_of_each_other(
         assert second.num_pulled > len(prefix) // BLOCK + sum(len(each) // BLOCK for each in others)
         assert second.num_failed == 0
         assert {where for each, _ in again for _, where in collector.came[each][-1:]} == {system.names.results(SECOND)}
-        system.num_executors = 1

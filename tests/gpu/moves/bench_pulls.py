@@ -2,9 +2,10 @@
 
     python -m tests.gpu.moves.bench_pulls [--blocks 512] [--mib 2] [--repeats 7] [--hosts-only | --divided-only]
 
-First of groups of ranks of other sizes: half of the heads of each block, and all of those of two ranks. Then over CUDA's handles of memory and over TCP on this host; in scattered places, in runs of 16 neighbours, and all in one.
-Then out of the other's host tier: page-locked here, as the own host tier is, or read through buffers; and a swap-in
-from the own one. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which
+First of groups of ranks of other sizes: half of the heads of each block, and all of those of two ranks. Then out of the
+other's host tier: page-locked here, as the own host tier is, or read through buffers; over CUDA's handles of memory and
+over TCP on this host, in scattered places, in runs of 16 neighbours, and all in one; and a swap-in from the own host
+tier. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which
 opens the memory, and how fast host memory is page-locked, private and shared. Every pull's bytes are compared.
 """
 

@@ -16,6 +16,7 @@ from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.opening import shares_host_tier
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import BlockPull, PullReport, StepPlan, StepResult
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS
@@ -175,3 +176,17 @@ def test_what_changes_blocks_changes_their_kind(folder: Path, driver: Driver) ->
     assert kind() == kind(max_num_seqs=3, kv_moves="network", threads=1)
     others = [kind("cuda"), kind(seed=5), kind(head=folder / "config.json"), kind(load_format="dummy")]
     assert len({kind(), *others}) == 5
+
+
+def test_blocks_of_ranks_are_of_the_kind_of_the_whole_model(folder: Path) -> None:
+    """Unless the number of ranks shows in them."""
+    whole = ModelConfig.load(folder)
+    parts = [whole, local_config(whole, 0, 2), local_config(whole, 1, 2)]
+
+    def kinds(**changes: Any) -> set[bytes]:
+        asked = Settings(model=str(folder), **changes)
+        formats = [cache_format(asked, part, torch.float32, None) for part in parts]
+        return {kind_of_blocks(asked, folder, None, each, "cpu") for each in formats}
+
+    assert len(kinds()) == len(kinds(kv_cache_dtype="fp8", calculate_kv_scales=False)) == 1
+    assert len(kinds(deterministic=True)) == len(kinds(kv_cache_dtype="fp8")) == len(parts)

@@ -195,7 +195,8 @@ async def test_a_kill_of_a_rank_under_a_pull(
         replicas = dict(moving.system.scheduler.core.replicas)
         await moving.kill(victim)
     assert replicas[BORROWER].moves.num_pulled == 0
-    assert replicas[LENDER].moves.num_lent == 0
+    if victim.startswith(LENDER):
+        assert replicas[LENDER].moves.num_lent == 0
 
 
 async def test_another_scheduler_under_a_pull(

@@ -33,6 +33,7 @@ from pagebus.actors.executor.loading.loaded import EngineInfo, Loaded
 from pagebus.actors.executor.loading.loading import Progress, load
 from pagebus.actors.executor.loading.weights import unmatched_entries
 from pagebus.actors.executor.memory.budget import memory_in_use
+from pagebus.actors.executor.memory.swap import CopyWatch
 from pagebus.actors.executor.ranks.device_stage_steps import steps_of
 from pagebus.actors.executor.ranks.drift import DriftCheck
 from pagebus.actors.executor.ranks.stage_steps import WholeSteps
@@ -83,7 +84,7 @@ class Engine:
         self._settings, self._config, self._path = settings, config, path
         self._kernels_ready, self._spans = kernels_ready, spans
         self._comm, self._agreement = comm, Agreement(comm)
-        self._drift = DriftCheck(self._agreement)
+        self._drift, self._copies = DriftCheck(self._agreement), CopyWatch()
         self._on_error, self._on_progress = on_error, on_progress
         self._plans: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._pool: ReadbackPool | None = None
@@ -290,7 +291,7 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         self._copy(queued)
-        self._drift.begin(queued.plan, work)
+        self._drift.begin(queued.plan, work, queued.plan.step)
         began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)
         sampled = self._run(work)
         self._stage.end(queued.plan.step, work, sampled)
@@ -312,7 +313,7 @@ class Engine:
         launched_s, began = time.time(), time.perf_counter()
         work = self._apply(queued)
         copied = self._copy(queued)
-        self._drift.begin(queued.plan, work)
+        self._drift.begin(queued.plan, work, self._copies.step_done(queued.plan.step, copied))
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
         began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)

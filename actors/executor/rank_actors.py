@@ -41,7 +41,7 @@ from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.runtime.actor import RETRY_S, describe
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, LeaseInfo
-from pagebus.bus.messages import AdapterRead, FromExecutor, StepResult
+from pagebus.bus.messages import AdapterRead, FromExecutor, PullReport, StepResult
 from pagebus.kernels.common.target import gpu_id
 
 JOIN_LOOK_S = 0.1
@@ -253,13 +253,15 @@ class FollowingRank(RankActor):
             await super()._rank_lost(name)
 
     def _publish(self, result: FromExecutor) -> None:
-        """Results are rank 0's to write; what becomes of adapters each rank says for itself."""
+        """Results are rank 0's to write; what becomes of adapters and pulls each rank says for itself."""
         if isinstance(result, StepResult):
             self._count(result)
         elif isinstance(result, AdapterRead):
             if result.error:
                 self.log.warning("this rank cannot read an adapter", digest=result.digest, error=result.error)
             super()._publish(replace(result, rank=self.settings.rank))
+        elif isinstance(result, PullReport):
+            super()._publish(result)
 
     async def bequeath(self, error: BaseException) -> None:
         """Only log the error: rank 0 writes the fence."""

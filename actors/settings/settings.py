@@ -62,7 +62,7 @@ class Settings(LoggingSettings, MemorySettings, EngineSettings, ProcessSettings,
         check_disk(self)
         if self.disk_cache_dir is not None and self.num_ranks > 1:
             raise SettingsError(f"--disk-cache-dir: not with {self.rank_flags} yet")
-        if self.roles is not None and self.num_ranks > 1:
+        if self.roles is not None and self.pipeline_parallel_size > 1:
             raise SettingsError(f"--roles: not with {self.rank_flags} yet")
         check_stages(self, self.pipeline_parallel_size)
         if self.enable_log_outputs and not self.enable_log_requests:

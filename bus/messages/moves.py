@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from pagebus.bus.messages.record import Record
 
 
@@ -10,6 +12,7 @@ class BlockPull(Record, frozen=True, kw_only=True):
     and ``pull_blocks``, behind those of the pulls before it.
 
     ``address`` is what the source's lease says of its cache (``kv_address``). Both executors have the same ``kv_kind``.
+    If they are groups of ranks, the address is that of all ranks, and each rank here copies its part of the blocks.
     """
 
     pull: int
@@ -24,7 +27,8 @@ class BlockPull(Record, frozen=True, kw_only=True):
 
 class PullReport(Record, frozen=True, kw_only=True):
     """Executor -> scheduler, over ``control``: the blocks of a pull are ``there``, for plans written from now on. If
-    not, nobody knows what is in them, and nothing writes there any more."""
+    not, nobody knows what is in them, and nothing writes there any more. Each ``rank`` of an executor, of which there
+    are ``ranks``, says so of its part of the blocks."""
 
     replica: str
     executor_epoch: int
@@ -37,3 +41,19 @@ class PullReport(Record, frozen=True, kw_only=True):
     """Why they are not there."""
     ended_s: float = 0.0
     """When they were there, or given up, by the wall clock; 0: it was not said."""
+    rank: int = 0
+    ranks: int = 1
+
+
+def together(told: dict[int, PullReport], report: PullReport) -> PullReport | None:
+    """Note what a rank says in ``told``, by rank. Once all have: what it comes to. The blocks are there if all parts
+    are, as soon as the last one is. Another time changes nothing."""
+    told[report.rank] = report
+    if len(told) < report.ranks or report.ranks == 1:
+        return report if report.ranks == 1 else None
+    failed = [each for _, each in sorted(told.items()) if not each.there]
+    return replace(
+        report, rank=0, ranks=1, there=not failed, error=f"rank {failed[0].rank}: {failed[0].error}" if failed else "",
+        bytes_per_s=0.0 if failed else min(each.bytes_per_s for each in told.values()),
+        ended_s=max(each.ended_s for each in told.values()),
+    )  # fmt: skip

@@ -19,9 +19,9 @@ TAIL_CHARACTERS = 3000
 
 
 class ExecutorProcesses:
-    """``count`` executors of a deployment whose bus is at ``url``, named ``executor-0`` and so on. Their logs go to
-    ``folder``. ``gpus``: one for each; none on a CPU. ``module``: another program, for the same arguments. ``hosts``:
-    where each of them runs, if not simply here."""
+    """``count`` executors of a deployment whose bus is at ``url``, named ``executor-0`` and so on; of ranks each is a
+    process, as ``executor-0.1`` behind ``executor-0``. Their logs go to ``folder``. ``gpus``: one for each; none on a
+    CPU. ``module``: another program, for the same arguments. ``hosts``: where each of them runs, if not simply here."""
 
     def __init__(
         self, settings: Settings, url: str, folder: Path, count: int, gpus: Sequence[str] = (), *, module: str = "",
@@ -29,11 +29,20 @@ class ExecutorProcesses:
     ) -> None:  # fmt: skip
         wanted = settings.replace(executors=count, log_format="json")
         plans = plan_children(wanted, url, environ=os.environ, gpus=gpus, cores=os.cpu_count() or 1)
-        self._plans = {plan.name: plan for plan in plans if plan.kind == "executor"}
+        self._plans = {plan.name: plan for plan in plans if plan.kind in ("executor", "rank")}
         self._folder, self._module = folder, module
         self._hosts = dict(zip(self._plans, hosts, strict=False))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._leaving: set[str] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """Of all processes that there may be."""
+        return list(self._plans)
+
+    def ranks_of(self, name: str) -> list[str]:
+        """Of all ranks of the executor to which a process belongs."""
+        return [plan.name for plan in self._plans.values() if plan.group == self._plans[name].group]
 
     def start(self, name: str) -> None:
         """Start an executor, perhaps once more."""

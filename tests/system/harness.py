@@ -145,11 +145,11 @@ class System:
             await self.add_executor(f"executor-{index}")
         await self._until_ready()
 
-    async def add_executor(self, name: str) -> ExecutorActor:
-        """All its ranks; returns the first."""
-        made = []
-        for rank in range(self.settings.num_ranks):
-            own = self.settings.replace(rank=rank, actor_name=name) if self.settings.num_ranks > 1 else self.settings
+    async def add_executor(self, name: str, ranks: int = 0) -> ExecutorActor:
+        """All its ranks, as many as the settings say or ``ranks``; returns the first."""
+        made, wanted = [], self.settings.replace(tensor_parallel_size=ranks) if ranks else self.settings
+        for rank in range(wanted.num_ranks):
+            own = wanted.replace(rank=rank, actor_name=name) if wanted.num_ranks > 1 else wanted
             executor = actor_class("executor", own)(own, await self._bus(), name)
             assert isinstance(executor, ExecutorActor)
             self._run(executor)

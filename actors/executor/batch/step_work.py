@@ -76,7 +76,8 @@ class StepWork:
     broken: list[int] = field(default_factory=list)
     logprob_rows: LogprobRows | None = None
     agreed: Int32Array | None = None
-    """What ranks compare, of :class:`~pagebus.actors.executor.device.agreement.Agreement`; None: there is one rank."""
+    """What ranks tell each other, of :class:`~pagebus.actors.executor.device.agreement.Agreement`; None: there is one
+    rank."""
     runs: Runs | None = None
     """Of an engine that speculates, by row; then what is said of samples holds for the latest starts of their rows."""
 

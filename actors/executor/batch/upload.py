@@ -33,8 +33,8 @@ COPY_INTS = 1024
 
 @dataclass(slots=True)
 class Header:
-    """Views of the header on the device. ``agreed`` [2] is what ranks compare. ``merges`` [M, 4] and ``spans`` [N,
-    5] are for steps with prompts, and so are ``hidden_index`` and ``sample_lens`` (context lengths);
+    """Views of the header on the device. ``agreed`` [3] is what ranks tell each other. ``merges`` [M, 4] and ``spans``
+    [N, 5] are for steps with prompts, and so are ``hidden_index`` and ``sample_lens`` (context lengths);
     ``decode_lens`` is for those of them that are padded to a bucket. ``mask_places`` is for steps with rows that
     follow a grammar: which of the step's masks each row has, -1 for none. ``part_firsts`` and ``part_counts`` are
     the parts of prompts that are pooled. All but the first three have room for every slot: four are by row of the

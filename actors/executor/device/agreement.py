@@ -1,4 +1,4 @@
-"""What ranks must agree on at each step, told beside the tokens that they sample."""
+"""What ranks must agree on at each step, told beside the tokens that they sample, and how far copies of each are."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from pagebus.actors.executor.device.comm import ONE_RANK, Comm
 from pagebus.actors.executor.device.errors import EngineError
 
-WORDS = 2
-"""The step and a digest, 32 bits each."""
+WORDS, COPIED = 3, 2
+"""The step and a digest, 32 bits each; then the step up to which the rank's copies between the tiers are done."""
 
 
 class Agreement:
-    """A step and a digest, which travel with what ranks tell each other. Device thread."""
+    """The words of each rank, which travel with what ranks tell each other. Device thread."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.own = torch.zeros(WORDS, dtype=torch.int32)
         """This rank's, where the upload of each step puts them."""
         self.told: torch.Tensor | None = None
-        """Of a GPU: those of all ranks [N, 2] in the last exchange, which :func:`compare` is for, once they are on the
+        """Of a GPU: those of all ranks [N, 3] in the last exchange, which :func:`compare` is for, once they are on the
         host. On a CPU they are compared at once."""
 
     def use(self, own: torch.Tensor) -> None:
-        """From here on this rank's are those in ``own`` [2], on the device that computes."""
+        """From here on this rank's are those in ``own`` [3], on the device that computes."""
         self.own = own
         if self.comm.size > 1 and not own.is_cpu:
             self.told = torch.zeros((self.comm.size, WORDS), dtype=torch.int32, device=own.device)
@@ -56,9 +56,10 @@ def compare(told: Sequence[Sequence[int]]) -> None:
     Raises:
         EngineError: they have not.
     """
-    if all(each == told[0] for each in told):
+    if all(each[:COPIED] == told[0][:COPIED] for each in told):
         return
-    text = ", ".join(f"rank {rank}: step {step}, {digest & 0xFFFFFFFF:08x}" for rank, (step, digest) in enumerate(told))
+    texts = (f"rank {rank}: step {step}, {digest & 0xFFFFFFFF:08x}" for rank, (step, digest, _) in enumerate(told))
+    text = ", ".join(texts)
     raise EngineError(f"the ranks have drifted apart ({text})")
 
 

@@ -78,6 +78,13 @@ class Comm(ABC):
         """The smallest ``value`` of any rank. Raises EngineError if a rank is lost."""
         return float(self.all_gather(torch.tensor([value], dtype=torch.float64)).min())
 
+    def tell_all(self, text: str) -> list[str]:
+        """The ``text`` of every rank, in the order of ranks. Raises EngineError if a rank is lost."""
+        told = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
+        lengths = self.all_gather(torch.tensor([len(told)])).flatten().tolist()
+        parts = self.all_gather(torch.nn.functional.pad(told, (0, max(lengths) - len(told))))
+        return [bytes(part[: length - 1].numpy()).decode() for part, length in zip(parts, lengths, strict=True)]
+
     def check(self) -> None:  # noqa: B027
         """Look whether all exchanges so far, whose work on the device has ended, have had all ranks. Any thread.
 

@@ -114,7 +114,7 @@ def load(
     cached = cache_format(settings, config, dtype, head)
     block_bytes = cached.block_bytes
     num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
-    shared = shares_host_tier(settings, config, agreement.comm, device)
+    shared = shares_host_tier(settings, config, device)
     memory = HostMemory(num_blocks, block_bytes, device, shared=shared)
     loading = _Loading(settings, config, path, device, dtype, head, cached, memory, agreement, progress, tell)
     try:
@@ -249,7 +249,7 @@ class _Loading:
 
     @property
     def may_move(self) -> bool:
-        return may_move(self.settings, self.config, self.comm)
+        return may_move(self.settings, self.config)
 
     def open_tiers(self, cache: Cache) -> tuple[DiskTier | None, Moves | None]:
         """The tier on disk, and what pulls blocks from others, if there are to be such."""
@@ -257,7 +257,9 @@ class _Loading:
         disk = open_disk(self.settings, self.path, files, self.cached, self.memory, self.tell)
         if not self.may_move:
             return disk, None
-        return disk, open_moves(self.settings, self.path, files, self.cached, cache, self.memory, self.tell)
+        return disk, open_moves(
+            self.settings, self.path, files, self.cached, cache, self.memory, self.comm, self.tell
+        )  # fmt: skip
 
     def measure_rates(self, batch: PersistentBatch, runner: Runner) -> tuple[float, float]:
         """Bytes per second between the tiers, and prompt tokens per second; 0 for what nobody asks."""

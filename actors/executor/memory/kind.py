@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
-from pagebus.actors.executor.memory.kv_cache import CacheFormat
+from pagebus.actors.executor.memory.kv_cache import CacheFormat, is_float8
+from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.local import whole_config
+from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import Settings
 
@@ -18,14 +22,26 @@ _SETTINGS = (
 
 def kind_of_blocks(settings: Settings, path: Path, head: Path | None, cached: CacheFormat, device: str) -> bytes:
     """Of an executor with the model in ``path``, its draft head in ``head``, and blocks of this format; ``device`` is
-    the type of device that computes them.
+    the type of device that computes them. Those of ranks are of the kind of the whole model, as far as the number of
+    ranks changes no more than the rounding of sums.
 
     Raises:
         OSError: the files of the model are not there any more.
     """
     told = [(name, getattr(settings, name, None)) for name in _SETTINGS]
     weights = [weights_of(each) for each in (path, head) if each is not None]
+    calculated = is_float8(cached.dtype) and settings.calculate_kv_scales
+    if not (settings.deterministic or calculated):
+        other = None if cached.head is None else _whole(cached.head)
+        cached = replace(cached, config=_whole(cached.config), head=other)
     return identity_of(version(), told, device, cached, weights)
+
+
+def _whole(config: ModelConfig) -> ModelConfig:
+    """The same for every number of ranks among which its model is divided."""
+    shard = config.shard or Shard(0, 1, config.spec)
+    layers = shard.whole.layers[-len(config.spec.layers) :]
+    return whole_config(replace(config, shard=replace(shard, whole=replace(shard.whole, layers=layers))))
 
 
 def identity_of(*described: object) -> bytes:

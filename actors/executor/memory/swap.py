@@ -174,14 +174,14 @@ def _driver_copies(load: Callable[[str], ctypes.CDLL]) -> tuple[_Copy, _Copy]:
 
 
 class CopyWatch:
-    """Which step's copies are done, as the thread that completes steps sees it."""
+    """Which step's copies are done, as one thread sees it."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[int, torch.cuda.Event]] = deque()
 
     def step_done(self, step: int, copied: torch.cuda.Event | None) -> int:
-        """``step`` is done, ``copied`` is the event behind its copies; returns up to which step copies are done. 0: not
-        even those for an earlier scheduler, which counted its own steps."""
+        """``step`` is launched, or done; ``copied`` is the event behind its copies. Returns up to which step copies are
+        done. 0: not even those for an earlier scheduler, which counted its own steps."""
         if copied is not None:
             self._pending.append((step, copied))
         while self._pending and is_done(self._pending[0][1]):

@@ -19,6 +19,8 @@ from pagebus.actors.executor.device.errors import EngineError, PlanError
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.divided import DividedSource
+from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.own_cache import OwnCache
 from pagebus.actors.executor.moves.puller import Pull, Puller, Waits
 from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
@@ -31,15 +33,15 @@ Mark = Callable[[], torch.cuda.Event | None]
 
 
 class Moves:
-    """``own`` is the cache that others see, ``blocks`` are the same ones as this executor uses them. ``network``: pull
-    over TCP, too. ``tell`` gets reports, which are for its actor to complete; from any thread."""
+    """Those of one rank of a ``group``. ``own`` is the rank's cache that others see, ``blocks`` are the same ones as
+    this executor uses them. ``network``: pull over TCP, too. ``tell`` gets reports, which are for its actor to
+    complete; from any thread."""
 
     def __init__(
-        self, own: OwnCache, blocks: Blocks, kind: str, tell: Callable[[PullReport], None], *, network: bool
+        self, own: OwnCache, blocks: Blocks, group: Group, tell: Callable[[PullReport], None], *, network: bool
     ) -> None:
-        self.kv_kind, self.kv_address = kind, own.address.text()
-        self.kv_host = own.address.host if own.address.hosts is not None else ""
-        self._own, self._blocks, self._tell, self._network = own, blocks, tell, network
+        self.kv_kind, self.kv_address, self.kv_host = group.kind, group.address, group.host
+        self._own, self._blocks, self._group, self._tell, self._network = own, blocks, group, tell, network
         self._pullers: dict[str, Puller] = {}
         self._epoch = 0
         self._begun: set[int] = set()
@@ -104,9 +106,13 @@ class Moves:
             puller.add([pull])
             self._pullers[address] = puller
 
-    def _source(self, address: str) -> Source:
+    def _source(self, address: str) -> Source | DividedSource:
         memory = self._own.memory if address == self.kv_address else None
-        return Source(Address.parse(address), self._blocks, network=self._network, memory=memory)
+        lenders = self._group.lenders(Address.parse(address))
+        (lender, cuts), *others = lenders
+        if cuts or others:
+            return DividedSource(lenders, self._blocks, network=self._network)
+        return Source(lender, self._blocks, network=self._network, memory=memory)
 
     def _rest(self) -> None:
         """Wait until no pull writes: another scheduler knows nothing of the blocks."""
@@ -121,10 +127,10 @@ class Moves:
         return self._closing or scheduler_epoch != self._epoch
 
     def _done(self, pull: Pull, seconds: float, error: str) -> None:
-        rate = 0.0 if error else len(pull.targets) * self._blocks.block_bytes / max(seconds, 1e-9)
+        rate = 0.0 if error else len(pull.targets) * self._group.block_bytes / max(seconds, 1e-9)
         report = PullReport(
             replica="", executor_epoch=0, scheduler_epoch=pull.scheduler_epoch, pull=pull.number, there=not error,
-            bytes_per_s=rate, error=error, ended_s=time.time(),
+            bytes_per_s=rate, error=error, ended_s=time.time(), rank=self._group.rank, ranks=len(self._group.ranks),
         )  # fmt: skip
         if not (error and self._outdated(pull.scheduler_epoch)):
             self._tell(report)

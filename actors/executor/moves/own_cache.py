@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from pagebus.actors.executor.memory.block_parts import HeadRows
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address, HostTier, host_id
@@ -19,7 +20,7 @@ from pagebus.actors.executor.moves.carriers.server import Server
 class OwnCache:
     """``shared`` begins with the page that others check; on a CPU the ``blocks`` lie behind it. ``listen``: the
     address of this host on which a server sends blocks, if there is to be one. ``device``: the GPU's unique id.
-    ``memory``: the host tier's, which others may read if it is shared.
+    ``memory``: the host tier's, which others may read if it is shared. ``parts``: what lies where in a block.
 
     Raises:
         OSError: the server cannot listen.
@@ -32,6 +33,7 @@ class OwnCache:
         device: str = "",
         listen: str | None = None,
         memory: HostMemory | None = None,
+        parts: tuple[HeadRows, ...] = (),
     ) -> None:
         self._shared = shared
         self.memory = memory if memory is not None and memory.shared is not None else None
@@ -52,6 +54,7 @@ class OwnCache:
             port=self._server.port if self._server else 0,
             secret=self._server.secret.hex() if self._server else "",
             hosts=_host_tier(self.memory),
+            parts=parts,
         )
 
     def close(self) -> None:

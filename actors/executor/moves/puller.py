@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.bus.messages import Int32Array
 
 LOOK_S = 1.0
@@ -48,12 +49,12 @@ class Puller:
     ``outdated``: whether a scheduler of this epoch waits for nothing any more."""
 
     def __init__(
-        self, prepare: Callable[[], None], source: Callable[[], Source], done: Done,
+        self, prepare: Callable[[], None], source: Callable[[], Source | DividedSource], done: Done,
         outdated: Callable[[int], bool], look_s: float = LOOK_S,
     ) -> None:  # fmt: skip
         self._prepare, self._open, self._done, self._outdated = prepare, source, done, outdated
         self._look_s = look_s
-        self._source: Source | None = None
+        self._source: Source | DividedSource | None = None
         self._pulls: queue.SimpleQueue[Pull | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._has_ended = False

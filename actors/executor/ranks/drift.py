@@ -23,16 +23,16 @@ class DriftCheck:
     def __init__(self, agreement: Agreement) -> None:
         self._agreement, self._digest = agreement, 0
 
-    def begin(self, plan: StepPlan, work: StepWork) -> None:
+    def begin(self, plan: StepPlan, work: StepWork, copied_step: int) -> None:
         """Note what ``plan`` is to compute: rows, tokens, positions, and the settings, tables and adapters of their
-        slots."""
+        slots. ``copied_step``: up to which step this rank's copies between the tiers are done."""
         if self._agreement.comm.size == 1:
             return
         self._add(work.slots, work.starts, work.query_start, work.positions, work.indexes)
         for _, delta in sorted(work.deltas.items()):
             self._add(delta)
         self._digest = zlib.crc32(_adapters(plan), self._digest)
-        work.agreed = np.array([plan.step, self._digest]).astype(np.uint32).view(np.int32)
+        work.agreed = np.array([plan.step, self._digest, copied_step]).astype(np.uint32).view(np.int32)
 
     def settle(self, *, sampled: bool) -> None:
         """Compare, unless that was done when tokens were ``sampled``.

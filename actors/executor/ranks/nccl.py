@@ -118,6 +118,10 @@ class NcclComm(Comm):
         """As in :class:`Comm`, without the GPU."""
         return self._host.least(value)
 
+    def tell_all(self, text: str) -> list[str]:
+        """As in :class:`Comm`, without the GPU."""
+        return self._host.tell_all(text)
+
     def close(self) -> None:
         """Leave the host's group only."""
         self._host.close()

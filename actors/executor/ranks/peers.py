@@ -196,6 +196,10 @@ class PeerComm(Comm):
         """As in :class:`Comm`, over the host."""
         return self._host.least(value)
 
+    def tell_all(self, text: str) -> list[str]:
+        """As in :class:`Comm`, over the host."""
+        return self._host.tell_all(text)
+
     def check(self) -> None:
         """As in :class:`Comm`."""
         failed, form, sender, call, block = self._note[:5].tolist()

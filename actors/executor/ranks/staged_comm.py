@@ -61,6 +61,10 @@ class StagedComm(Comm):
         """Of the ranks of all stages, see :class:`Comm`."""
         return self._world.least(value)
 
+    def tell_all(self, text: str) -> list[str]:
+        """Of the ranks of all stages, see :class:`Comm`."""
+        return self._world.tell_all(text)
+
     def close(self) -> None:
         """Leave all of them."""
         self.ring.close()

@@ -91,8 +91,10 @@ class Completion:
                 began_s, ended_s = readback.span(origin)
                 self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
             give_scores(readback.scores, launched.work)
-            pool.give_back(readback)
             copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
+            if readback.copied_step is not None:
+                copied_step = min(copied_step, readback.copied_step)
+            pool.give_back(readback)
             self.finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
 
     def finish(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from pagebus.actors.executor.device.agreement import compare
+from pagebus.actors.executor.device.agreement import COPIED, compare
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.sampling.logprobs import Scores
@@ -36,6 +36,9 @@ class Readback:
         self._stream = stream  # named for each event: torch takes longer to find out which one is current
         self._count = 0
         self._agreed: torch.Tensor | None = None
+        self.copied_step: int | None = None
+        """Up to which step the copies of all ranks between the tiers are done, as far as they knew when they launched
+        the step; None: there is one rank."""
         self.scores: Scores | None = None
         """Log probabilities that come with the tokens, if requested by any row."""
         self.started = new_event(timing=True)
@@ -80,7 +83,9 @@ class Readback:
         self.done.synchronize()
         check()
         if self._agreed is not None:
-            compare(self._agreed.tolist())
+            agreed = self._agreed.tolist()
+            compare(agreed)
+            self.copied_step = min(each[COPIED] for each in agreed)
         return self._array[: self._count].copy(), self.started.elapsed_time(self.done) / 1e3
 
 

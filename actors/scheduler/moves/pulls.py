@@ -27,6 +27,7 @@ from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport
+from pagebus.bus.messages.moves import together
 
 SHARE = 0.5
 """Of a replica's blocks that pulls may hold."""
@@ -46,7 +47,7 @@ class Pull:
     several that were made at about the same time. ``hosts``: the sources are blocks of the lender's host tier.
     ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is lost. ``step``: the lender's
     last one that may write the blocks. ``probes``: it is to tell the link's rate. ``is_void``: the contents are not
-    wanted any more, or not to be trusted."""
+    wanted any more, or not to be trusted. ``told``: what the target's ranks have said of it."""
 
     number: int
     lender: Replica | None
@@ -63,6 +64,7 @@ class Pull:
     probes: bool = False
     is_ordered: bool = False
     is_void: bool = False
+    told: dict[int, PullReport] = field(default_factory=dict)
 
     def add(self, part: Part, blocks: list[int]) -> None:
         """Bring what is lent into these blocks, too."""
@@ -242,19 +244,21 @@ class Pulls:
         return ordered
 
     def take(self, report: PullReport, target: Replica) -> list[int]:
-        """Apply a report of this target's executor. Returns the blocks that hold now what was wanted."""
+        """Apply a report of this target's executor. Returns the blocks that hold now what was wanted: none as long as
+        one of its ranks has not said that its part is there."""
         pull = self._live.get(report.pull)
         if pull is None or pull.target is not target or not pull.is_ordered:
             return []
-        count = len(pull.blocks)
+        if (said := together(pull.told, report)) is None:
+            return []
+        count, there = len(pull.blocks), said.there
         if not pull.is_void:
-            rate = report.bytes_per_s
-            pull.link.ended(count, there=report.there, bytes_per_s=rate, probes=pull.probes)
-        lands = report.there and not pull.is_void
+            pull.link.ended(count, there=there, bytes_per_s=said.bytes_per_s, probes=pull.probes)
+        lands = there and not pull.is_void
         target.moves.num_pulled += count * lands
         target.moves.num_pulled_hosts += count * (lands and pull.hosts)
         target.moves.num_pulled_tokens += pull.num_tokens * lands
-        target.moves.num_failed += count * (not report.there)
+        target.moves.num_failed += count * (not there)
         if lands:
             self._probes += [pull.number] if pull.probes else []
             target.index.insert_new(pull.contents, pull.blocks)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pagebus.bus.messages import PullReport, StepPlan
+from pagebus.bus.messages.moves import together
 
 MOST_EARLY = 1024
 """Reports that are kept until the plan has been read that ordered the pull."""
@@ -36,6 +37,8 @@ class PullLog:
         self._write, self._start_s, self._lenders = write, start_s, lenders
         self._open: dict[Key, tuple[str, dict[str, Any]]] = {}
         self._early: dict[Key, PullReport] = {}
+        self._told: dict[Key, dict[int, PullReport]] = {}
+        """Of pulls of several ranks, what some of these have said."""
         self._now_s = start_s
 
     def plan(self, replica: str, epoch: int, plan: StepPlan) -> None:
@@ -62,13 +65,16 @@ class PullLog:
                 self.report(report)
 
     def report(self, report: PullReport) -> None:
-        """Note the end of a pull."""
+        """Note the end of a pull, or of a rank's part of it."""
         key = report.replica, report.scheduler_epoch, report.pull
         self._now_s = max(self._now_s, report.ended_s)
+        if (said := together(self._told.setdefault(key, {}), report)) is None:
+            return
+        self._told.pop(key)
         if key in self._open:
-            self._end(key, report.ended_s, there=report.there, error=report.error)
+            self._end(key, said.ended_s, there=said.there, error=said.error)
         else:
-            self._early[key] = report
+            self._early[key] = said
             if len(self._early) > MOST_EARLY:
                 del self._early[next(iter(self._early))]
 
@@ -85,6 +91,7 @@ class PullLog:
 
     def _end(self, key: Key, ended_s: float = 0.0, *, there: bool | None = None, error: str = "") -> None:
         address, row = self._open.pop(key)
+        self._told.pop(key, None)
         ended = round((ended_s or self._now_s) - self._start_s, 6)
         known: dict[str, Any] = {} if there is None else {"there": there}
         self._put(address, row | {"ended_s": ended} | known | ({"error": error} if error else {}))

@@ -57,6 +57,7 @@ class Schedules(RuleBasedStateMachine):
         pulls=st.tuples(st.sampled_from(["", "kind"]), st.sampled_from([0, 0, 1, 2, 5]), st.sampled_from([10.0, 1e6])),
         host=st.sampled_from(["", "here", "here"]),
         step_s=st.sampled_from([0.0, 0.02]),
+        ranks=st.sampled_from([1, 1, 2, 3]),
     )
     def begin(
         self,
@@ -79,6 +80,7 @@ class Schedules(RuleBasedStateMachine):
         pulls: tuple[str, int, float],
         host: str,
         step_s: float,
+        ranks: int,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -106,7 +108,7 @@ class Schedules(RuleBasedStateMachine):
         }
         self.disks = defaultdict(lambda: FakeDisk(*disk))
         self.lenders: Lenders = {}
-        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders, host=host)
+        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders, host=host, ranks=ranks)
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         elif stages > 1:
@@ -266,6 +268,7 @@ class SharedHostTiers(Schedules):
         count=st.sampled_from([2, 2, 3]),
         host=st.sampled_from(["here", "here", "here", ""]),
         step_s=st.sampled_from([0.0, 0.02]),
+        ranks=st.sampled_from([1, 1, 2]),
     )
     def begin(self, count: int, fails: int, **drawn: Any) -> None:
         fixed: dict[str, Any] = {"caching": True, "eos": (), "aging_s": 30.0, "num_drafts": 0, "stages": 1}

@@ -207,7 +207,7 @@ def test_executors_bring_actors_for_text(changes: dict[str, Any], cores: int, ex
         ({"roles": "auto", "kv_moves": "off"}, "--kv-moves off"),
         ({"roles": "Auto"}, "it is auto, or of the form"),
         ({"roles": "prefill=1,decode=2", "enable_prefix_caching": False}, "prefix caching"),
-        ({"roles": "prefill=1,decode=2", "tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
+        ({"roles": "prefill=1,decode=2", "pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
     ],
 )
 def test_roles_that_no_executors_can_have_are_refused(wrong: dict[str, Any], told: str) -> None:

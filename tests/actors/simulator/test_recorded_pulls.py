@@ -77,6 +77,17 @@ def test_a_pull_is_a_row_once_it_has_ended() -> None:
     assert log.pulls.num_pulls == 2
 
 
+def test_a_pull_of_ranks_ends_with_the_last_of_them() -> None:
+    """Also if they were sooner than the plan."""
+    first, last = (replace(report(7, ended_s=10.5 - rank), rank=rank, ranks=2) for rank in (0, 1))
+    log = Log()
+    assert log.take(order(7, 4, 5), first) == []
+    assert log.take(last) == [ROW | {"ended_s": 2.5, "there": True}]
+    log = Log()
+    assert log.take(last, first) == []
+    assert log.take(order(7, 4, 5)) == [ROW | {"ended_s": 2.5, "there": True}]
+
+
 def test_a_pull_out_of_a_host_tier_says_so() -> None:
     """Its sources are numbered as that one's."""
     log, pulls = Log(), (BlockPull(pull=7, address="there", num_blocks=2, hosts=True),)

@@ -1,10 +1,11 @@
 """How fast blocks move between two processes, each with a GPU, or both on one: 512 blocks of 2 MiB.
 
-    python -m tests.gpu.moves.bench_pulls [--blocks 512] [--mib 2] [--repeats 7] [--hosts-only]
+    python -m tests.gpu.moves.bench_pulls [--blocks 512] [--mib 2] [--repeats 7] [--hosts-only | --divided-only]
 
-Over CUDA's handles of memory and over TCP on this host; in scattered places, in runs of 16 neighbours, and all in one.
-Then out of the other's host tier: page-locked here, as the own host tier is, or read through buffers; and a swap-in
-from the own one. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which
+First of groups of ranks of other sizes: half of the heads of each block, and all of those of two ranks. Then out of the
+other's host tier: page-locked here, as the own host tier is, or read through buffers; over CUDA's handles of memory and
+over TCP on this host, in scattered places, in runs of 16 neighbours, and all in one; and a swap-in from the own host
+tier. Prints lines of JSON: milliseconds (the median) and GB/s of each, what the first pull took, which
 opens the memory, and how fast host memory is page-locked, private and shared. Every pull's bytes are compared.
 """
 
@@ -20,11 +21,14 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from pagebus.actors.executor.memory.block_parts import HeadRows
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.swap import make_copies
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.divided import DividedSource
+from pagebus.actors.executor.moves.group import Group
 from pagebus.bus.messages import StepPlan
 from tests.gpu.moves.device_source import FIRST_HOST, DeviceCache, DeviceSource, host_memory
 from tests.helpers.engine_driver import ints
@@ -102,6 +106,26 @@ def measure_devices(address: Address, own: DeviceCache, asked: argparse.Namespac
         pulled.close()
 
 
+def measure_divided(address: Address, asked: argparse.Namespace, device: torch.device) -> None:
+    """Of groups of other sizes: half of the heads of each block, and all of those of two ranks."""
+    block_bytes, rows = asked.mib << 20, 1024
+    size = block_bytes // rows // 8
+    for count in (4, 16):
+        own = DeviceCache(asked.blocks, rows * count * size, device)
+        theirs = [replace(address, parts=(HeadRows(rows, size, first, 8),)) for first in range(0, count, 8)]
+        group = Group(0, (replace(address, parts=(HeadRows(rows, size, 0, count),)),))
+        lenders = group.lenders(replace(theirs[0], others=tuple(theirs[1:])))
+        pulled = DividedSource(lenders, own.blocks, network=False)
+        blocks, times = ints(list(range(asked.blocks))), []
+        for _ in range(1 + asked.repeats):
+            began = time.perf_counter()
+            pulled.copy(blocks, blocks, lambda: False)
+            times.append(time.perf_counter() - began)
+        took = median(times[1:])
+        tell(way=f"{count} of {8 * len(theirs)} heads", ms=took * 1e3, gb_per_s=own.tensor.nbytes / took / 1e9)
+        pulled.close()
+
+
 def measure_hosts(address: Address, own: DeviceCache, asked: argparse.Namespace) -> None:
     """Of the other's host tier."""
     num_hosts, size = 2 * asked.blocks, asked.blocks * own.blocks.block_bytes
@@ -140,12 +164,17 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--hosts-only", action="store_true")
+    parser.add_argument("--divided-only", action="store_true")
     asked = parser.parse_args()
     num_blocks, block_bytes = 4 * asked.blocks, asked.mib << 20
     own = DeviceCache(num_blocks, block_bytes, torch.device("cuda", 0))
     gpu = 1 if torch.cuda.device_count() > 1 else 0
     tell(gpu=torch.cuda.get_device_name(), source=gpu, target=0, blocks=asked.blocks, mib=asked.mib)
     with DeviceSource(gpu, 1 if asked.hosts_only else num_blocks, block_bytes, 2 * asked.blocks) as process:
+        if not asked.hosts_only:
+            measure_divided(process.address, asked, own.tensor.device)
+        if asked.divided_only:
+            return
         measure_hosts(process.address, own, asked)
         if not asked.hosts_only:
             measure_devices(process.address, own, asked)

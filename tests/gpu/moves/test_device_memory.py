@@ -16,14 +16,17 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from pagebus.actors.executor.memory.block_parts import HeadRows
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.divided import DividedSource
+from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.own_cache import OwnCache, device_name
 from tests.actors.executor.moves.test_engines import MAX_TOKENS, PROMPT, go_on, pull
-from tests.gpu.moves.device_source import FIRST_HOST, ROOT, DeviceCache, DeviceSource, host_memory
+from tests.gpu.moves.device_source import FIRST_HOST, ROOT, DeviceCache, DeviceSource, content, host_memory
 from tests.gpu.moves.engine_source import ON_GPU
 from tests.helpers.engine_driver import Driver, ints
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, reference_generate
@@ -90,6 +93,30 @@ def test_blocks_of_a_host_tier_are_copied(source: DeviceSource, own: DeviceCache
         assert own.holds([FIRST_HOST + each for each in sources], targets)
         assert not own.tensor[[each for each in range(NUM_BLOCKS) if each not in targets]].any()
     pulled.close()
+
+
+@pytest.mark.parametrize("way", ["memory", "network", "host tier"])
+def test_heads_are_cut_out_of_blocks(source: DeviceSource, way: str) -> None:
+    """One of two heads, and two of either of two ranks; more blocks than come at a time."""
+    rows, size, hosts = 100, 1000, way == "host tier"
+    address = replace(source.address, host="elsewhere") if way == "network" else source.address
+    both = (HeadRows(rows, size, 0, 2),)
+    behind = replace(address, parts=(HeadRows(rows, size, 2, 2),))
+    rng = random.Random(2)
+    sources, targets = rng.sample(range(NUM_BLOCKS), 200), rng.sample(range(NUM_BLOCKS), 200)
+    expected = content([FIRST_HOST * hosts + each for each in sources], BLOCK_BYTES, OWN).view(-1, rows, 2, size)
+    for count, part in ((1, HeadRows(rows, size, 1, 1)), (4, HeadRows(rows, size, 0, 4))):
+        own = DeviceCache(NUM_BLOCKS, count * BLOCK_BYTES // 2, OWN)
+        group = Group(0, (replace(address, parts=(part,), others=()),))
+        lender = replace(address, parts=both, others=(behind,) if count == 4 else ())
+        pulled = DividedSource(group.lenders(lender), own.blocks, network=way == "network")
+        pulled.prepare(ints(sources), hosts=hosts)
+        pulled.copy(ints(sources), ints(targets), lambda: False, hosts=hosts)
+        found = own.tensor.view(NUM_BLOCKS, rows, count, size)
+        wanted = expected[:, :, 1:] if count == 1 else expected.repeat(1, 1, 2, 1)
+        assert torch.equal(found[targets], wanted)
+        assert not found[[each for each in range(NUM_BLOCKS) if each not in targets]].any()
+        pulled.close()
 
 
 def test_blocks_of_the_own_host_tier_are_copied(own: DeviceCache) -> None:

@@ -17,7 +17,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.settings import Settings
-from pagebus.bus.messages import StepPlan
+from pagebus.bus.messages import FromExecutor, PullReport, StepPlan
 from tests.helpers.engine_driver import Driver
 from tests.helpers.waiting import LIMIT_S
 
@@ -75,7 +75,7 @@ class RankDriver(Driver):
             Engine(
                 self.settings, local_config(whole, rank, world, by_expert=self.settings.enable_expert_parallel),
                 path=path, comm=comm, on_error=self.results.put,
-                on_result=self.results.put if rank == 0 else lambda result: None,
+                on_result=self.results.put if rank == 0 else self._take_pulls,
             )
             for rank, comm in enumerate(comms or meeting(world))
         ]  # fmt: skip
@@ -83,3 +83,8 @@ class RankDriver(Driver):
         self.engine = self.group  # type: ignore[assignment]  # all that a driver asks of an engine
         self.info = self.group.start().result(LIMIT_S)
         self.epoch = 0
+
+    def _take_pulls(self, result: FromExecutor) -> None:
+        """Of other ranks than the first, only what they say of pulls is a result."""
+        if isinstance(result, PullReport):
+            self.results.put(result)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ Two executors, each a process with a GPU of its own, over a Redis. In turn with 
 
 MODEL is a folder, a hub id, or the name of a shape of ``pagebus bench``, such as llama8b, with dummy weights. By
 default it is the shipped model, on a CPU if there is no GPU. One GPU twice will do for a try (``--gpus 0 0
---gpu-memory-utilization 0.4``). The bench says what it does, and prints one line of JSON for each case.
+--gpu-memory-utilization 0.4``), and two GPUs for two groups of two ranks (``--gpus 0 1 0 1 --tensor-parallel-size
+2``). The bench says what it does, and prints one line of JSON for each case.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Bench:
 async def run(bench: Bench, asked: argparse.Namespace) -> None:
     """All of one case."""
     prefixes = [bench.prompt(asked.tokens) for _ in range(asked.repeats + 1 + TRACED)]
-    for name in (FIRST, SECOND):
+    for name in bench.processes.names:
         bench.processes.start(name)
     await bench.until_ready(FIRST)
     await bench.until(f"{FIRST} has joined", lambda: FIRST in bench.system.scheduler.core.replicas)
@@ -298,7 +299,7 @@ async def case(asked: argparse.Namespace, kv_moves: str, limit_s: float) -> bool
                     await run(bench, asked)
             except Exception as error:
                 bench.told["error"] = f"{type(error).__name__}: {error}"
-                for name in (FIRST, SECOND):
+                for name in bench.processes.names:
                     say(f"end of the log of {name}:\n{bench.processes.tail(name)}")
             print(json.dumps(bench.told), flush=True)
             return "error" not in bench.told
@@ -322,12 +323,16 @@ def main() -> int:
     parser.add_argument("--streams", type=int, help="(default: 64, or 8 on a CPU)")
     parser.add_argument("--stream-tokens", type=int, help="of each stream's prompt (default: 512, or 128 on a CPU)")
     parser.add_argument("--repeats", type=int, default=5, help="prompts of each kind (default: 5)")
-    parser.add_argument("--gpus", nargs=2, help="ids for CUDA_VISIBLE_DEVICES (default: the first two)")
+    parser.add_argument(
+        "--gpus",
+        nargs="+",
+        help="ids for CUDA_VISIBLE_DEVICES, one for each rank (default: all that are visible)",
+    )
     parser.add_argument("--cases", nargs="*", help="values of --kv-moves to compare (default: the one given, and off)")
     parser.add_argument("--limit-s", type=float, default=145.0, help="longest time of all (default: 145)")
     add_arguments(parser, model=False, only=[name for name in field_types() if name not in OURS])
     asked = parser.parse_args()
-    asked.gpus = asked.gpus or visible_gpus(os.environ)[:2]
+    asked.gpus = asked.gpus or visible_gpus(os.environ)
     if not asked.gpus and getattr(asked, "device", "auto") == "auto":
         asked.device = "cpu"
     sizes = (700, 8, 128) if getattr(asked, "device", "auto") == "cpu" else (8192, 64, 512)

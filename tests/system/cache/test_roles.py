@@ -29,15 +29,16 @@ def all_prompts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadRate, "tokens", lambda *_: None)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 async def test_prompts_are_computed_on_one_and_decoded_on_the_other(
-    tmp_path: Path, redis_url: str, redis_names: Names
+    ranks: int, tmp_path: Path, redis_url: str, redis_names: Names
 ) -> None:
     """Each sequence gets its first token from the one, and its last from the other, which has pulled its blocks."""
     model = make_reference(tmp_path / "model", CONFIG)
     rng = random.Random(3)
     prompts = [[rng.randrange(CONFIG.vocab_size) for _ in range(length)] for length in (33, 250, 120, 400)]
     expected = reference_generate(model, prompts, COUNT)
-    options = {"name": redis_names.deployment, "roles": "prefill=1,decode=1"}
+    options = {"name": redis_names.deployment, "roles": "prefill=1,decode=1", "tensor_parallel_size": ranks}
     async with running(model, lambda: RedisBus(redis_url, names=redis_names), executors=2, **options) as system:
         core, names = system.scheduler.core, system.names
         await until(lambda: len(core.replicas) == 2)

@@ -11,7 +11,7 @@ import random
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP
+from signal import SIGCONT, SIGKILL, SIGSTOP, Signals
 from typing import Any
 
 import psutil
@@ -62,6 +62,12 @@ if FULL:
     KILLS = list(itertools.product(("host", "network"), ("device", "host-tier"), (LENDER, BORROWER)))
 
 
+RANK_KILLS = [("host", f"{BORROWER}.1")]
+"""The same of one rank of two."""
+if FULL:
+    RANK_KILLS = list(itertools.product(("host", "network"), (LENDER, f"{LENDER}.1", BORROWER, f"{BORROWER}.1")))
+
+
 class Moving:
     """A system with two executors that are processes, and a pull between them that cannot come to its end."""
 
@@ -91,12 +97,12 @@ class Moving:
             await self.displace()
         self._asked = [system.submit(each, max_tokens=LONG)[1] for each in self._prompts[:SLOTS]]
         await until(lambda: sum(map(len, system.collector.tokens.values())) > 2 * SLOTS)
-        self.processes.send(LENDER, SIGSTOP)
+        self._send_all(LENDER, SIGSTOP)
         self._hidden.clear()
         await until(lambda: BORROWER in core.replicas)
         assert core.num_running == SLOTS
         if not far:
-            self.processes.send(BORROWER, SIGSTOP)
+            self._send_all(BORROWER, SIGSTOP)
         self._asked.append(system.submit(self._prompts[-1], max_tokens=COUNT)[1])
         await until(lambda: core.planner.pulls.lent(core.replicas[LENDER]))
         await eventually(self._is_ordered)
@@ -105,16 +111,25 @@ class Moving:
         """Whether the borrower has ever had a plan: its first one is that with the pull."""
         return await self.system.bus.last_id(self.system.names.steps(BORROWER)) != START
 
+    def _send_all(self, name: str, number: Signals) -> None:
+        """A signal to all ranks of an executor."""
+        for each in self.processes.ranks_of(name):
+            self.processes.send(each, number)
+
     async def kill(self, victim: str) -> None:
-        """SIGKILL; as a supervisor does, start it again. The other one goes on."""
-        self.processes.send(victim, SIGKILL)
-        await self.processes.until_ended(victim)
-        for lease in await self.system.bus.leases("executor"):
-            if lease.name == victim:
-                await self.system.bus.release_lease("executor", victim, lease.epoch)
-        self.processes.start(victim)
-        for name in {LENDER, BORROWER} - {victim}:
-            self.processes.send(name, SIGCONT)
+        """SIGKILL; as a supervisor does, start it again, with all ranks of its group. The other one goes on."""
+        ranks = self.processes.ranks_of(victim)
+        for name in (victim, *ranks):
+            self.processes.send(name, SIGKILL)
+            await self.processes.until_ended(name)
+        for lease in await self.system.bus.leases():
+            if lease.name in ranks:
+                await self.system.bus.release_lease(lease.kind, lease.name, lease.epoch)
+        for name in ranks:
+            self.processes.start(name)
+        for name in self.processes.names:
+            if name not in ranks:
+                self.processes.send(name, SIGCONT)
 
     async def replace_scheduler(self) -> None:
         """SIGKILL, nearly; another takes over at once. The executors go on."""
@@ -131,20 +146,21 @@ class Moving:
 
 @contextlib.asynccontextmanager
 async def under_way(
-    model: Path, case: Case, tmp_path: Path, redis_url: str, names: Names, *, far: bool, on_host: bool = False
-) -> AsyncIterator[Moving]:
+    model: Path, case: Case, tmp_path: Path, redis_url: str, names: Names, *, far: bool, on_host: bool = False,
+    ranks: int = 1,
+) -> AsyncIterator[Moving]:  # fmt: skip
     """Over shared memory the borrower has its order, over the network it waits for the lender's bytes. In the end all
     tokens are there, and nothing else is."""
     hidden = {BORROWER}
     options = {"name": names.deployment, "max_num_seqs": SLOTS, "kv_moves": "network" if far else "host"}
-    options |= {"lease_ttl_s": 60.0, "cpu_kv_cache_gib": 0.05, "swap_space": 0.0}
+    options |= {"lease_ttl_s": 60.0, "cpu_kv_cache_gib": 0.05, "swap_space": 0.0, "tensor_parallel_size": ranks}
     if on_host:
         options |= {"num_gpu_blocks_override": NUM_BLOCKS, "swap_space": 0.05, "preemption_mode": "swap"}
     async with running(model, lambda: Curtain(redis_url, hidden, names), executors=0, **options) as system:
         module = "tests.system.far_executor" if far else ""
         processes = ExecutorProcesses(system.settings, redis_url, tmp_path, 2, module=module)
         try:
-            for name in (LENDER, BORROWER):
+            for name in processes.names:
                 processes.start(name)
             moving = Moving(system, processes, hidden, case)
             await moving.begin(far=far, on_host=on_host)
@@ -167,6 +183,19 @@ async def test_a_kill_under_a_pull(
     assert replicas[BORROWER].moves.num_pulled == 0
     if victim == LENDER:  # whoever comes in a borrower's place may be there soon enough to pull the same anew
         assert replicas[BORROWER].moves.num_failed == PREFIX // 16
+        assert replicas[LENDER].moves.num_lent == 0
+
+
+@pytest.mark.parametrize(("way", "victim"), RANK_KILLS)
+async def test_a_kill_of_a_rank_under_a_pull(
+    model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, way: str, victim: str
+) -> None:
+    """Its group starts anew; what was to be pulled is computed, or pulled anew."""
+    async with under_way(model, case, tmp_path, redis_url, redis_names, far=way == "network", ranks=2) as moving:
+        replicas = dict(moving.system.scheduler.core.replicas)
+        await moving.kill(victim)
+    assert replicas[BORROWER].moves.num_pulled == 0
+    if victim.startswith(LENDER):
         assert replicas[LENDER].moves.num_lent == 0
 
 

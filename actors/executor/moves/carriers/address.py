@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from pagebus.actors.executor.memory.block_parts import HeadRows
 from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 
@@ -51,6 +52,16 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the blocks behind the page lie, as of ``HostTier``."""
     hosts: HostTier | None = None
     """The executor's host tier, if others may read it."""
+    parts: tuple[HeadRows, ...] = ()
+    """What lies where in a block."""
+    others: tuple[Address, ...] = ()
+    """Of an executor of several ranks, whose first one has this address: those of its other ranks. They have parts of
+    the same blocks."""
+
+    @property
+    def ranks(self) -> tuple[Address, ...]:
+        """Of each rank."""
+        return (replace(self, others=()), *self.others)
 
     @property
     def layout(self) -> Layout:

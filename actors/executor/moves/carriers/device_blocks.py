@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
+from pagebus.actors.executor.memory.block_cuts import Cut, put
 from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.moves.carriers.driver import Driver
 from pagebus.actors.executor.moves.carriers.errors import Abandoned
@@ -99,6 +101,20 @@ class DeviceBlocks:
                 used[place] = _mark(self._incoming)
         finally:
             _mark(self._incoming).synchronize()
+
+    def beside(self, num_blocks: int, block_bytes: int) -> Self:
+        """As in :class:`Blocks`."""
+        return type(self)(torch.empty(num_blocks, block_bytes, dtype=torch.uint8, device=self._cache.device))
+
+    def put(self, targets: Int32Array, staged: Self, cuts: Sequence[Cut]) -> None:
+        """As in :class:`Blocks`."""
+        with torch.inference_mode(), torch.cuda.stream(self._incoming):
+            put(self._bytes, targets, staged._bytes, cuts)
+            _mark(self._incoming).synchronize()
+
+    @property
+    def _bytes(self) -> torch.Tensor:
+        return self._cache.view(self.num_blocks, -1).view(torch.uint8)
 
     def _copy(
         self, source_base: int, target_base: int, joined: list[Run], stream: torch.cuda.Stream,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagebus.actors.executor.memory.block_cuts import Cut, put
 from pagebus.actors.executor.moves.carriers.runs import runs
 from pagebus.bus.messages import Int32Array
 
@@ -32,6 +33,14 @@ class Blocks(Protocol):
 
     def fill(self, ids: Int32Array, receive: Callable[[memoryview], None]) -> None:
         """Have ``receive`` write the bytes of blocks, in this order, piece by piece. All are there on return."""
+        ...
+
+    def beside(self, num_blocks: int, block_bytes: int) -> Self:
+        """Blocks of another size on the same device."""
+        ...
+
+    def put(self, targets: Int32Array, staged: Self, cuts: Sequence[Cut]) -> None:
+        """Copy what is cut out of staged blocks, the first of these, into ``targets``. All is there on return."""
         ...
 
 
@@ -58,3 +67,11 @@ class HostBlocks:
         """As in :class:`Blocks`."""
         for piece in self.read(ids):
             receive(piece)
+
+    def beside(self, num_blocks: int, block_bytes: int) -> Self:
+        """As in :class:`Blocks`."""
+        return type(self)(torch.zeros(num_blocks, block_bytes, dtype=torch.uint8))
+
+    def put(self, targets: Int32Array, staged: Self, cuts: Sequence[Cut]) -> None:
+        """As in :class:`Blocks`."""
+        put(torch.from_numpy(self._bytes), targets, torch.from_numpy(staged._bytes), cuts)

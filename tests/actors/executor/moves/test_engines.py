@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from pagebus.actors.executor.device.comm import OneRank
 from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.executor.loading.limits import cache_format
 from pagebus.actors.executor.memory.kind import kind_of_blocks
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.opening import shares_host_tier
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.shards.local import local_config
 from pagebus.actors.settings import Settings
 from pagebus.bus.messages import BlockPull, PullReport, StepPlan, StepResult
 from tests.actors.executor.small_engine import MAX_TOKENS, SETTINGS
@@ -136,7 +137,7 @@ def test_logs_do_not_have_the_address(driver: Driver) -> None:
 def test_who_shares_its_host_tier(folder: Path, device: str, change: dict[str, Any], shares: bool) -> None:
     """With a GPU only who may have neighbours."""
     settings = Settings(model=str(folder), **change)
-    assert shares_host_tier(settings, ModelConfig.load(folder), OneRank(), torch.device(device)) == shares
+    assert shares_host_tier(settings, ModelConfig.load(folder), torch.device(device)) == shares
 
 
 @pytest.mark.parametrize("change", [{"kv_moves": "off"}, {"enable_prefix_caching": False}])
@@ -167,9 +168,25 @@ def test_a_server_listens_where_it_is_wanted(folder: Path) -> None:
 def test_what_changes_blocks_changes_their_kind(folder: Path, driver: Driver) -> None:
     """The model's files, the settings that count, the device; nothing else does."""
 
+    cached = cache_format(driver.settings, ModelConfig.load(folder), torch.float32, None)
+
     def kind(device: str = "cpu", head: Path | None = None, **changes: Any) -> bytes:
-        return kind_of_blocks(Settings(model=str(folder), **changes), folder, head, "format", device)  # type: ignore[arg-type]
+        return kind_of_blocks(Settings(model=str(folder), **changes), folder, head, cached, device)
 
     assert kind() == kind(max_num_seqs=3, kv_moves="network", threads=1)
     others = [kind("cuda"), kind(seed=5), kind(head=folder / "config.json"), kind(load_format="dummy")]
     assert len({kind(), *others}) == 5
+
+
+def test_blocks_of_ranks_are_of_the_kind_of_the_whole_model(folder: Path) -> None:
+    """Unless the number of ranks shows in them."""
+    whole = ModelConfig.load(folder)
+    parts = [whole, local_config(whole, 0, 2), local_config(whole, 1, 2)]
+
+    def kinds(**changes: Any) -> set[bytes]:
+        asked = Settings(model=str(folder), **changes)
+        formats = [cache_format(asked, part, torch.float32, None) for part in parts]
+        return {kind_of_blocks(asked, folder, None, each, "cpu") for each in formats}
+
+    assert len(kinds()) == len(kinds(kv_cache_dtype="fp8", calculate_kv_scales=False)) == 1
+    assert len(kinds(deterministic=True)) == len(kinds(kv_cache_dtype="fp8")) == len(parts)

@@ -19,6 +19,7 @@ from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.moves import puller
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.moves.puller import Pull, Puller
 from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
@@ -50,7 +51,8 @@ class Target:
     def __init__(self, *, network: bool = False) -> None:
         self.cache = LocalCache()
         self.reports: queue.Queue[PullReport] = queue.Queue()
-        self.moves = Moves(self.cache.own, self.cache.blocks, "kind", self.reports.put, network=network)
+        group = Group(0, (self.cache.address,), "kind")
+        self.moves = Moves(self.cache.own, self.cache.blocks, group, self.reports.put, network=network)
 
     def order(self, *orders: Order, first: int = 1, epoch: int = 1) -> None:
         self.moves.apply(plan_of(*orders, first=first), epoch, lambda: None)

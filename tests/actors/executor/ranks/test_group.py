@@ -107,10 +107,13 @@ def test_ranks_meet_at_a_file_or_at_a_port(place: str, tmp_path: Path) -> None:
     comms = [GlooComm(rank, 3, partial(open_store, where, rank, 3), "127.0.0.1", LIMIT_S) for rank in range(3)]
     values = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.bfloat16)
 
+    texts = ["one", "", "zwei \0 und ü"]
+
     def exchange(comm: GlooComm) -> tuple[torch.Tensor, torch.Tensor, float]:
         comm.connect()
         widths = [3, 2, 3]
         own = values[comm.rank, :, : widths[comm.rank]]
+        assert comm.tell_all(texts[comm.rank]) == texts
         return comm.all_reduce(values[comm.rank]), comm.gather_columns(own, widths), comm.least(5.0 - comm.rank)
 
     with ThreadPoolExecutor(3) as pool:
@@ -134,6 +137,7 @@ def test_one_rank_exchanges_nothing() -> None:
     assert ONE_RANK.all_reduce(x) is x
     assert torch.equal(ONE_RANK.gather_columns(x, [3]), x)
     assert ONE_RANK.least(4.0) == 4.0
+    assert ONE_RANK.tell_all("alone") == ["alone"]
 
 
 @pytest.mark.parametrize("url", [None, "memory://", "unix:///run/redis.sock", "redis://127.0.0.1:6379/0"])

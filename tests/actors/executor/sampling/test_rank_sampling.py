@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagebus.actors.executor.device.agreement import Agreement
+from pagebus.actors.executor.device.agreement import WORDS, Agreement
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.device.ops import Ops
@@ -120,7 +120,7 @@ def test_greedy_steps_exchange_a_token_and_its_logit() -> None:
 
     for tokens, calls in together(3, sample):
         assert tokens.tolist() == logits.argmax(1).tolist()  # the lowest id of equal ones
-        assert calls == [((2 * SLOTS + 2,), "torch.int32")]
+        assert calls == [((2 * SLOTS + WORDS,), "torch.int32")]
 
 
 @pytest.mark.parametrize("vocab", [70, 129])
@@ -208,7 +208,7 @@ def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation
     def sample(comm: ThreadComm) -> tuple[list[int], torch.Tensor, torch.Tensor]:
         comm.leaves_rows_out = leaves_rows_out
         agreement = Agreement(comm)
-        agreement.own, agreement.told = torch.tensor([7, comm.rank]).int(), torch.zeros(2, 2, dtype=torch.int32)
+        agreement.own, agreement.told = torch.tensor([7, comm.rank, 5]).int(), torch.zeros(2, 3, dtype=torch.int32)
         ops = device_ops_of_rank(WHOLE, agreement, Shard(comm.rank, comm.size, Vocabulary(2500)))
         own = share(2500, comm.rank, comm.size)
         part = logits[:, own.start : own.stop].contiguous()
@@ -223,7 +223,7 @@ def test_ranks_on_devices_give_the_tokens_and_scores_of_the_whole(any_truncation
     for tokens, packed, agreed in told:
         assert tokens == expected.tolist()
         assert torch.equal(packed, scores)
-        assert agreed.tolist() == [[7, 0], [7, 1]]
+        assert agreed.tolist() == [[7, 0, 5], [7, 1, 5]]
 
 
 def test_drift_is_found_beside_the_tokens() -> None:
@@ -233,7 +233,7 @@ def test_drift_is_found_beside_the_tokens() -> None:
     def sample(comm: ThreadComm) -> str:
         shard = Shard(comm.rank, comm.size, Vocabulary(70))
         agreement = Agreement(comm)
-        agreement.own = torch.tensor([7, -1 - comm.rank]).int()
+        agreement.own = torch.tensor([7, -1 - comm.rank, 6]).int()
         own = share(70, comm.rank, comm.size)
         with pytest.raises(EngineError) as caught:
             ops_of_rank(WHOLE, agreement, shard).sample(logits[:, own.start : own.stop].contiguous(), **wanted)

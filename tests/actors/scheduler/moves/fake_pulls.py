@@ -24,6 +24,9 @@ class Order:
     sources: list[int]
     blocks: list[int]
     hosts: bool
+    told: list[int] = field(default_factory=list)
+    """Ranks that have said what became of their parts."""
+    fails: bool = False
 
 
 @dataclass
@@ -39,6 +42,8 @@ class FakePulls:
     """For all of them to share."""
     host: str = ""
     """Whose executors can read each other's host tiers; empty: nobody reads this one's."""
+    ranks: int = 1
+    """Of the executor. Each pulls a part of every block; the pull is there with the last one, and fails with any."""
 
     def begin(self, cache: np.ndarray, memory: np.ndarray, name: str, epoch: int) -> None:
         """An executor with this cache and host tier has them."""
@@ -83,16 +88,24 @@ class FakePulls:
         assert not blocks
 
     def pull_one(self) -> PullReport:
-        """Do the oldest. What comes from an executor that is gone is wrong, though this one does not notice."""
-        order = self.orders.popleft()
+        """Have a rank do its part of the oldest, another one each time. What comes from an executor that is gone is
+        wrong, though this one does not notice."""
+        order = self.orders[0]
+        rank = (order.number + len(order.told)) % self.ranks
+        order.told.append(rank)
+        is_last = len(order.told) == self.ranks
         self.num_done += 1
         there = not self.fails or self.num_done % self.fails != 0
         self.num_failed += not there
-        if there and order.address in self.lenders:
+        order.fails |= not there
+        if is_last:
+            self.orders.popleft()
+        if is_last and not order.fails and order.address in self.lenders:
             held = self.lenders[order.address][order.hosts][order.sources]
             assert (held != 0).all(), "a block is pulled that was never written"
             self._cache[order.blocks] = held
         return PullReport(
             replica=self._name, executor_epoch=self._epoch, scheduler_epoch=order.epoch, pull=order.number,
             there=there, bytes_per_s=self.bytes_per_s if there else 0.0, error="" if there else "it was to fail",
+            rank=rank, ranks=self.ranks,
         )  # fmt: skip

@@ -222,7 +222,8 @@ def pull(prompt_tokens: int) -> None:
     assert len(lender.slots) == 1
     for number, prompt in enumerate(prompts):
         sent = [
-            request(f"{turn} {number}", prompt + [number, turn], block_size=BLOCK_SIZE, max_tokens=1) for turn in (1, 2)
+            request(f"{turn} {number}", [*prompt, number, turn], block_size=BLOCK_SIZE, max_tokens=1)
+            for turn in (1, 2)
         ]
         plans = timed(sent[0], pulled)
         (order,) = plans[0].pulls
@@ -248,6 +249,8 @@ if __name__ == "__main__":
         look_up(num_replicas, where)
     for running in (1, 32, 256):
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
+    for prompt_tokens in (1000, 15_000):
+        pull(prompt_tokens)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128)
     for pages in (1, 5):

@@ -68,8 +68,8 @@ def hashes_from_array(array: Int32Array) -> list[bytes]:
     """
     if len(array) % INTS_PER_HASH:
         raise ValueError(f"{len(array)} integers are no whole number of block hashes")
-    raw = np.ascontiguousarray(array, dtype="<i4").tobytes()
-    return [raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES)]
+    hashes: list[bytes] = np.ascontiguousarray(array, dtype="<i4").view(f"V{HASH_BYTES}").tolist()
+    return hashes
 
 
 def _root(salt: bytes | str | None, adapter: str) -> bytes:

@@ -257,10 +257,12 @@ def _prefill_kernel(
     if partial_ptr is None or piece < 0:
         tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        part = (piece * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)) * tl.num_programs(0) + head
+        Q_HEADS = tl.num_programs(0) if HEADS == 1 else tl.num_programs(0) * GROUP
+        part = (piece * BLOCK_QUERIES + member - query) * Q_HEADS
+        part += head if HEADS == 1 else kv_head * GROUP + place % HEADS
         tl.store(partial_ptr + part[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
         # Where a query saw nothing, behind it or before its window, this is minus infinity: no weight.
-        tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < num_queries)
+        tl.store(lse_ptr + part, highest + tl.log2(total), mask=exists)
 
 
 @triton.jit(do_not_specialize=["merges_ptr"])
@@ -320,14 +322,13 @@ def prefill_attention(
     """out = attention of the queries in the plan's spans; all others stay. Shapes as in `paged_attention`.
 
     A query's result depends on the tile of keys and on how keys are cut, not on which queries share its program.
-    Of programs with several heads no keys are cut.
     """
     if not len(plan.spans):
         return
     q_heads, head_dim = q.shape[1:]
     kv_heads, config = k_cache.shape[2], plan.config
     group = q_heads // kv_heads
-    assert config.heads == 1 or (config.heads >= group and plan.partial is None)
+    assert config.heads == 1 or config.heads >= group
     _prefill_kernel[(q_heads if config.heads == 1 else kv_heads, len(plan.spans))](
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         kv_scales, sinks, scale * LOG2_E, sliding_window,

@@ -83,12 +83,14 @@ def packed_config(config: PrefillConfig, group: int) -> PrefillConfig:
     return replace(config, block_queries=max(1, config.block_queries // heads), heads=heads)
 
 
-def num_shares(config: PrefillConfig, q_heads: int, processors: int) -> int:
-    """The number of equal shares of all keys: as many as make every multiprocessor hold as many programs as fit."""
-    if config.block_queries * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
+def num_shares(config: PrefillConfig, programs: int, processors: int) -> int:
+    """The number of equal shares of all keys, of which each has so many ``programs``: as many as make every
+    multiprocessor hold as many of them as fit."""
+    rows = config.block_queries * config.heads
+    if rows * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
         return 0
-    held = 1 if config.block_queries * config.num_warps > 256 else 2
-    return held * processors // q_heads
+    held = 1 if rows * config.num_warps > 256 else 2
+    return held * processors // programs
 
 
 def most_merges(shares: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
 from pagebus.actors.scheduler.fleet.fleet import Fleet
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
@@ -30,6 +30,10 @@ class Place:
     def index(self) -> PrefixIndex:
         """What is found there."""
         return self.replica.host_tier.pool.index if self.hosts else self.replica.index
+
+
+Shares = list[tuple[Place, dict[bytes, int]]]
+"""What some places lend: contents, each with the block that holds it there."""
 
 
 class Lending:
@@ -59,70 +63,74 @@ class Lending:
         self._places += [Place(replica, hosts=True) for replica in lenders if replica.kv_host]
         most = max(counts, default=0)
         if fleet.lends_hosts and sequence.hashes and not sequence.scores_prompt:
-            most = max(most, self._most_in_all())
+            most = self._most_in_all(most)
         size = fleet.replicas[0].block_size
         self._most_tokens = min(most, (len(sequence.tokens) - 1) // size) * size
 
-    def _most_in_all(self) -> int:
-        """Blocks of the prefix that are somewhere. With windows also those behind some that are nowhere: all, then."""
+    def _most_in_all(self, count: int) -> int:
+        """Blocks of the prefix that are somewhere, of which one replica has ``count``. With windows also those behind
+        some that are nowhere: all, then."""
         replicas = self._fleet.replicas
         maps = [place.index.blocks for place in self._places]
         maps += [each.host_tier.pool.index.blocks for each in replicas if each.kv_host]
         hashes = self._sequence.hashes
         if replicas[0].kept.num_tokens and any(maps):
             return len(hashes)
-        count, before = 0, -1
+        before = -1
         while count > before:
             before = count
             for each in maps:
-                count += sum(1 for _ in takewhile(each.__contains__, islice(hashes, count, None)))
+                count += len(list(takewhile(each.__contains__, islice(hashes, count, None))))
         return count
 
     def lengthen(self, offer: Offer, target: Replica) -> Offer:
         """An offer of the target, with a loan if there could be one."""
-        if self.most_tokens <= offer.num_tokens or offer.fork is not None or offer.disk:
+        if self._is_whole(offer, target) or offer.fork is not None or offer.disk:
             return offer
-        places = self._reachable(target)
+        places = self._reachable(target) if self.most_tokens > offer.num_tokens else []
         if not places:
             return offer
-        num_blocks, wanted = self._locate(places, target)
+        num_blocks, wanted, shares = self._locate(places, target)
         gained = num_blocks * target.block_size - offer.num_tokens
         if gained <= 0 or not wanted:  # a swapped sequence has all its blocks, of which the last may not be full
             return offer
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
-        lacking = {content: where for content, where in wanted.items() if content not in awaited}
-        if spared := self._spared(lacking, places, target):
-            num_blocks = self._sequence.hashes.index(spared[0])
+        lacking = [content for content in wanted if content not in awaited]
+        shares = _narrowed(shares, lacking)
+        if num_spared := self._num_spared(lacking, shares, target):
+            num_blocks = self._sequence.hashes.index(lacking[-num_spared])
             gained = num_blocks * target.block_size - offer.num_tokens
-            lacking = {content: where for content, where in lacking.items() if content not in spared}
+            shares = _narrowed(shares, lacking[:-num_spared])
             if gained <= 0:
                 return offer
-        parts = self._parts(lacking, places, gained, num_blocks)
-        loan = self._loan(parts, gained, numbers, target)
+        loan = self._loan(self._parts(shares, gained, num_blocks), gained, numbers, target)
         return offer if loan is None else replace(
             offer, loan=loan, saved_tokens=offer.saved_tokens + max(0, loan.saved_tokens)
         )  # fmt: skip
 
-    def _locate(self, places: list[Place], target: Replica) -> tuple[int, dict[bytes, tuple[int, int]]]:
-        """How many blocks of the prefix lie on the target's device or in some place, and in which place, by number, and
-        as which block those do that are not on its device. Of a sequence that the target has swapped out: none."""
-        found: dict[bytes, tuple[int, int]] = {}
-        have, others = target.index.blocks, [place.index.blocks for place in places]
+    def _is_whole(self, offer: Offer, target: Replica) -> bool:
+        """Whether the target has all that it can use; one token is always computed."""
+        return offer.num_tokens + target.block_size >= len(self._sequence.tokens)
 
-        def find(content: bytes) -> int | None:
-            if content in have:
-                return have[content]
-            for number, blocks in enumerate(others):
-                if content in blocks:
-                    found[content] = number, blocks[content]
-                    return blocks[content]
-            return None
-
-        num_blocks, behind = behind_device(target, self._sequence, find)
-        if list(found) == behind:  # the usual case
-            return num_blocks, found
-        return num_blocks, {content: found[content] for content in behind if content in found}
+    def _locate(self, places: list[Place], target: Replica) -> tuple[int, list[bytes], Shares]:
+        """How many blocks of the prefix lie on the target's device or in some place; the contents of those that are not
+        on its device, of a sequence that the target has swapped out none; and what of these, or more, each place has
+        that no place before it has."""
+        left = self._sequence.hashes
+        if each := target.windowed_pages:
+            left = left + [key for block_hash in left for key in page_keys(block_hash, each)]
+        have, shares = target.index.blocks, Shares()
+        found = {content: have[content] for content in left if content in have}
+        for place in places:
+            left = [content for content in left if content not in found] if found else left
+            blocks = list(map(place.index.blocks.get, left))  # no line of Python for each block
+            shares.append(
+                (place, {content: block for content, block in zip(left, blocks, strict=True) if block is not None})
+            )
+            found |= shares[-1][1]
+        num_blocks, behind = behind_device(target, self._sequence, found.get)
+        return num_blocks, [content for content in behind if content not in have and content in found], shares
 
     def _reachable(self, target: Replica) -> list[Place]:
         """Where the target can pull from, the nearest first: devices of its host, its own host tier, those of its
@@ -139,16 +147,15 @@ class Lending:
 
         return sorted(able, key=distance)
 
-    def _spared(self, lacking: dict[bytes, tuple[int, int]], places: list[Place], target: Replica) -> list[bytes]:
-        """The last of the blocks, which had better not be lent: a device has them whose sequences take them before they
+    def _num_spared(self, lacking: list[bytes], shares: Shares, target: Replica) -> int:
+        """How many of the last blocks had better not be lent: a device has them whose sequences take them before they
         come back, and would preempt one more of them otherwise."""
-        contents = list(lacking)
-        if not contents or (place := places[lacking[contents[-1]][0]]).hosts:
-            return []
-        blocks = [block for number, block in lacking.values() if places[number] is place]
-        behind = takewhile(lambda content: places[lacking[content][0]] is place, reversed(contents))
-        short = self._shortage(place.replica, self._pulls.link(place.replica, target), blocks)
-        return list(islice(behind, short))[::-1]
+        for place, blocks in shares if lacking else []:
+            if lacking[-1] in blocks and not place.hosts:
+                link = self._pulls.link(place.replica, target)
+                short = self._shortage(place.replica, link, list(blocks.values()))
+                return len(list(takewhile(blocks.__contains__, islice(reversed(lacking), short))))
+        return 0
 
     def _shortage(self, lender: Replica, link: Link, blocks: list[int]) -> int:
         """How many of the last blocks the lender's sequences need before they come back."""
@@ -157,17 +164,12 @@ class Lending:
             return 0
         return max(0, lender.growth(link.seconds(len(blocks))) - left)
 
-    def _parts(
-        self, lacking: dict[bytes, tuple[int, int]], places: list[Place], gained: int, num_blocks: int
-    ) -> list[Part]:
+    def _parts(self, shares: Shares, gained: int, num_blocks: int) -> list[Part]:
         """What each place lends; the tokens gained are divided among them."""
-        held: dict[int, dict[bytes, int]] = defaultdict(dict)
-        for content, (number, block) in lacking.items():
-            held[number][content] = block
         parts, left, anchors = [], gained, self._anchors(num_blocks)
-        for number, blocks in held.items():
-            place = places[number]
-            tokens = gained * len(blocks) // len(lacking)
+        num_lent = sum(len(blocks) for _, blocks in shares)
+        for place, blocks in shares:
+            tokens = gained * len(blocks) // num_lent
             mine = [each for each in anchors if each in blocks]
             parts.append(Part(place.replica.name, place.hosts, list(blocks), list(blocks.values()), mine, tokens))
             left -= tokens
@@ -205,3 +207,10 @@ class Lending:
 
     def _anchors(self, num_blocks: int) -> list[bytes]:
         return self._fleet.replicas[0].index.anchors(self._sequence.hashes, 0, num_blocks)
+
+
+def _narrowed(shares: Shares, contents: list[bytes]) -> Shares:
+    """Of the shares these contents, which all of them together have; without empty ones."""
+    if sum(len(blocks) for _, blocks in shares) > len(contents):
+        shares = [(place, {each: blocks[each] for each in contents if each in blocks}) for place, blocks in shares]
+    return [share for share in shares if share[1]]

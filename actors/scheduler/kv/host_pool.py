@@ -68,7 +68,7 @@ class HostPool:
             self._num_used += 1
         else:
             block, _ = self._cached.popitem(last=False)
-            self.index.forget(block)
+            self.index.forget((block,))
         self._counts[block] = 1
         return block
 

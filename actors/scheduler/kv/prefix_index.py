@@ -135,13 +135,16 @@ class PrefixIndex:
         """The plan up to which all must have been carried out for listed blocks to have their contents."""
         return max(map(self._steps.__getitem__, blocks))
 
-    def forget(self, block: int) -> bytes | None:
-        """Remove a block whose content is about to change. Returns the hash listed for it, if any."""
-        block_hash = self.hash_of(block)
-        if block_hash is not None:
-            self._hashes[block] = None
-            del self.blocks[block_hash]
-        return block_hash
+    def forget(self, blocks: Sequence[int]) -> list[tuple[int, bytes]]:
+        """Remove blocks whose contents are about to change. Returns those that are listed, each with its hash."""
+        contents, known = self.hashes_of(blocks), self._hashes
+        if not any(contents):
+            return []
+        listed = [(block, content) for block, content in zip(blocks, contents, strict=True) if content is not None]
+        for block, content in listed:
+            known[block] = None
+            del self.blocks[content]
+        return listed
 
     def clear(self) -> None:
         """Remove all blocks. ``new_anchors`` stay, because the blocks may be in the host tier too."""

@@ -290,8 +290,7 @@ class Pulls:
         pull.link.num_under_way -= len(pull.blocks)
         known = self._bringing[pull.target.name]
         for content in pull.contents:
-            if known.get(content) == pull.number:
-                del known[content]
+            del known[content]
 
     # -- what replicas do ---------------------------------------------------------------------------------------------
     def suspend(self, target: Replica) -> None:

@@ -243,10 +243,11 @@ class HostTier:
         for copies."""
         taken = self._blocks.num_allocated - self._seen_allocated
         self._seen_allocated = self._blocks.num_allocated
-        for block in self._blocks.head(min(taken, self._demotions_left)):
-            block_hash = self._index.hash_of(block)
-            if block_hash is not None:
-                self._demote(block, block_hash)
+        blocks = self._blocks.head(min(taken, self._demotions_left))
+        contents = self._index.hashes_of(blocks)
+        for block, content in zip(blocks, contents, strict=True) if any(contents) else ():
+            if content is not None:
+                self._demote(block, content)
         self._demotions_left = MAX_DEMOTIONS
 
     def _copy_out(self, block: int, host: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
 from pagebus.actors.scheduler.kv.window_match import Find, Match, match_window
@@ -173,7 +172,7 @@ def _match(replica: ReplicaBase, sequence: Sequence, limit: int, find_host: Find
         hosts = replica.host_tier.match(sequence.hashes, len(cached), limit)
     else:
         behind = map(find_host, sequence.hashes[len(cached) : limit])
-        hosts = [host for host in takewhile(lambda host: host is not None, behind) if host is not None]
+        hosts = list(iter(behind.__next__, None))  # no line of Python for each block
     match = Match(0, cached, hosts)
     return _with_pages(replica, sequence, match, find_host) if replica.windowed_pages else (match, NOTHING)
 

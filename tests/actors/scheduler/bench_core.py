@@ -10,12 +10,13 @@ from collections import deque
 import numpy as np
 from msgspec import structs
 
+from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.core.placement import choose
-from pagebus.actors.scheduler.events import DetokenizersLive, ReplicaJoined, ReplicaResult, ToReplica
+from pagebus.actors.scheduler.events import DetokenizersLive, Input, ReplicaJoined, ReplicaResult, ToReplica
 from pagebus.actors.scheduler.moves.pulls import Pulls
-from pagebus.bus.messages import StepPlan, StepResult
+from pagebus.bus.messages import PullReport, StepPlan, StepResult
 from tests.actors.scheduler.world import request
 
 BLOCK_SIZE = 16
@@ -179,11 +180,77 @@ def look_up(num_replicas: int, where: str) -> None:
     )
 
 
+def pull(prompt_tokens: int) -> None:
+    """What it costs to run a prompt behind blocks that are pulled from a neighbour whose only slot is taken, and then
+    behind one's own: until the plan that pulls, from the report to the plan that computes, and until that plan."""
+    core = Core(CoreConfig(block_size=BLOCK_SIZE))
+    core.handle(DetokenizersLive(("text",)))
+    for number, name in enumerate(("lender", "target")):
+        core.handle(ReplicaJoined(
+            replica=name, epoch=number + 1, num_blocks=40_000, block_size=BLOCK_SIZE, max_num_seqs=1,
+            max_model_len=65_536, max_num_batched_tokens=8192, num_host_blocks=4096, block_bytes=2**21,
+            prefill_tokens_per_s=36_000.0, copy_bytes_per_s=50e9, kv_address=name, kv_kind="alike", kv_host="here",
+        ))  # fmt: skip
+    lender, target = (core.replicas[name] for name in ("lender", "target"))
+    busy, executor, rng = QuickExecutor(1), QuickExecutor(1), np.random.default_rng(0)
+    core.handle(request("busy", rng.integers(0, 30_000, 64).tolist(), block_size=BLOCK_SIZE, max_tokens=60_000))
+    pulled, took, own = [], [], []
+
+    def timed(message: Input, to: list[float] | None = None) -> list[StepPlan]:
+        start = time.thread_time()
+        core.handle(message)
+        outputs = core.plan(0.0)
+        if to is not None:
+            to.append((time.thread_time() - start) * 1e6)
+        plans = [each for each in outputs if isinstance(each, ToReplica)]
+        busy.queue.extend(each.message for each in plans if each.replica == "lender")
+        return [each.message for each in plans if each.replica == "target"]
+
+    def answer(plans: list[StepPlan]) -> None:
+        while plans:
+            executor.queue.extend(plans)
+            ran = executor.queue[0].step
+            plans = timed(ReplicaResult("target", structs.replace(executor.run_one(), copied_step=ran)))
+
+    prompts = [rng.integers(0, 30_000, prompt_tokens).tolist() for _ in range(30)]
+    for prompt in prompts:
+        hashes = hash_blocks(np.array(prompt, np.int32), BLOCK_SIZE)
+        lender.index.insert_all(hashes, blocks := lender.pool.allocate(len(hashes)), 0, len(hashes))
+        lender.pool.release(reversed(blocks))
+    core.planner.pulls.link(lender, target).ended(0, there=True, bytes_per_s=330e9)
+    core.plan(0.0)
+    assert len(lender.slots) == 1
+    for number, prompt in enumerate(prompts):
+        sent = [
+            request(f"{turn} {number}", [*prompt, number, turn], block_size=BLOCK_SIZE, max_tokens=1)
+            for turn in (1, 2)
+        ]
+        plans = timed(sent[0], pulled)
+        (order,) = plans[0].pulls
+        assert len(plans[0].pull_blocks) == prompt_tokens // BLOCK_SIZE
+        answer(plans)
+        report = PullReport(
+            replica="target", executor_epoch=2, scheduler_epoch=1, pull=order.pull, there=True, bytes_per_s=330e9
+        )
+        plans = timed(report, took)
+        assert plans[0].num_scheduled.sum() == prompt_tokens % BLOCK_SIZE + 2
+        answer(plans)
+        answer(timed(sent[1], own))
+    core.planner.check_integrity()
+    assert target.moves.num_pulled == 30 * (prompt_tokens // BLOCK_SIZE)
+    print(
+        f"{prompt_tokens} tokens: pull planned {statistics.median(pulled):6.1f} us   "
+        f"step planned {statistics.median(took):6.1f} us   behind its own {statistics.median(own):6.1f} us"
+    )
+
+
 if __name__ == "__main__":
     for num_replicas, where in itertools.product((1, 8, 256), ("nowhere", "device", "host")):
         look_up(num_replicas, where)
     for running in (1, 32, 256):
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
+    for prompt_tokens in (1000, 15_000):
+        pull(prompt_tokens)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128)
     for pages in (1, 5):

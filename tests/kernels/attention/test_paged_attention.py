@@ -267,6 +267,28 @@ def test_prompts_cut_for_other_heads(invariant: bool, window: int, device: torch
     torch.testing.assert_close(out.double(), naive_attention(case), atol=2e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("window", [0, 50, 400])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_all_heads_in_a_tile_whose_keys_are_cut(window: int, sinks: bool, device: torch.device) -> None:
+    """Three heads in a tile for four, of rows whose last block is not full."""
+    case = make_case(
+        [700, 300, 5, 70], [9, 5, 3, 1], q_heads=6, kv_heads=2, head_dim=32, window=window, sinks=sinks, device=device
+    )
+    words, out = case.keywords, poisoned(case)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    config = PrefillConfig(4, 32, 4, 1, heads=4)
+    cut = query_spans(starts, lens, query_ranges(starts, 0), config, shares=6, least_keys=128)
+    assert len(cut.merges) > 1
+    spans = Spans.copied(cut, device)
+    prefill_attention(
+        case.q, case.k_cache, case.v_cache, out, words["slots"], words["query_start"], words["context_lens"],
+        words["block_tables"], words["scale"], window, plan_prefills(spans.spans, spans.merges, config, 6, 32, 20),
+        sinks=words["sinks"],
+    )  # fmt: skip
+    live = case.live()
+    torch.testing.assert_close(out[live].double(), naive_attention(case)[live], atol=3e-6, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("block_queries", "tile", "window"), [(32, 16, 0), (64, 16, 40), (16, 64, 5)])
 def test_any_prefill_tiles_give_the_same(block_queries: int, tile: int, window: int, device: torch.device) -> None:
     """Chunks that begin inside a context, with blocks of queries smaller and larger than the tiles of keys."""

@@ -31,8 +31,8 @@ def test_forgetting_works_once() -> None:
     """What is forgotten is gone from both directions."""
     index = PrefixIndex()
     index.insert(b"a", 1)
-    assert index.forget(1)
-    assert not index.forget(1)
+    assert index.forget([0, 1]) == [(1, b"a")]
+    assert index.forget([1]) == []
     assert index.match([b"a"], 1) == []
     index.check_integrity(2)
 

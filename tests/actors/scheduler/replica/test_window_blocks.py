@@ -124,7 +124,7 @@ def test_a_hole_in_the_window_is_no_hit() -> None:
     index = replica(world).index
     gone = index.find(hash_blocks(head, SIZE)[14])
     assert gone is not None
-    index.forget(gone)
+    index.forget([gone])
     run_alone(world, request("b", [*head, 1, 2, 3], max_tokens=1))
     (new,) = entered(world, "b")
     assert new.num_computed_tokens == 14 * SIZE

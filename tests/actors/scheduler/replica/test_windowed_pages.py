@@ -133,7 +133,7 @@ def forget(world: World, keys: list[bytes]) -> None:
     for key in keys:
         page = index.find(key)
         assert page is not None
-        index.forget(page)
+        index.forget([page])
 
 
 # -- preemption and forks ---------------------------------------------------------------------------------------------

@@ -8,13 +8,17 @@ import torch
 
 from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens, scale_sums
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.linear.linear import linear_invariant
+from pagebus.kernels.linear.linear import gated_linear, linear_invariant
 from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.layouts import Layout, W8Rows
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
-SCRATCH_BYTES = 64 << 20
-"""Size of the scratch, of dequantized rows or of int32 sums."""
+SCRATCH_BYTES, PROMPTS_SCRATCH_BYTES = 64 << 20, 256 << 20
+"""Size of the scratch, of dequantized rows or of int32 sums; and of rows for prompts, whose products are as large:
+fewer pieces leave fewer multiprocessors idle at their ends."""
+PROMPTS = 2048
+"""Tokens, at least."""
 ALIGNED = 16
 """The rows of a piece are a multiple of this."""
 
@@ -38,9 +42,20 @@ def library_product(
     return _dequantized(x, weight, bias, dtype, invariant=invariant)
 
 
-def pieces(rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
+def prompt_product(
+    x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, act: str, config: PromptConfig
+) -> torch.Tensor | None:
+    """act(gate) * up of ``weight`` [2I, K] dequantized, by our kernel of prompts; None: the scratch is too small."""
+    rows, columns = weight.shape[-2:]
+    if rows * columns * x.itemsize > PROMPTS_SCRATCH_BYTES:
+        return None
+    dense = dequantize(weight, torch.empty((rows, columns), dtype=x.dtype, device=x.device), 0)
+    return gated_linear(x, dense, bias, config=config, act=act)
+
+
+def pieces(rows: int, bytes_of_row: int, scratch: int | None = None) -> Iterator[tuple[int, int]]:
     """Start and stop of pieces of ``rows`` that fit into the scratch, or of ALIGNED rows."""
-    step = max(ALIGNED, SCRATCH_BYTES // bytes_of_row // ALIGNED * ALIGNED)
+    step = max(ALIGNED, (scratch or SCRATCH_BYTES) // bytes_of_row // ALIGNED * ALIGNED)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 
@@ -51,7 +66,8 @@ def _dequantized(
     """Dequantized rows times x, which is not rounded."""
     rows, columns = weight.shape[-2:]
     out = torch.empty((len(x), rows), dtype=dtype, device=x.device)
-    for start, stop in pieces(rows, columns * x.itemsize):
+    scratch = PROMPTS_SCRATCH_BYTES if len(x) >= PROMPTS else SCRATCH_BYTES
+    for start, stop in pieces(rows, columns * x.itemsize, scratch):
         dense = dequantize(weight, torch.empty((stop - start, columns), dtype=x.dtype, device=x.device), start)
         _multiply(x, dense, None if bias is None else bias[start:stop], out[:, start:stop], invariant=invariant)
     return out

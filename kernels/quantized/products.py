@@ -14,7 +14,7 @@ from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear import linear as dense_products
 from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
-from pagebus.kernels.linear.dispatch import LinearChoice
+from pagebus.kernels.linear.dispatch import LinearChoice, choose_product
 from pagebus.kernels.linear.shapes import Config, LinearKernel
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.choice import (
@@ -24,7 +24,8 @@ from pagebus.kernels.quantized.choice import (
 )
 from pagebus.kernels.quantized.coding import Kind, coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Rows, Weight
-from pagebus.kernels.quantized.library import library_product
+from pagebus.kernels.quantized.library import library_product, prompt_product
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
 Inputs = torch.Tensor | HalfNorm | RoundedTokens
 ROUNDING = {LinearKernel.SCALED_MM: torch.float8_e4m3fn, LinearKernel.INT_MM: torch.int8}
@@ -171,11 +172,24 @@ def _gated(
     x = _in_order(x, weight)
     choice = _choose("gated", x, weight, invariant=invariant)
     if choice.config is None:
+        if choice.kernel is LinearKernel.DEQUANTIZED and not invariant:
+            found = _gated_prompts(x, weight, bias, act)
+            if found is not None:
+                return found
         product = _product(choice, x, weight, bias, invariant=invariant)
         return activation_mul(product, act) if rounded is None else rounded_activation_mul(product, act, rounded)
     coded = coded_of(weight)
     assert coded is not None
     return dense_products.gated_linear(_as_read(x, choice.config), coded, bias, config=choice.config, act=act)
+
+
+def _gated_prompts(x: Inputs, weight: Layout, bias: torch.Tensor | None, act: str) -> torch.Tensor | None:
+    """Where our kernel of prompts would multiply a dense weight of this shape, that once it is dequantized."""
+    if not isinstance(x, torch.Tensor):
+        return None
+    rows, inputs = weight.shape
+    config = choose_product("gated", len(x), rows, inputs, x.dtype, target_of(x.device)).config
+    return prompt_product(x, weight, bias, act, config) if isinstance(config, PromptConfig) else None
 
 
 def linear(

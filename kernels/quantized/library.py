@@ -8,11 +8,12 @@ import torch
 
 from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens, scale_sums
 from pagebus.kernels.common.target import target_of
+from pagebus.kernels.linear.activation import GATES
 from pagebus.kernels.linear.linear import gated_linear, linear_invariant
-from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.linear.shapes import LinearKernel, Product
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.layouts import Layout, W8Rows
-from pagebus.kernels.specialized.hopper_prompts import PromptConfig
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 
 SCRATCH_BYTES, PROMPTS_SCRATCH_BYTES = 64 << 20, 256 << 20
 """Size of the scratch, of dequantized rows or of int32 sums; and of rows for prompts, whose products are as large:
@@ -42,15 +43,28 @@ def library_product(
     return _dequantized(x, weight, bias, dtype, invariant=invariant)
 
 
+def fits_scratch(product: Product) -> bool:
+    """Whether all rows may be dequantized at once, for prompts."""
+    return 2 * product.rows * product.inputs <= PROMPTS_SCRATCH_BYTES
+
+
 def prompt_product(
-    x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, act: str, config: PromptConfig
-) -> torch.Tensor | None:
-    """act(gate) * up of ``weight`` [2I, K] dequantized, by our kernel of prompts; None: the scratch is too small."""
-    rows, columns = weight.shape[-2:]
-    if rows * columns * x.itemsize > PROMPTS_SCRATCH_BYTES:
-        return None
-    dense = dequantize(weight, torch.empty((rows, columns), dtype=x.dtype, device=x.device), 0)
-    return gated_linear(x, dense, bias, config=config, act=act)
+    x: torch.Tensor | RoundedTokens, weight: Layout, bias: torch.Tensor | None, act: str, config: PromptConfig,
+    rounded: torch.dtype | None, *, float8: bool,
+) -> torch.Tensor | RoundedTokens:  # fmt: skip
+    """act(gate) * up by our kernel of prompts, perhaps ``rounded`` to this format: in ``float8``, to which tokens are
+    rounded, or of the dequantized weight."""
+    if float8:
+        assert isinstance(weight, W8Rows)
+        tokens = x if isinstance(x, RoundedTokens) else RoundedTokens(*round_tokens(x, torch.float8_e4m3fn), x.dtype)
+        out = torch.empty((len(tokens.values), weight.shape[0] // 2), dtype=tokens.dtype, device=tokens.values.device)
+        scales = tokens.scale, weight.scale
+        prompt_linear(tokens.values, weight.values, bias, out, config, gated=GATES[act], scales=scales)
+    else:
+        assert isinstance(x, torch.Tensor)
+        dense = dequantize(weight, torch.empty(weight.shape, dtype=x.dtype, device=x.device), 0)
+        out = gated_linear(x, dense, bias, config=config, act=act)
+    return out if rounded is None else RoundedTokens(*round_tokens(out, rounded), out.dtype)
 
 
 def pieces(rows: int, bytes_of_row: int, scratch: int | None = None) -> Iterator[tuple[int, int]]:

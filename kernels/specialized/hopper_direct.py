@@ -221,7 +221,7 @@ def _multiply_words(
 
 
 @gluon.jit(do_not_specialize=["num_tiles", "token_tiles", "row_tiles", "num_tokens"])
-def direct_kernel(
+def widening_direct_kernel(
     x,  # descriptor of [T, K]
     words,  # descriptor of [N, K / 8]
     scale,  # descriptor of all scales, as one row

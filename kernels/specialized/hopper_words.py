@@ -12,7 +12,7 @@ from pagebus.kernels.coded.weights import WORD_TILE, Code, Coded
 from pagebus.kernels.common.pdl import pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import LayoutDescriptor, gl
-from pagebus.kernels.specialized.hopper_direct import direct_kernel
+from pagebus.kernels.specialized.hopper_direct import widening_direct_kernel
 from pagebus.kernels.specialized.hopper_gemm import DEPTH, GROUPS
 from pagebus.kernels.specialized.hopper_widening import widening_kernel
 
@@ -108,7 +108,7 @@ def widened_linear(
     assert target is not None
     launch, multiplying, widening = config.registers
     more = {} if config.direct else {"GROUPS": GROUPS, "WIDENING_REGISTERS": widening}
-    (direct_kernel if config.direct else widening_kernel)[(min(num_tiles, target.num_multiprocessors),)](
+    (widening_direct_kernel if config.direct else widening_kernel)[(min(num_tiles, target.num_multiprocessors),)](
         LayoutDescriptor.from_tensor(x, [config.tokens, DEPTH], _shared(128, 16)),
         LayoutDescriptor.from_tensor(weight.numbers, [part, 16], _shared(64, 32)),
         _in_a_row(weight.scale, part),

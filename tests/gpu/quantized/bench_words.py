@@ -126,7 +126,9 @@ def prompts(product: Product, layout: str, tokens: int) -> None:
     }
     if gated:
         ways["bfloat16, ours"] = lambda: gated_linear(x, dense, None, config=PromptConfig())
-        ways["scratch, ours"] = lambda: library.prompt_product(x, weight, None, "silu", PromptConfig())
+        ways["scratch, ours"] = lambda: library.prompt_product(
+            x, weight, None, "silu", PromptConfig(), None, float8=False
+        )
     for rows, width in ((256, 128), (128, 256)):
         config = WideningConfig(width, 1, True, rows)
         ways[f"direct {rows}x{width}"] = partial(gated_linear if gated else linear, x, coded, None, config=config)

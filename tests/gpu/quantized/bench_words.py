@@ -30,7 +30,9 @@ from pagebus.kernels.specialized.hopper_words import WideningConfig
 from tests.gpu.quantized.bench_quantized import CUDA, LAYOUTS, Bench
 
 SHAPES = ("plain:6144x4096", "partial:4096x4096", "gated:28672x4096", "partial:4096x14336")
-TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 64), (256, 32), (128, 32))
+TILES = (
+    (128, 256), (256, 128), (128, 128), (256, 64), (128, 64), (256, 32), (128, 32), (128, 16), (256, 16),
+)  # fmt: skip
 """Rows and tokens that are tried."""
 SUSTAINED_US = 5e4
 

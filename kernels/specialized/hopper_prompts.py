@@ -151,8 +151,9 @@ def _multiply_tiles(
             acc, others = first[piece], second[piece]
             if x_scale_ptr is not None:
                 acc = _scaled(acc, x_scale_ptr, w_scale_ptr, token, column, num_rows // 2, num_tokens)
-                others = _scaled(others, x_scale_ptr, w_scale_ptr, token + HALF, column, num_rows // 2, num_tokens)
             _store(acc, bias_ptr, out_ptr, token, column, num_rows // 2, num_tokens, GATED, BIASED)
+            if x_scale_ptr is not None:
+                others = _scaled(others, x_scale_ptr, w_scale_ptr, token + HALF, column, num_rows // 2, num_tokens)
             _store(others, bias_ptr, out_ptr, token + HALF, column, num_rows // 2, num_tokens, GATED, BIASED)
             column += w_shared[piece].shape[1]
 

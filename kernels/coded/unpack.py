@@ -65,23 +65,29 @@ _INT8_FLOAT32 = constant("""{
 """Of four bytes: 0x4b000000 is 2^23, behind which whole numbers are the last bits."""
 
 
-def _words_code(first: str, add: str) -> str:
-    """Eight registers of two numbers each, from two words and their offset twice: the codes at the same place of both
-    words come together, become the last bits of a large number, and lose that and their zero again."""
+def _words_code(first: str, add: str, halves: tuple[str, ...] = ("0x5410", "0x7632")) -> str:
+    """Registers of two numbers each, from two words and their offset twice: the codes at the same place of both words
+    come together, become the last bits of a large number, and lose that and their zero again. Eight of both halves of
+    words, or four of one."""
+    count = 4 * len(halves)
     lines = [".reg .b32 half, part, one;", "mov.b32 one, 0x3f803f80;"]
-    for half, order in enumerate(("0x5410", "0x7632")):
-        lines.append(f"prmt.b32 half, $8, $9, {order};")
+    for half, order in enumerate(halves):
+        lines.append(f"prmt.b32 half, ${count}, ${count + 1}, {order};")
         for place in range(4):
             source = "half" if place == 0 else "part"
             if place:
                 lines.append(f"shr.b32 part, half, {4 * place};")
             lines.append(f"lop3.b32 part, {source}, 0x000f000f, {first}, 0xea;")
-            lines.append(add.format(4 * half + place))
+            lines.append(add.format(4 * half + place, count + 2))
     return "{\n" + "\n".join(lines) + "\n}"
 
 
-WORDS_BFLOAT16 = constant(_words_code("0x43004300", "fma.rn.bf16x2 ${}, part, one, $10;"))
-WORDS_FLOAT16 = constant(_words_code("0x64006400", "add.f16x2 ${}, part, $10;"))
+_BFLOAT16 = ("0x43004300", "fma.rn.bf16x2 ${}, part, one, ${};")
+_FLOAT16 = ("0x64006400", "add.f16x2 ${}, part, ${};")
+WORDS_BFLOAT16 = constant(_words_code(*_BFLOAT16))
+WORDS_FLOAT16 = constant(_words_code(*_FLOAT16))
+LOWER_BFLOAT16, UPPER_BFLOAT16 = (constant(_words_code(*_BFLOAT16, (order,))) for order in ("0x5410", "0x7632"))
+LOWER_FLOAT16, UPPER_FLOAT16 = (constant(_words_code(*_FLOAT16, (order,))) for order in ("0x5410", "0x7632"))
 
 _LARGE_BFLOAT16 = constant(_words_code("0x43004300", "mov.b32 ${}, part;"))
 _LARGE_FLOAT16 = constant(_words_code("0x64006400", "mov.b32 ${}, part;"))
@@ -90,6 +96,7 @@ _ONES_BFLOAT16 = constant(" ".join(f"mov.b32 ${place}, 0x3f803f80;" for place in
 _ONES_FLOAT16 = constant(" ".join(f"mov.b32 ${place}, 0x3c003c00;" for place in range(8)))
 _EIGHT = constant("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
 EIGHT_WITH_OFFSET = constant("=r,=r,=r,=r,=r,=r,=r,=r,r,r,r")
+FOUR_WITH_OFFSET = constant("=r,=r,=r,=r,r,r,r")
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.costs import QuantizedCosts
+from pagebus.kernels.quantized.library import fits_scratch
 from pagebus.kernels.quantized.word_choice import library_is_faster, widening_config, word_config
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
@@ -93,7 +94,8 @@ def _choose(
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     library, why = _library(product, kind, dtype, target)
     if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
-        return LinearChoice(library, form, None, why, product=product)
+        prompts = _of_prompts(product, kind, dtype, target) if tokens == MANY else None
+        return prompts or LinearChoice(library, form, None, why, product=product)
     rounded = _rounds(product, kind, dtype, target)
     kind = kind._replace(rounded=rounded)
     product = product._replace(layout=kind.name)  # tables and estimates are of what runs
@@ -111,6 +113,24 @@ def _choose(
         ours = _ours(product, tokens, kind, target) if tokens <= BUCKETS[-1] else None
         config, source, why = ours, Source.RULE, "completes a norm"
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
+
+
+def _of_prompts(product: Product, kind: Kind | None, dtype: torch.dtype, target: Target) -> LinearChoice | None:
+    """Our kernel of prompts, where tables have it: of float8, or of what is dequantized for it. What that costs is the
+    same as for the library, so that tables of dense weights count too."""
+    if kind is None or product.form != "gated" or dtype.itemsize > 2:
+        return None
+    rounded = _rounds(product, kind, dtype, target)
+    if rounded and (kind.code == Code.INT8 or kind.width):
+        return None
+    layouts = (kind._replace(rounded=rounded).name, *(() if rounded or not fits_scratch(product) else ("",)))
+    for each in (product._replace(layout=layout) for layout in layouts):
+        found = measured(each, MANY, target)
+        if found is not None and found[0] is not None:
+            config, source = found
+            why = f"{source}: this was fastest"
+            return LinearChoice(LinearKernel.HOPPER_PROMPTS, product.form, config, why, source, each)
+    return None
 
 
 def _modelled(

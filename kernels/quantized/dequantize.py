@@ -9,12 +9,13 @@ import torch
 
 from pagebus.kernels.coded.products import rounded_product
 from pagebus.kernels.coded.scales import load_scale
-from pagebus.kernels.coded.unpack import widen
+from pagebus.kernels.coded.unpack import widen, widen_words, word_offset
 from pagebus.kernels.coded.weights import WORDS, Code, instructions_for
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 
 ROWS, COLUMNS = 16, 128
+ROWS_OF_WORDS = 64
 
 
 def dequantize_reference(layout: Layout, out: torch.Tensor, start: int) -> torch.Tensor:
@@ -72,12 +73,77 @@ def _dequantize_kernel(
     tl.store(target, number.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _dequantize_words_kernel(
+    words_ptr,  # [N, ceil(K / 128) * 16]
+    scale_ptr,
+    zero_ptr,  # or None
+    whole_ptr,  # [N], or None
+    out_ptr,  # [n, K], 16 bits
+    first_row,
+    num_rows,  # n
+    size,  # K
+    stride_group,
+    WIDTH: tl.constexpr,
+    NATIVE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    TYPE: tl.constexpr = out_ptr.dtype.element_ty
+    tile = tl.program_id(0)
+    place = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = place < num_rows
+    row = (first_row + tl.where(inside, place, 0)).to(tl.int64)
+    words = tl.load(words_ptr + row[:, None] * (tl.cdiv(size, 128) * 16) + (tile * 16 + tl.arange(0, 16))[None, :])
+    last = (size - 1) // WIDTH  # what is behind the last column is not stored
+    if WIDTH % 128 == 0:
+        zeros = 8.0 if zero_ptr is None else tl.load(zero_ptr + row + tile * 128 // WIDTH * stride_group)
+    else:
+        zeros = 0.0  # taken off in float32, each its own
+    whole = 1.0 if whole_ptr is None else tl.load(whole_ptr + row)
+    offset = tl.broadcast_to(word_offset(zeros, TYPE), (ROWS,))
+    codes = widen_words(words, offset[:, None], TYPE, NATIVE)
+    numbers: tl.tuple = ()
+    for index in tl.static_range(8):
+        group = tl.minimum((tile * 128 + index * 16) // WIDTH, last) * stride_group
+        number = codes[index].to(tl.float32)
+        if WIDTH % 128 != 0:
+            number -= 8.0 if zero_ptr is None else tl.load(zero_ptr + row + group).to(tl.float32)[:, None]
+        scale = load_scale(scale_ptr, row + group) * whole
+        numbers += ((number * scale[:, None]).to(TYPE),)
+    even = tl.join(tl.join(numbers[0], numbers[4]), tl.join(numbers[2], numbers[6]))
+    odd = tl.join(tl.join(numbers[1], numbers[5]), tl.join(numbers[3], numbers[7]))
+    result = tl.join(even, odd).permute(0, 2, 3, 4, 1).reshape(ROWS, 128)
+    column = tile * 128 + tl.arange(0, 128)
+    target = out_ptr + place.to(tl.int64)[:, None] * size + column[None, :]
+    tl.store(target, result, mask=inside[:, None] & (column < size)[None, :])
+
+
+def reads_whole_words(layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether each word is read once for its eight numbers: of integers, whose groups do not cut a word's columns."""
+    if not isinstance(layout, W4Words) or dtype.itemsize != 2:
+        return False
+    return layout.table is None and layout.low is None and layout.group % 16 == 0
+
+
 def dequantize(layout: Layout, out: torch.Tensor, start: int) -> torch.Tensor:
     """Rows of a layout [N, K] from ``start`` on, as many as ``out`` [n, K] has, their columns in the stored order."""
     rows, columns = out.shape
     assert out.is_contiguous()
     assert start + rows <= layout.shape[-2]
     assert columns == layout.shape[-1]
+    if isinstance(layout, W4Words) and reads_whole_words(layout, out.dtype):
+        given = _arguments(layout)
+        _dequantize_words_kernel[(-(-columns // COLUMNS), -(-rows // ROWS_OF_WORDS))](
+            given["numbers_ptr"], given["scale_ptr"], given["zero_ptr"], given["whole_ptr"], out, start, rows, columns,
+            layout.shape[-2], WIDTH=layout.group, NATIVE=instructions_for(out.device), ROWS=ROWS_OF_WORDS, num_warps=4,
+        )  # fmt: skip
+        return out
+    return dequantize_numbers(layout, out, start)
+
+
+def dequantize_numbers(layout: Layout, out: torch.Tensor, start: int) -> torch.Tensor:
+    """`dequantize` number by number: of any layout."""
+    rows, columns = out.shape
     _dequantize_kernel[(-(-rows // ROWS), -(-columns // COLUMNS))](
         **_arguments(layout), out_ptr=out, first_row=start, num_rows=rows, size=columns,
         NATIVE=instructions_for(out.device), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4,

@@ -58,7 +58,7 @@ def _whole(shared, count: gl.constexpr, index):
 
 
 @gluon.jit
-def _like(values, words, TYPE: gl.constexpr):
+def like(values, words, TYPE: gl.constexpr):
     """[rows] beside each word, in ``TYPE``."""
     return gl.expand_dims(values.to(TYPE), 1).broadcast_to(words.shape)
 
@@ -69,7 +69,7 @@ def _widen(words, zero, scales, TYPE: gl.constexpr):
     LARGE: gl.constexpr = 128.0 if gl.bfloat16 == TYPE else 1024.0
     CODE: gl.constexpr = WORDS_BFLOAT16 if gl.bfloat16 == TYPE else WORDS_FLOAT16
     if zero is not None:
-        offset = _like(-LARGE - zero.to(gl.float32), words, TYPE)
+        offset = like(-LARGE - zero.to(gl.float32), words, TYPE)
     else:
         offset = gl.full(words.shape, -8.0 - LARGE, TYPE, words.type.layout)
     numbers = gl.inline_asm_elementwise(
@@ -80,23 +80,23 @@ def _widen(words, zero, scales, TYPE: gl.constexpr):
     )  # fmt: skip
     found: tl.tuple = ()
     for index in gl.static_range(8):
-        found += (_scale(numbers[index], scales[index * len(scales) // 8], TYPE),)
+        found += (scale_numbers(numbers[index], scales[index * len(scales) // 8], TYPE),)
     return found
 
 
 @gluon.jit
-def _scale(numbers, scale, TYPE: gl.constexpr):
+def scale_numbers(numbers, scale, TYPE: gl.constexpr):
     """Numbers [rows, 16] times scale [rows] float32, rounded once."""
     CODE: gl.constexpr = _SCALED_BFLOAT16 if gl.bfloat16 == TYPE else _SCALED_FLOAT16
     upper = scale.to(TYPE)
     lower = scale - upper.to(gl.float32)
     return gl.inline_asm_elementwise(
-        CODE, "=r,r,r,r", [numbers, _like(upper, numbers, TYPE), _like(lower, numbers, TYPE)], TYPE.value, True, 2
+        CODE, "=r,r,r,r", [numbers, like(upper, numbers, TYPE), like(lower, numbers, TYPE)], TYPE.value, True, 2
     )
 
 
 @gluon.jit
-def _beside(a, b, c, d):
+def beside(a, b, c, d):
     """Four slices [rows, 16] of columns: [rows, 64]."""
     pairs = gl.join(gl.join(a, c), gl.join(b, d))
     return pairs.permute(0, 2, 3, 1).reshape(a.shape[0], 64)
@@ -112,7 +112,7 @@ def _load_tokens(x, token, k, x_shared, full, empty, stage, phase):
 
 
 @gluon.jit
-def _next(stage, phase, COUNT: gl.constexpr):
+def next_of(stage, phase, COUNT: gl.constexpr):
     """Of a ring, and the phase of its barriers."""
     stage += 1
     if stage == COUNT:
@@ -122,7 +122,7 @@ def _next(stage, phase, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def _load_all(
+def load_all_words(
     x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, num_tiles,
     token_tiles, row_tiles, num_rows, part, stride_group, STAGES: gl.constexpr, AHEAD: gl.constexpr,
     WIDTH: gl.constexpr, ZEROS: gl.constexpr, PDL: gl.constexpr,
@@ -149,9 +149,9 @@ def _load_all(
             )
             k = split * part + step % steps * (2 * DEPTH)
             _load_tokens(x, token_tile * TOKENS, k, x_shared, full, empty, stage, phase)
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_of(stage, phase, STAGES)
             _load_tokens(x, token_tile * TOKENS, k + DEPTH, x_shared, full, empty, stage, phase)
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_of(stage, phase, STAGES)
         if ahead < count:
             _, row_tile, split = place_of(
                 gl.program_id(0) + ahead // steps * gl.num_programs(0), token_tiles, row_tiles
@@ -161,7 +161,7 @@ def _load_all(
                 words, scale, zero, words_shared, scale_shared, zero_shared, arrived, slot, row_tile * PART, num_rows,
                 split * steps + ahead % steps, stride_group, AHEAD, WIDTH, ZEROS,
             )  # fmt: skip
-            slot, slot_phase = _next(slot, slot_phase, AHEAD)
+            slot, slot_phase = next_of(slot, slot_phase, AHEAD)
 
 
 @gluon.jit
@@ -195,17 +195,17 @@ def _widen_all(
                 up = zero_shared.index(slot * HALVES + 1).load(ROW)
                 zeros = gl.where(gl.arange(0, ROWS, layout=ROW) < ROWS // 2, zeros, up)
         w = _widen(_whole(words_shared, AHEAD, slot).load(LAYOUT), zeros, scales, TYPE)
-        second, second_phase = _next(first, phase, STAGES)
+        second, second_phase = next_of(first, phase, STAGES)
         hopper.mbarrier.wait(empty.index(first), phase)
         hopper.mbarrier.wait(empty.index(second), second_phase)
-        _whole(w_shared[0], STAGES, first).store(_beside(w[0], w[1], w[2], w[3]))
-        _whole(w_shared[0], STAGES, second).store(_beside(w[4], w[5], w[6], w[7]))
+        _whole(w_shared[0], STAGES, first).store(beside(w[0], w[1], w[2], w[3]))
+        _whole(w_shared[0], STAGES, second).store(beside(w[4], w[5], w[6], w[7]))
         hopper.fence_async_shared()
         hopper.mbarrier.arrive(full.index(first))
         hopper.mbarrier.arrive(full.index(second))
         hopper.mbarrier.arrive(taken.index(slot))
-        slot, slot_phase = _next(slot, slot_phase, AHEAD)
-        first, phase = _next(second, second_phase, STAGES)
+        slot, slot_phase = next_of(slot, slot_phase, AHEAD)
+        first, phase = next_of(second, second_phase, STAGES)
 
 
 @gluon.jit(do_not_specialize=["num_tiles", "token_tiles", "row_tiles", "num_tokens"])
@@ -274,7 +274,7 @@ def widening_kernel(
             w_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, num_tiles, part, STAGES,
             AHEAD, ZEROS,
         )),
-        (_load_all, (
+        (load_all_words, (
             x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken,
             num_tiles, token_tiles, row_tiles, num_rows, part, stride_group, STAGES, AHEAD, WIDTH, ZEROS, PDL,
         )),

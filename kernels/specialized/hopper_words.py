@@ -1,5 +1,6 @@
-"""Launches products of 33 and more tokens with words of eight 4-bit codes on Hopper, where some warps widen words for
-others: `pagebus.kernels.specialized.hopper_widening`."""
+"""Launches products with words of eight 4-bit codes on Hopper: some warps widen words for others
+(`pagebus.kernels.specialized.hopper_widening`), or those that multiply do so
+(`pagebus.kernels.specialized.hopper_direct`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pagebus.kernels.coded.weights import WORD_TILE, Code, Coded
 from pagebus.kernels.common.pdl import pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import LayoutDescriptor, gl
+from pagebus.kernels.specialized.hopper_direct import widening_direct_kernel
 from pagebus.kernels.specialized.hopper_gemm import DEPTH, GROUPS
 from pagebus.kernels.specialized.hopper_widening import widening_kernel
 
@@ -21,31 +23,48 @@ AHEAD = 3
 SHARED_BYTES = 226 * 1024
 LAUNCH_REGISTERS, LOADING_REGISTERS, MOST_REGISTERS = 128, 24, 168
 """Of a thread: with four times four warps at launch; of loading ones, and of widening ones at most."""
+DIRECT_REGISTERS = 168, 240, 240
+"""Of a thread at launch, with three times four warps, and of multiplying ones, which widen."""
+DIRECT_AHEAD, MOST_STAGES = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class WideningConfig:
-    """Launch shape: tiles of 128 rows by ``tokens`` (128 or 256), K in ``splits`` parts."""
+    """Launch shape: tiles of ``rows`` by ``tokens``, K in ``splits`` parts. Some warps widen words for others (128 rows
+    by 128 or 256 tokens), or each those that it multiplies (``direct``; 128 or 256 rows, 16 to 256 tokens, 256 of both
+    are too many)."""
 
     tokens: int
     splits: int = 1
+    direct: bool = False
+    rows: int = ROWS
 
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights, and up to ``tokens`` tokens."""
-        return -(-num_rows // ROWS)
+        return -(-num_rows // self.rows)
 
     @property
     def stages(self) -> int:
         """As many as fit shared memory beside the words."""
-        words = AHEAD * ROWS * (WORD_TILE // 2 + 4 * 4 + 2)
-        return (SHARED_BYTES - words) // (2 * DEPTH * (ROWS + self.tokens))
+        words = self.ahead * self.rows * (WORD_TILE // 2 + 4 * 4 + 2)
+        row = 2 * DEPTH
+        if self.direct:
+            return min(MOST_STAGES, (SHARED_BYTES - words) // (row * self.tokens))
+        return (SHARED_BYTES - words) // (row * (self.rows + self.tokens))
+
+    @property
+    def ahead(self) -> int:
+        """Steps for which words are on their way."""
+        return DIRECT_AHEAD if self.direct else AHEAD
 
     @property
     def registers(self) -> tuple[int, int, int]:
         """Of each thread at launch, and of a multiplying and a widening one after the others have given theirs away.
         Beside accumulators a thread needs those of its tokens; the compiler needs some more than those of the largest
         instruction."""
-        multiplying = ROWS * self.tokens // 256 + 64
+        if self.direct:
+            return DIRECT_REGISTERS
+        multiplying = self.rows * self.tokens // 256 + 64
         widening = min(MOST_REGISTERS, 4 * LAUNCH_REGISTERS - LOADING_REGISTERS - 2 * multiplying)
         return LAUNCH_REGISTERS, multiplying, widening
 
@@ -84,15 +103,16 @@ def widened_linear(
     assert weight.zero is None or weight.zero.is_contiguous()
     token_tiles, row_tiles = -(-num_tokens // config.tokens), config.tiles(num_rows)
     num_tiles = token_tiles * row_tiles * config.splits
-    part = ROWS // (2 if gated else 1)
+    part = config.rows // (2 if gated else 1)
     target = target_of(x.device)
     assert target is not None
     launch, multiplying, widening = config.registers
-    widening_kernel[(min(num_tiles, target.num_multiprocessors),)](
+    more = {} if config.direct else {"GROUPS": GROUPS, "WIDENING_REGISTERS": widening}
+    (widening_direct_kernel if config.direct else widening_kernel)[(min(num_tiles, target.num_multiprocessors),)](
         LayoutDescriptor.from_tensor(x, [config.tokens, DEPTH], _shared(128, 16)),
         LayoutDescriptor.from_tensor(weight.numbers, [part, 16], _shared(64, 32)),
         _in_a_row(weight.scale, part),
-        _in_a_row(weight.scale, part) if weight.zero is None else _in_a_row(weight.zero, ROWS),
+        _in_a_row(weight.scale, part) if weight.zero is None else _in_a_row(weight.zero, config.rows),
         out if bias is None else bias,
         out,
         num_tiles,
@@ -105,17 +125,16 @@ def widened_linear(
         GATED=gated,
         BIASED=bias is not None,
         SPLITS=config.splits,
-        ROWS=ROWS,
+        ROWS=config.rows,
         STAGES=config.stages,
-        AHEAD=AHEAD,
-        GROUPS=GROUPS,
+        AHEAD=config.ahead,
         WIDTH=weight.width,
         ZEROS=weight.zero is not None,
         REGISTERS=multiplying,
-        WIDENING_REGISTERS=widening,
         LOADING_REGISTERS=LOADING_REGISTERS,
         num_warps=4,
         maxnreg=launch,
+        **more,
         **pdl(x.device),
     )
     return out

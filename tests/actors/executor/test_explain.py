@@ -138,11 +138,11 @@ def test_it_is_what_an_engine_is_told(folder: Path, name: str, changes: dict[str
 LAUNCHED = {
     "rotary_kv_write": "_rotary_kv_write", "decode": "_decode_kernel", "prefill": "_prefill_kernel",
     "hopper": "_attention_kernel", "gemv": "_vector_kernel", "skinny_gemm": "_tiles_kernel",
-    "hopper_gemm": "_specialized_kernel", "hopper_words": "widening_kernel",
+    "hopper_gemm": "_specialized_kernel", "hopper_words": "widening_",
     "moe_pairs": "_pair_down_kernel", "moe_grouped": "_grouped_kernel",
     "moe_specialized": "_experts_kernel", "moe_coded": "_coded_kernel",
     "latent_write": "_latent_write_kernel", "latent_decode": "_latent_decode_kernel",
-    "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel", "dequantized": "_dequantize_kernel",
+    "latent_prefill": "_latent_prefill_kernel", "expanded": "_expanded_kernel", "dequantized": "_dequantize_",
     "rounded": "_round_tokens_kernel",
 }  # fmt: skip
 """How the names of what is launched begin."""

@@ -197,6 +197,7 @@ def profile_model(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             model_folder(name, Path(parent)), device=arguments.device, load_format="dummy", max_model_len=4096,
             max_num_seqs=arguments.max_num_seqs, enforce_eager=arguments.enforce_eager, pipeline_depth=DEPTH,
             swap_space=0.0, max_cudagraph_capture_size=arguments.max_cudagraph_capture_size,
+            quantization=arguments.quantization,
         )  # fmt: skip
         print(f"{name}: ready in {time.perf_counter() - began:.1f} s", flush=True)
     run_plans(driver, make_plans(driver, trace, 60))  # warm
@@ -264,6 +265,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-cudagraph-capture-size", type=int)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quantization")
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--trace", type=Path, help="where to write a chrome trace")
     parser.add_argument("--json", type=Path)

@@ -27,6 +27,7 @@ from pagebus.kernels.quantized.choice import (
     invariant_config,
 )
 from pagebus.kernels.quantized.coding import Kind, kind_of
+from pagebus.kernels.quantized.library import fits_scratch
 from pagebus.kernels.quantized.products import gated_linear, linear, linear_invariant, partial_linear
 from pagebus.kernels.quantized.word_choice import widening_config, word_config
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
@@ -130,6 +131,25 @@ def test_many_words_are_widened_up_to_a_thousand_tokens() -> None:
     assert found("gated", 1025, 28672) == LinearKernel.DEQUANTIZED
     assert choose_quantized_residual(512, 4096, 4096, ZEROS, BF16, H200).form == "partial"
     assert choose_quantized_residual(1024, 4096, 4096, ZEROS, BF16, H200).form == "plain"
+
+
+def test_prompts_of_dequantized_words_take_the_kernel_of_dense_ones() -> None:
+    """Where tables have that for dense weights, and the scratch is large enough."""
+
+    def kernel(form: str, rows: int, kind: Kind, dtype: torch.dtype = BF16, target: Target = H200) -> LinearKernel:
+        return choose_quantized(form, MANY, rows, 3584, kind, dtype, target).kernel
+
+    for kind, dtype in ((ZEROS, BF16), (Kind(Code.E2M1, 1, 32), BF16), (ZEROS, torch.float16), (FP8, torch.float16)):
+        assert kernel("gated", 28672, kind, dtype) == LinearKernel.HOPPER_PROMPTS
+        assert kernel("plain", 28672, kind, dtype) == LinearKernel.DEQUANTIZED
+        assert kernel("gated", 28688, kind, dtype) == LinearKernel.DEQUANTIZED
+        assert kernel("gated", 28672, kind, torch.float32) == LinearKernel.DEQUANTIZED
+    assert kernel("gated", 28672, ZEROS, target=A100) == LinearKernel.DEQUANTIZED
+    assert kernel("gated", 28672, FP8) == LinearKernel.SCALED_MM  # which tokens are rounded for
+    assert kernel("gated", 28672, INT8) == LinearKernel.INT_MM
+    assert kernel("gated", 28672, BLOCKS) == LinearKernel.DEQUANTIZED
+    assert fits_scratch(Product("gated", 28672, 4096))
+    assert not fits_scratch(Product("gated", 57344, 8192))
 
 
 def test_what_is_not_widened() -> None:

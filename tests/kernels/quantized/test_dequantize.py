@@ -16,7 +16,12 @@ ALL = LAYOUTS | OTHERS
 def test_rows_are_those_of_the_reference(name: str, columns: int, device: torch.device) -> None:
     """Also from the middle of a block on, and where the last group is a part of one."""
     layout = ALL[name](140, columns, device)
-    for start, rows, dtype in ((0, 140, torch.float32), (19, 40, torch.float16), (130, 10, torch.float32)):
+    for start, rows, dtype in (
+        (0, 140, torch.float32),
+        (19, 40, torch.float16),
+        (130, 10, torch.float32),
+        (5, 135, torch.float16),
+    ):
         out = torch.full((rows, columns), torch.nan, dtype=dtype, device=device)
         expected = dequantize_reference(layout, torch.empty_like(out), start)
         assert torch.equal(dequantize(layout, out, start), expected)

@@ -1,4 +1,5 @@
-"""The command ``pagebus tune``: measures the launch shapes of a model's products and experts on the GPU here.
+"""The command ``pagebus tune``: measures the launch shapes of a model's products, experts and attention on the
+GPU here.
 
 A model that generates is tuned within its decode steps. Experts of more tokens, and models that only pool, are timed
 alone.

@@ -141,8 +141,9 @@ def test_specialized(config: SpecializedConfig, rows: int, size: int, dtype: tor
 
 @pytest.mark.parametrize(
     ("config", "rows", "size"),
-    [(TileConfig(128, 16, 128, 4, 4, 4, tma=True), 4096, 13696), (TileConfig(64, 16, 256, 3, 4, 4, tma=True), 700, 8960),
-     (TileConfig(64, 16, 128, 4, 4, 2, tma=True), 300, 384), (TileConfig(64, 16, 64, 5, 4, 4, tma=True), 130, 456)],
+    [(TileConfig(128, 16, 128, 4, 4, 4, tma=True), 4096, 13696),
+     (TileConfig(64, 16, 256, 3, 4, 4, tma=True), 700, 8960), (TileConfig(64, 16, 128, 4, 4, 2, tma=True), 300, 384),
+     (TileConfig(64, 16, 64, 5, 4, 4, tma=True), 130, 456)],
 )  # fmt: skip
 def test_uneven_parts(config: TileConfig, rows: int, size: int) -> None:
     """K in parts of which the last has fewer columns, or begins where whole depths end; prefetched or not."""

@@ -13,8 +13,8 @@ from pagebus.actors.executor.tuning.decode_step import DecodeStep
 from pagebus.actors.executor.tuning.selection import Comparison
 from pagebus.actors.executor.tuning.tables import ModelTables
 
-SHORTEST, LONGEST = 384, 640
-"""Tokens of rows, spread evenly: rows of one length may suit a form of attention by chance."""
+SHORTEST, LONGEST = 128, 1920
+"""Tokens of rows, spread evenly: rows of one length, or short ones alone, may suit a form of attention by chance."""
 WARM, QUICK_MS, THOROUGH_MS, LEAST, MOST = 2, 25.0, 100.0, 8, 60
 """Pairs of replays before those that count; how long those of a comparison take, and how many there are."""
 KEPT_GRAPHS = 3

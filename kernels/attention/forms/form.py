@@ -7,24 +7,18 @@ from typing import NamedTuple
 
 class DecodeForm(NamedTuple):
     """``tile``: tokens of a program's step; ``apart``: whether a program has tokens of one row only, where lengths
-    allow that (:func:`pagebus.kernels.attention.decode_plan.plan_decodes`); ``stages``: tiles on their way at once,
-    over a cache of 16 bits (of 8 bits one more)."""
+    allow that (:func:`pagebus.kernels.attention.decode_plan.plan_decodes`)."""
 
     tile: int = 64
     apart: bool = False
-    stages: int = 2
 
     def __str__(self) -> str:
-        return f"tiles of {self.tile}, {self.stages} stages, rows {'apart' if self.apart else 'end to end'}"
+        return f"tiles of {self.tile}, rows {'apart' if self.apart else 'end to end'}"
 
 
 USUAL = DecodeForm()
 """Of all that was not measured."""
-FORMS = (
-    USUAL, DecodeForm(apart=True), DecodeForm(32), DecodeForm(32, apart=True), DecodeForm(32, stages=4),
-    DecodeForm(32, apart=True, stages=4),
-)  # fmt: skip
-"""All that are tried."""
+FORMS = (USUAL, DecodeForm(apart=True), DecodeForm(32), DecodeForm(32, apart=True))
 
 
 class DecodeHeads(NamedTuple):

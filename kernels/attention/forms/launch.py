@@ -46,4 +46,4 @@ def decode_config(
     group *= queries
     held = programs_held(head_dim, group)
     programs = (held // 2 if small_memory and head_dim > 64 else held) * processors // kv_heads
-    return DecodeConfig(form.tile, max(1, programs), num_warps=4, num_stages=form.stages + float8, apart=form.apart)
+    return DecodeConfig(form.tile, max(1, programs), num_warps=4, num_stages=3 if float8 else 2, apart=form.apart)

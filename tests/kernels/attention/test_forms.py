@@ -82,4 +82,4 @@ def test_plans_are_made_so(tmp_path: Path) -> None:
     assert AttentionShape(15, 3, 112, 4).form(20, H200) == USUAL
     assert LatentShape(15, 3, 112, 2).form(20, H200) == USUAL
     config = shape.decodes(132, form=shape.form(len(rows), H200))
-    assert (config.tile, config.apart, config.num_stages) == (32, True, 2)
+    assert (config.tile, config.apart) == (32, True)

@@ -27,7 +27,7 @@ H200 = Target(90, 132, 4917)
 PLAIN, DOWN, HALVED = Product("plain", 7168, 5120), Product("partial", 5120, 27648), Product("residual", 5120, 27648)
 HEAD, OTHER = Product("wide", 152064, 5120), Product("plain", 64, 64)
 EXPERTS = Shape(60, 4, 2048, 1408)
-HEADS = DecodeHeads(2, 16, 128, 2)
+HEADS = DecodeHeads(3, 5, 112, 2)
 TODO = Measurable([PLAIN, HEAD, DOWN, HALVED], EXPERTS, HEADS)
 FITTED = TileConfig(56, 32, 128, 4, 4)
 

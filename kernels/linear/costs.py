@@ -168,8 +168,9 @@ class CostModel:
 
 def _fits(shape: Shape, splits: int, num_inputs: int) -> bool:
     """Whether K can be cut into so many parts; of one part any, unless tiles are of whole depths."""
-    if isinstance(shape.config, TileConfig):
-        return with_splits(shape.config, splits).fits(num_inputs)
+    config = with_splits(shape.config, splits)
+    if isinstance(config, TileConfig) and config.tma:
+        return config.fits(num_inputs)
     return (splits == 1 and not shape.whole) or num_inputs % (splits * shape.depth) == 0
 
 

@@ -18,7 +18,7 @@ from pagebus.actors.executor.step.step_kernels import Choice, StepKernels
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.linear.dispatch import LinearChoice
+from pagebus.kernels.linear.dispatch import LinearChoice, Source
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.moe.choice import ExpertsChoice
 from pagebus.kernels.moe.coded import CodedConfig
@@ -113,6 +113,9 @@ class AbsentEngine:
         assert launch.kernels is not None
         chooser = self.runner.model.chooser
         why, attention = chooser.why(launch.rows), tuple(chooser.kernels(launch.kernels.attention))
+        form = self.runner.chooser.decode_form(launch.rows.decodes) if decodes else None
+        if form is not None and form.source is not Source.RULE:
+            why += f"; decodes in {form.form} ({form.source})"
         return ExplainedStep(decodes, prompt_tokens, _launched(launch), launch.kernels, why, attention)
 
     def launch(self, decodes: int, prompt_tokens: int) -> tuple[Launch, StepWork]:

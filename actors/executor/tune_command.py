@@ -1,4 +1,5 @@
-"""The command ``pagebus tune``: measures the launch shapes of a model's products and experts on the GPU here.
+"""The command ``pagebus tune``: measures the launch shapes of a model's products, experts and attention on the
+GPU here.
 
 A model that generates is tuned within its decode steps. Experts of more tokens, and models that only pool, are timed
 alone.
@@ -47,8 +48,9 @@ def add_tune(commands: Commands) -> None:
         run_tune,
         help="measure a model's launch shapes on the GPU here",
         description="Replay decode steps of a short model of this shape with other launch shapes for its matrix "
-        "products and experts, and keep those with which the step is faster in tables that every later start on such a "
-        "GPU reads. No weights are needed, only the model's config.json. Nothing else should use the GPU meanwhile.",
+        "products, experts and attention, and keep those with which the step is faster in tables that every later "
+        "start on such a GPU reads. No weights are needed, only the model's config.json. Nothing else should use the "
+        "GPU meanwhile.",
         epilog=SETTINGS_EPILOG,
     )
     parser.add_argument(
@@ -112,9 +114,9 @@ def measurable(settings: Settings, config: ModelConfig, target: Target) -> Measu
 
     engine = AbsentEngine(settings, config, target)
     if engine.dtype.itemsize != 2:
-        return Measurable([], None)
+        return Measurable([], None, None)
     chooser = engine.runner.chooser
-    return Measurable(chooser.measurable(), chooser.measurable_experts())
+    return Measurable(chooser.measurable(), chooser.measurable_experts(), chooser.measurable_heads())
 
 
 def _tune_steps(

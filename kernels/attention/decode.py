@@ -10,12 +10,12 @@ the pieces.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from pagebus.kernels.attention.addresses import pair_offsets, part_offsets, tile_blocks
-from pagebus.kernels.attention.decode_plan import DecodePlan, most_registers, programs_held
+from pagebus.kernels.attention.decode_plan import DecodePlan
+from pagebus.kernels.attention.forms.launch import most_registers
 from pagebus.kernels.attention.fused_decode import cache_token, cache_token_int8, join_halves, select_halves, turn_group
 from pagebus.kernels.attention.merge import cap_scores, merge_rows, sink_share
 from pagebus.kernels.common.float8 import float8_query, has_instructions, largest_number, unpack_pairs
@@ -30,44 +30,11 @@ from pagebus.kernels.common.int8 import (
 )
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.reach import first_seen
-from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
 LEAST_DIM = 32
 """The least inner dimension of products of int8."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """Launch shape of the decode kernel. tile: tokens per step; programs: per KV head."""
-
-    tile: int
-    programs: int
-    num_warps: int
-    num_stages: int
-
-
-def num_multiprocessors(device: torch.device) -> int:
-    """The number of multiprocessors of a GPU; a small number for a CPU (the interpreter)."""
-    target = target_of(device)
-    return target.num_multiprocessors if target is not None else 4
-
-
-def decode_config(
-    kv_heads: int, head_dim: int, element_size: int, processors: int, *, float8: bool = False, group: int = 1,
-    queries: int = 1, small_memory: bool = False,
-) -> DecodeConfig:  # fmt: skip
-    """The launch shape; element_size in bytes, of queries; group: query heads per KV head; queries: the most of a run;
-    small_memory: the GPU's (`Target.small_memory`). As many programs as the device holds at once."""
-    if element_size > 2:
-        return DecodeConfig(tile=16, programs=max(1, 2 * processors // kv_heads), num_warps=8, num_stages=1)
-    if queries > 1 and group * queries > 32 and head_dim > 64:  # one program then fills the registers
-        return DecodeConfig(tile=64, programs=max(1, processors // kv_heads), num_warps=8, num_stages=2)
-    group *= queries
-    held = programs_held(head_dim, group)
-    programs = (held // 2 if small_memory and head_dim > 64 else held) * processors // kv_heads
-    return DecodeConfig(tile=64, programs=max(1, programs), num_warps=4, num_stages=3 if float8 else 2)
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -177,11 +144,11 @@ def _decode_kernel(
     row = tl.load(fields, mask=live, other=0).to(tl.int64)
     slot = tl.load(fields + 1, mask=live, other=0).to(tl.int64)
     length = tl.load(fields + 2, mask=live, other=0)
-    tile_begin = tl.load(fields + 3, mask=live, other=0)
-    tile_end = tl.load(fields + 4, mask=live, other=0)
+    begin = tl.load(fields + 3, mask=live, other=0)
+    end = tl.load(fields + 4, mask=live, other=0)
     divided = tl.load(fields + 5, mask=live, other=0)
     table_ptr = tables_ptr + slot * stride_table
-    blocks = tile_blocks(table_ptr, tile_begin, length, TILE, BLOCK_SIZE, PART)
+    blocks = tile_blocks(table_ptr, begin, end, TILE, BLOCK_SIZE, PART)
     if PDL:
         gdc_launch_dependents()
     while item < end_item:
@@ -203,9 +170,9 @@ def _decode_kernel(
             mask_member = (member // GROUP < count)[None, :]
             mask_out = mask_member & mask_columns[:, None]
         if RAW:
-            # The program with the row's last tile puts the newest key and value into the cache, and reads them there.
+            # The program with the row's last token puts the newest key and value into the cache, and reads them there.
             newest = tl.maximum(length - 1, 0)
-            kept = (length > 0) & (tile_end * TILE >= length)
+            kept = (length > 0) & (end >= length)
             block = tl.load(table_ptr + newest // BLOCK_SIZE, mask=kept, other=-1).to(tl.int64)
             target = kv_head * STRIDE_HEAD + block * stride_block + newest % BLOCK_SIZE * STRIDE_TOKEN
             token_ptr = q_ptr + row * stride_qt
@@ -250,16 +217,16 @@ def _decode_kernel(
         if WINDOWED:
             oldest = first_seen(length - count, window)
             first_shown = first_seen(position, window)
-        for tile in tl.range(tile_begin, tile_end):
-            place = tile * TILE + token
-            seen = place < length
+        for tile_begin in tl.range(begin, end, TILE):
+            place = tile_begin + token
+            seen = place < end
             if WINDOWED:
                 seen &= place >= oldest
-            offsets = part_offsets(blocks, tile, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
+            offsets = part_offsets(blocks, tile_begin, stride_block, STRIDE_TOKEN, TILE, BLOCK_SIZE, PART)
             if INT8:
-                words = words_ptr + pair_offsets(blocks, tile, stride_block, TILE, BLOCK_SIZE, PART)
+                words = words_ptr + pair_offsets(blocks, tile_begin, stride_block, TILE, BLOCK_SIZE, PART)
                 words = tl.load(words, mask=seen, other=ONES)
-            blocks = tile_blocks(table_ptr, tile + 1, length, TILE, BLOCK_SIZE, PART)
+            blocks = tile_blocks(table_ptr, tile_begin + TILE, end, TILE, BLOCK_SIZE, PART)
             k = tl.load((k_head_ptr + offsets[:, None]) + k_inside, mask=seen[:, None] & mask_dim[None, :], other=0.0)
             v = (v_head_ptr + offsets[None, :] // STEP) + v_inside
             v = tl.load(v, mask=seen[None, :] & mask_columns[:, None], other=0)
@@ -309,7 +276,7 @@ def _decode_kernel(
             highest = new_highest
 
         table_ptr = tables_ptr + next_slot * stride_table
-        blocks = tile_blocks(table_ptr, next_begin, next_length, TILE, BLOCK_SIZE, PART)
+        blocks = tile_blocks(table_ptr, next_begin, next_end, TILE, BLOCK_SIZE, PART)
         total = tl.sum(totals, axis=0)
         if RUNS:  # where a query saw nothing of a piece, its highest score, minus infinity, is told
             total = tl.where(total > 0, total, 1.0)
@@ -333,7 +300,7 @@ def _decode_kernel(
                 tl.store(partial + 1, acc_odd * share, mask=mask_out)
             tl.store(lse_ptr + part, highest + tl.log2(total), mask=member < MEMBERS)
         item += 1
-        row, length, divided, tile_begin, tile_end = next_row, next_length, next_divided, next_begin, next_end
+        row, length, divided, begin, end = next_row, next_length, next_divided, next_begin, next_end
     if PDL:
         gdc_wait()  # even without any item: waiting is transitive
 
@@ -347,7 +314,6 @@ def decode_attention(
     scale: float,
     sliding_window: int,
     plan: DecodePlan,
-    config: DecodeConfig | None = None,
     kv_scales: torch.Tensor | None = None,
     cos_sin: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
@@ -365,11 +331,7 @@ def decode_attention(
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = q_heads // kv_heads
     stride_block, stride_token, stride_head, _ = k_cache.stride()
-    config = config or decode_config(
-        kv_heads, head_dim, q.element_size(), num_multiprocessors(q.device), float8=kv_scales is not None, group=group,
-        queries=plan.queries,
-    )  # fmt: skip  # which does not depend on the GPU but for its programs, which are the plan's
-    assert config.tile == plan.tile
+    config = plan.config
     assert plan.query_start is None or (cos_sin is None and k_cache.dtype != torch.int8)
     limited = config.num_warps == 4 and q.element_size() == 2
     block_heads = max(8, next_power_of_2(group * plan.queries))
@@ -384,7 +346,7 @@ def decode_attention(
         block_tables, kv_scales, sinks, cos_sin, q_norm, k_norm, eps, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), stride_block, out.stride(0), out.stride(1), block_tables.stride(0),
         STRIDE_TOKEN=stride_token, STRIDE_HEAD=stride_head, GROUP=group, QUERIES=plan.queries, BLOCK_SIZE=block_size,
-        TILE=config.tile, PART=math.gcd(config.tile, block_size), BLOCK_HEADS=block_heads,
+        TILE=config.tile, PART=math.gcd(plan.cut, block_size), BLOCK_HEADS=block_heads,
         WINDOWED=sliding_window != 0, SOFTCAP=softcap,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, LARGEST=largest_number(k_cache.dtype), **common,

@@ -4,6 +4,11 @@ layers.
 The tiles of all rows are laid end to end, and every program gets an equal run of them. A long context is cut into as
 many pieces as needed, and a short one shares a program with its neighbours. The grid depends on the device alone and
 lengths are read on the device, so a captured CUDA graph serves any content.
+
+Where a form (:mod:`pagebus.kernels.attention.forms`) says so, rows lie apart: no program gets the end of one row and
+the beginning of the next. Rows are then cut more finely than tiles, so that the pieces fit the programs, and the last
+tile of a piece is computed in part. Where lengths are such that a multiprocessor would get more tokens that way, rows
+lie end to end all the same.
 """
 
 from __future__ import annotations
@@ -13,11 +18,14 @@ from typing import Any
 
 import torch
 
+from pagebus.kernels.attention.forms.launch import DecodeConfig
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.reach import first_seen
-from pagebus.kernels.common.target import target_of
+from pagebus.kernels.common.target import num_multiprocessors, target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
+FINEST = 16
+"""Rows that lie apart are cut at multiples of so many tokens."""
 MIN_TOKENS = 64
 """The fewest tokens of a program, if there are enough: merging a piece costs about as much as reading so many."""
 ITEM_FIELDS = 8
@@ -26,9 +34,10 @@ MERGE_FIELDS = 4
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """R rows cut into at most I items for P programs per KV head, in tiles of ``tile`` tokens.
+    """R rows cut into at most I items for P programs per KV head, which compute them as ``config`` says.
 
-    ``items`` [I, 8] int32: row, its slot, its length, first tile, end tile, 1 if the row has other items too;
+    ``items`` [I, 8] int32: row, its slot, its length, first token, end, 1 if the row has other items too. They begin at
+    multiples of ``cut`` tokens, and end there or where the row does.
     ``program_items`` [P + 1] int32: where a program's items begin; ``merges`` [M, 4] int32: row, first item and number
     of items of each row that has several (number 0: no more of them). ``partial`` [I, Hq, D] and ``lse`` [I, Hq]
     float32 hold results of items between the two kernels of one layer. ``settled``: plan and block tables were written
@@ -37,7 +46,8 @@ class DecodePlan:
     """
 
     num_rows: int
-    tile: int
+    config: DecodeConfig
+    cut: int
     items: torch.Tensor
     program_items: torch.Tensor
     merges: torch.Tensor
@@ -54,17 +64,26 @@ class DecodePlan:
         return len(self.program_items) - 1
 
 
-def programs_held(head_dim: int, group: int) -> int:
-    """How many programs of 4 warps a multiprocessor holds at once. Tiles of 16 and more columns are multiplied by
-    instructions of a warpgroup, which take queries and weights from shared memory as well."""
-    if next_power_of_2(head_dim) > 128:
-        return 2
-    return 4 if group <= 8 else 3 if group <= 16 else 2
+@triton.jit
+def apart_share(
+    first, length, total, share, programs, kv_heads, processors, TILE: tl.constexpr, CUT: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """How many CUTs a piece has at most if rows, seen from token ``first`` on [R], lie apart; 0: they lie end to end,
+    in a ``share`` of their ``total`` tiles for each program.
 
-
-def most_registers(head_dim: int, group: int) -> int | None:
-    """How many registers a thread of such a program may use, if the compiler has to be told."""
-    return None if next_power_of_2(head_dim) > 128 else 65536 // (128 * programs_held(head_dim, group)) // 8 * 8
+    What counts are the tokens of the busiest multiprocessor: programs are dealt out in turn."""
+    FINER: tl.constexpr = TILE // CUT
+    units = (length + CUT - 1) // CUT - first // CUT
+    least = ((total + share - 1) // share * kv_heads + processors - 1) // processors * share * FINER + 1
+    best = 0
+    for fewer in tl.static_range(FINER):  # no program has more than end to end
+        tried = tl.maximum(share * FINER - fewer, max(MIN_TOKENS // CUT, 1))
+        pieces = tl.sum((units + tried - 1) // tried, axis=0)
+        busiest = (pieces * kv_heads + processors - 1) // processors * tried
+        better = (pieces <= programs) & (busiest < least)
+        best, least = tl.where(better, tried, best), tl.where(better, busiest, least)
+    return best
 
 
 @triton.jit(
@@ -77,6 +96,8 @@ def most_registers(head_dim: int, group: int) -> int | None:
         "num_merges",
         "programs",
         "window",
+        "kv_heads",
+        "processors",
     ]
 )
 def _plan_kernel(
@@ -91,8 +112,11 @@ def _plan_kernel(
     num_merges,  # M
     programs,  # P
     window,
+    kv_heads,
+    processors,
     TILE: tl.constexpr,
-    MIN_TILES: tl.constexpr,
+    CUT: tl.constexpr,  # less than a tile: rows may lie apart
+    MIN_TOKENS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -108,19 +132,28 @@ def _plan_kernel(
     if query_start_ptr is not None:
         count = tl.load(query_start_ptr + row + 1, mask=row < num_rows, other=0)
         count -= tl.load(query_start_ptr + row, mask=row < num_rows, other=0)
-    first_tile = tl.where(window != 0, tl.maximum(first_seen(length - count, window), 0), 0) // TILE
-    tiles = (length + TILE - 1) // TILE - first_tile
-    end = tl.cumsum(tiles, axis=0)
-    begin = end - tiles
-    total = tl.sum(tiles, axis=0)
-    # Program p has the tiles from p * share on. Rounded up, a share leaves some programs without any, but the longest
+    first = tl.where(window != 0, tl.maximum(first_seen(length - count, window), 0), 0)
+    first_unit, units, unit = first // TILE, (length + TILE - 1) // TILE - first // TILE, TILE
+    total = tl.sum(units, axis=0)
+    # Program p has the units from p * share on. Rounded up, a share leaves some programs without any, but the longest
     # would not be shorter otherwise, and rows are cut into fewer pieces.
-    share = tl.maximum((total + programs - 1) // programs, MIN_TILES)
-    last_program = tl.maximum((total + share - 1) // share, 1) - 1
+    share = tl.maximum((total + programs - 1) // programs, max(MIN_TOKENS // TILE, 1))
+    places = units
+    if CUT < TILE:
+        finer = apart_share(first, length, total, share, programs, kv_heads, processors, TILE, CUT, MIN_TOKENS)
+        apart = finer > 0
+        unit = tl.where(apart, CUT, TILE)
+        first_unit = tl.where(apart, first // CUT, first_unit)
+        units = tl.where(apart, (length + CUT - 1) // CUT - first_unit, units)
+        share = tl.where(apart, finer, share)
+        places = tl.where(apart, (units + share - 1) // share * share, units)
+    end = tl.cumsum(places, axis=0)
+    begin = end - places
+    last_program = tl.maximum((tl.sum(places, axis=0) + share - 1) // share, 1) - 1
     first_program = tl.minimum(begin // share, last_program)
-    count = tl.maximum((end - 1) // share, first_program) - first_program + 1
+    count = tl.maximum((begin + units - 1) // share, first_program) - first_program + 1
     # A row of nothing has no item. They lie behind the others: one program would have them all, one after the other.
-    count = tl.where(tiles > 0, count, 0)
+    count = tl.where(units > 0, count, 0)
     end_item = tl.cumsum(count, axis=0)
     first_item = end_item - count
     divided = (count > 1).to(tl.int32)
@@ -134,18 +167,19 @@ def _plan_kernel(
 
     mine = (first_item[None, :] <= index[:, None]) & (index[:, None] < end_item[None, :])  # at most one row per item
     place = index - tl.sum(tl.where(mine, first_item[None, :], 0), axis=1)
-    row_tiles = tl.sum(tl.where(mine, tiles[None, :], 0), axis=1)
+    row_units = tl.sum(tl.where(mine, units[None, :], 0), axis=1)
+    row_length = tl.sum(tl.where(mine, length[None, :], 0), axis=1)
     item_begin = place * share + tl.sum(tl.where(mine, (first_program * share - begin)[None, :], 0), axis=1)
     item_end = item_begin + share
-    item_begin, item_end = tl.maximum(item_begin, 0), tl.minimum(item_end, row_tiles)
-    offset = tl.sum(tl.where(mine, first_tile[None, :], 0), axis=1)
+    item_begin, item_end = tl.maximum(item_begin, 0), tl.minimum(item_end, row_units)
+    offset = tl.sum(tl.where(mine, first_unit[None, :], 0), axis=1)
     target = items_ptr + index * 8
     mask = index < num_items
     tl.store(target, tl.sum(tl.where(mine, row[None, :], 0), axis=1), mask=mask)
     tl.store(target + 1, tl.sum(tl.where(mine, slot[None, :], 0), axis=1), mask=mask)
-    tl.store(target + 2, tl.sum(tl.where(mine, length[None, :], 0), axis=1), mask=mask)
-    tl.store(target + 3, offset + item_begin, mask=mask)
-    tl.store(target + 4, offset + tl.maximum(item_end, item_begin), mask=mask)
+    tl.store(target + 2, row_length, mask=mask)
+    tl.store(target + 3, (offset + item_begin) * unit, mask=mask)
+    tl.store(target + 4, tl.minimum((offset + tl.maximum(item_end, item_begin)) * unit, row_length), mask=mask)
     tl.store(target + 5, tl.sum(tl.where(mine, divided[None, :], 0), axis=1), mask=mask)
 
     rank = tl.cumsum(divided, axis=0) - 1
@@ -157,18 +191,21 @@ def _plan_kernel(
 
 
 def plan_decodes(
-    slots: torch.Tensor, context_lens: torch.Tensor, q_heads: int, head_dim: int, tile: int, programs: int, window: int,
-    *, settled: bool = False, query_start: torch.Tensor | None = None, queries: int = 1,
+    slots: torch.Tensor, context_lens: torch.Tensor, q_heads: int, kv_heads: int, head_dim: int, config: DecodeConfig,
+    window: int, *, settled: bool = False, query_start: torch.Tensor | None = None, queries: int = 1,
 ) -> DecodePlan:  # fmt: skip
     """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which is left out);
     with ``query_start`` [R + 1] rows are runs of at most so many ``queries``."""
+    tile, programs = config.tile, config.programs
+    cut = min(FINEST, tile) if config.apart else tile
     num_rows, device = len(context_lens), context_lens.device
     num_items, num_merges = num_rows + programs - 1, min(num_rows, programs)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
     plan = DecodePlan(
         num_rows=num_rows,
-        tile=tile,
+        config=config,
+        cut=cut,
         items=torch.empty((num_items, ITEM_FIELDS), **ints),
         program_items=torch.empty(programs + 1, **ints),
         merges=torch.empty((num_merges, MERGE_FIELDS), **ints),
@@ -184,8 +221,8 @@ def plan_decodes(
     block = 1 if target_of(device) is not None else 16
     _plan_kernel[(-(-max(num_items, programs + 1) // block),)](
         context_lens, slots, query_start, plan.items, plan.program_items, plan.merges, num_rows, num_items,
-        num_merges, programs, window,
-        TILE=tile, MIN_TILES=max(1, MIN_TOKENS // tile),
+        num_merges, programs, window, kv_heads, num_multiprocessors(device),
+        TILE=tile, CUT=cut, MIN_TOKENS=MIN_TOKENS,
         BLOCK_ROWS=block_rows, BLOCK=block, **pdl(device), num_warps=4 if block_rows <= 1024 else 16,
     )  # fmt: skip
     return plan

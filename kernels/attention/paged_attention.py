@@ -10,8 +10,11 @@ import torch
 
 from pagebus.kernels.attention import hopper_prefill
 from pagebus.kernels.attention.cudnn_prefill import LongRow, cudnn_attention, takes_all
-from pagebus.kernels.attention.decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
+from pagebus.kernels.attention.decode import decode_attention
 from pagebus.kernels.attention.decode_plan import DecodePlan, plan_decodes
+from pagebus.kernels.attention.forms.choice import choose_form
+from pagebus.kernels.attention.forms.form import USUAL, DecodeForm, DecodeHeads
+from pagebus.kernels.attention.forms.launch import DecodeConfig, decode_config
 from pagebus.kernels.attention.prefill import PrefillPlan, plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import (
     Ints,
@@ -27,7 +30,7 @@ from pagebus.kernels.attention.prefill_plan import (
 )
 from pagebus.kernels.attention.reference import paged_attention_reference
 from pagebus.kernels.common.int8 import check_scales
-from pagebus.kernels.common.target import Target, target_of
+from pagebus.kernels.common.target import Target, num_multiprocessors, target_of
 
 __all__ = [
     "AttentionPlan",
@@ -68,12 +71,19 @@ class AttentionShape:
         """Programs of prompts among which the heads are divided."""
         return self.q_heads
 
-    def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:
+    def form(self, num_rows: int, target: Target | None) -> DecodeForm:
+        """In which so many decodes attend."""
+        if self.element_size > 2:
+            return USUAL
+        heads = DecodeHeads(self.kv_heads, self.q_heads // self.kv_heads, self.head_dim, 1 if self.float8 else 2)
+        return choose_form(num_rows, heads, target).form
+
+    def decodes(self, processors: int, queries: int = 1, form: DecodeForm = USUAL) -> DecodeConfig:
         """The launch shape of decodes, or of runs of so many queries."""
         return decode_config(
             self.kv_heads, self.head_dim, self.element_size, processors, float8=self.float8,
             group=self.q_heads // self.kv_heads, queries=queries,
-            small_memory=Target(self.capability, processors).small_memory,
+            small_memory=Target(self.capability, processors).small_memory, form=form,
         )  # fmt: skip
 
     def prompts(self, longest: int, context: int) -> PrefillConfig:
@@ -171,11 +181,11 @@ def plan_attention(
         prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)
-    queries = 1 if query_start is None else shape.run
-    config = shape.decodes(processors, queries)
+    queries, form = (1, shape.form(len(slots), target_of(slots.device))) if query_start is None else (shape.run, USUAL)
+    config = shape.decodes(processors, queries, form)
     decodes = {
         window: plan_decodes(
-            slots, context_lens, shape.q_heads, shape.head_dim, config.tile, config.programs, window, settled=settled,
+            slots, context_lens, shape.q_heads, shape.kv_heads, shape.head_dim, config, window, settled=settled,
             query_start=query_start, queries=queries,
         )
         for window in shape.windows

@@ -50,6 +50,12 @@ def target_of(device: torch.device) -> Target | None:
     return _absent if device.type == "meta" else _present(device)
 
 
+def num_multiprocessors(device: torch.device) -> int:
+    """The number of multiprocessors of a GPU; a small number for a CPU (the interpreter)."""
+    target = target_of(device)
+    return target.num_multiprocessors if target is not None else 4
+
+
 @cache
 def _present(device: torch.device) -> Target | None:
     if device.type != "cuda":

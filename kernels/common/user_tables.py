@@ -1,8 +1,8 @@
 """A user's tables of measured launch shapes: where they are, and which of them choices depend on.
 
-Does not import torch. ``pagebus tune`` writes them, one for dense products and one for experts. Their names have the
-GPU's capability, multiprocessors and bandwidth, Triton's version and a digest of the kernels' sources: one that another
-version wrote is not even looked at. Choices are cached until tables change.
+Does not import torch. ``pagebus tune`` writes them, one for dense products, one for experts, and one for decode
+attention. Their names have the GPU's capability, multiprocessors and bandwidth, Triton's version and a digest of the
+kernels' sources: one that another version wrote is not even looked at. Choices are cached until tables change.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Tuned(StrEnum):
 
     PRODUCTS = "products"
     EXPERTS = "experts"
+    ATTENTION = "attention"
 
 
 SOURCES = {
@@ -42,8 +43,13 @@ SOURCES = {
         "moe/experts.py", "moe/launch/shapes.py", "moe/launch/rule.py", "moe/launch/candidates.py",
         "linear/epilogue.py", "specialized/hopper_gemm.py", "common/pdl.py",
     ),
+    Tuned.ATTENTION: (
+        "attention/decode_plan.py", "attention/decode.py", "attention/fused_decode.py", "attention/merge.py",
+        "attention/addresses.py", "attention/rotary_attention.py", "common/int8.py", "common/float8.py",
+        "common/pdl.py",
+    ),
 }  # fmt: skip
-"""The sources that decide how long a product takes, with the norm beside it, and how long experts do."""
+"""The sources that decide how long a product takes, with the norm beside it, and how long experts and decodes do."""
 
 _folder: Path | None = None
 _forget: list[Callable[[], None]] = []

@@ -59,8 +59,8 @@ def _latent_decode_kernel(
         row = tl.load(fields).to(tl.int64)
         slot = tl.load(fields + 1).to(tl.int64)
         length = tl.load(fields + 2)
-        begin = tl.load(fields + 3) * TILE
-        end = tl.load(fields + 4) * TILE
+        begin = tl.load(fields + 3)
+        end = tl.load(fields + 4)
         divided = tl.load(fields + 5)
         q, q_rope = load_queries(
             q_ptr, q_rope_ptr, row, head, exists, stride_qt, stride_qh, stride_rt, stride_rh,
@@ -126,8 +126,7 @@ def latent_decodes(
     shape: LatentShape,
 ) -> None:
     """out[:R] = attended latents of q[:R], one token for each of the plan's R rows; shapes as in `latent_attention`."""
-    config, (_, num_heads, rank) = shape.decodes(1), q.shape  # the plan knows how many programs there are
-    assert config.tile == plan.tile
+    config, (_, num_heads, rank) = plan.config, q.shape
     common = {"RANK": rank, "BLOCK_RANK": max(16, next_power_of_2(rank)), **pdl(q.device)}
     _latent_decode_kernel[(shape.programs_per_query, plan.num_programs)](
         q, q_rope, cache, out, plan.partial, plan.lse, plan.items, plan.program_items, block_tables, scale * LOG2_E,

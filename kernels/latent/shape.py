@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagebus.kernels.attention.decode import DecodeConfig
+from pagebus.kernels.attention.forms.form import USUAL, DecodeForm
+from pagebus.kernels.attention.forms.launch import DecodeConfig
 from pagebus.kernels.attention.paged_attention import AttentionShape
 from pagebus.kernels.attention.prefill_plan import PrefillConfig
+from pagebus.kernels.common.target import Target
 
 MOST_HEADS, LEAST_HEADS = 32, 16
 """Of a program: columns of its products. Of 32, results of 512 numbers fill the registers of eight warps."""
@@ -30,7 +32,11 @@ class LatentShape(AttentionShape):
         """Programs among which the heads are divided."""
         return -(-self.q_heads // self.heads)
 
-    def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:
+    def form(self, num_rows: int, target: Target | None) -> DecodeForm:
+        """One for all."""
+        return USUAL
+
+    def decodes(self, processors: int, queries: int = 1, form: DecodeForm = USUAL) -> DecodeConfig:
         """Of 16 heads two programs share a multiprocessor, of 32 it has one. Rows have one query."""
         if self.element_size > 2:
             programs = 2 * processors // self.programs_per_query

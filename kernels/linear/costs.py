@@ -118,7 +118,7 @@ class CostModel:
         return [
             splits
             for splits in shape.splits
-            if ((splits == 1 and not shape.whole) or num_inputs % (splits * shape.depth) == 0)
+            if _fits(shape, splits, num_inputs)
             and (splits == 1 or tiles * splits < ENOUGH * self.machine.multiprocessors)
         ]
 
@@ -164,6 +164,14 @@ class CostModel:
         us = fitted.library_chain + self.waves.overlapped(moved, computed)
         us += fitted.library_rows * bucket * num_rows / 1e6
         return us + fitted.activation if form == "gated" else us
+
+
+def _fits(shape: Shape, splits: int, num_inputs: int) -> bool:
+    """Whether K can be cut into so many parts; of one part any, unless tiles are of whole depths."""
+    config = with_splits(shape.config, splits)
+    if isinstance(config, TileConfig) and config.tma:
+        return config.fits(num_inputs)
+    return (splits == 1 and not shape.whole) or num_inputs % (splits * shape.depth) == 0
 
 
 def with_splits(config: DenseConfig, splits: int) -> DenseConfig:

@@ -116,9 +116,10 @@ def prefetch_rows(weight_ptr, row, size, begin, LENGTH: tl.constexpr, PIECES: tl
     )
 
 
-def prefetched_numbers(weight: torch.Tensor, splits: int) -> int:
-    """The numbers of each row, from the beginning of each split, that are prefetched into the L2 cache."""
-    part, pieces = weight.shape[1] // splits, 128 // weight.itemsize
+def prefetched_numbers(weight: torch.Tensor, splits: int, last: int) -> int:
+    """The numbers of each row, from the beginning of each split, that are prefetched into the L2 cache; the ``last``
+    split has no more."""
+    part, pieces = min(weight.shape[1] // splits, last), 128 // weight.itemsize
     if weight.nbytes > PARTLY_PREFETCHED or weight.shape[1] * weight.itemsize % 16:
         return 0
     if weight.nbytes > WHOLLY_PREFETCHED:

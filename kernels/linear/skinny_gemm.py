@@ -66,8 +66,15 @@ class TileConfig:
         """The number of tiles for so many rows of weights."""
         return -(-num_rows // self.rows)
 
+    def part(self, num_inputs: int) -> int:
+        """The columns of each part of K but the last, which may have fewer if tiles come through TMA: what lies beyond
+        K is loaded as zeros."""
+        return -(-num_inputs // self.depth // self.splits) * self.depth if self.tma else num_inputs // self.splits
+
     def fits(self, num_inputs: int) -> bool:
         """Whether K can be divided in this way."""
+        if self.tma:
+            return (self.splits - 1) * self.part(num_inputs) < num_inputs
         return self.splits == 1 or num_inputs % (self.splits * self.depth) == 0
 
 
@@ -134,7 +141,7 @@ def _tiles_kernel(
     GATED: tl.constexpr,  # 0, or the number of an activation
     PARTS: tl.constexpr,  # of the norm's sums of squares
     BLOCK_PARTS: tl.constexpr,  # PARTS rounded up
-    SPLITS: tl.constexpr,  # K is a multiple of SPLITS * BLOCK_K, if > 1
+    SPLITS: tl.constexpr,  # if > 1, K is a multiple of SPLITS * BLOCK_K, or tiles come through TMA
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     EVEN_N: tl.constexpr,  # all rows of all tiles exist
     ROWS: tl.constexpr,
@@ -168,6 +175,8 @@ def _tiles_kernel(
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_K)
     part = size // SPLITS
+    if TMA and SPLITS > 1:
+        part = tl.cdiv(tl.cdiv(size, BLOCK_K), SPLITS) * BLOCK_K
     begin = tl.multiple_of(split * part, BLOCK_K)  # or parts of K would be loaded in small pieces
     if not TMA and not CODE:
         first = weight_ptr + row.to(tl.int64)[:, None] * size + begin
@@ -352,7 +361,8 @@ def tiles_linear(
             TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
             TensorDescriptor.from_tensor(numbers, [block // 2 if gated else block, config.depth]),
         )
-    prefetched = prefetched_numbers(numbers, config.splits) if num_tokens <= PREFETCHED_TOKENS else 0
+    last = size - (config.splits - 1) * config.part(size)
+    prefetched = prefetched_numbers(numbers, config.splits, last) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
     shared = (block + config.tokens) * config.depth * config.stages * x.itemsize

@@ -127,7 +127,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.tuning": (
         "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.models "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model kernels.quantized.tuning "
-        "kernels.linear kernels.moe kernels.moe.launch kernels.common"
+        "kernels.linear kernels.moe kernels.moe.launch kernels.attention.forms kernels.common"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
@@ -153,8 +153,8 @@ ROOMS: dict[str, str] = {
     "actors.executor.step": (
         "actors.executor.graphs actors.executor.sampling actors.executor.models actors.executor.pooling "
         "actors.executor.layers actors.executor.memory actors.executor.batch actors.executor.device actors.model "
-        "actors.telemetry actors.settings kernels.attention kernels.latent kernels.linear kernels.moe "
-        "kernels.moe.launch kernels.quantized bus.messages"
+        "actors.telemetry actors.settings kernels.attention kernels.attention.forms kernels.latent kernels.linear "
+        "kernels.moe kernels.moe.launch kernels.quantized kernels.common bus.messages"
     ),
     "actors.executor.graphs": (
         "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
@@ -188,8 +188,9 @@ ROOMS: dict[str, str] = {
     "actors.shipped_model": "",
     "actors": "",
     "kernels": "",
-    "kernels.attention": "kernels.layers kernels.common",
-    "kernels.latent": "kernels.attention kernels.layers kernels.common",
+    "kernels.attention": "kernels.attention.forms kernels.layers kernels.common",
+    "kernels.attention.forms": "kernels.linear kernels.common",
+    "kernels.latent": "kernels.attention kernels.attention.forms kernels.layers kernels.common",
     "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.common",
     "kernels.moe.adapted": "kernels.moe kernels.moe.launch kernels.quantized kernels.lora kernels.common",

@@ -21,10 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import pagebus.kernels.attention.decode
-import pagebus.kernels.attention.paged_attention
 import pagebus.kernels.common.pdl
-from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.gather import gather_tokens, merge_attention
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
@@ -345,8 +342,6 @@ def launch_all() -> None:
     embedding(meta(256), meta(128256, 4096, dtype=bf16), 55.5)
     case = "logits"
     cap_logits(meta(256, 128256, dtype=fp32), 1.0, 30.0)
-    case = "plan"
-    plan_decodes(meta(256), meta(256), 32, 128, 64, 66, 0)
     case = "norm"
     rms_norm(meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
     add_rms_norm(meta(256, 4096, dtype=bf16), meta(256, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
@@ -372,8 +367,6 @@ def launch_heads() -> None:
 
 def record_launches(arch: int, launch: Callable[[], None] = launch_all) -> None:
     """Let wrappers launch for a GPU of ``arch`` with 132 multiprocessors; nothing runs."""
-    for module in (pagebus.kernels.attention.decode, pagebus.kernels.attention.paged_attention):
-        module.num_multiprocessors = lambda _device: 132
     pagebus.kernels.common.pdl._supported = lambda _device: arch >= 90
     compile_for(Target(arch, 132))
     JITFunction.run = record

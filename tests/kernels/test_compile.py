@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pagebus.kernels.attention.decode_plan import programs_held
+from pagebus.kernels.attention.forms.launch import programs_held
 from pagebus.kernels.linear.adapted import MOST_WITHIN
 
 SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}

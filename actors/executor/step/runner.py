@@ -36,9 +36,9 @@ from pagebus.actors.executor.step.launch import Launch
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
-from pagebus.kernels.attention.decode import num_multiprocessors
 from pagebus.kernels.attention.paged_attention import Spans, prompts_config
 from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges, num_shares
+from pagebus.kernels.common.target import num_multiprocessors
 
 
 class Runner:

@@ -10,6 +10,8 @@ from pagebus.actors.executor.layers.moe import EXPERT_WEIGHTS
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.spec import Dense, ModelSpec, Moe
 from pagebus.kernels.attention.choice import AttentionChooser, AttentionPath, StepRows
+from pagebus.kernels.attention.forms.choice import FormChoice, choose_form
+from pagebus.kernels.attention.forms.form import DecodeHeads
 from pagebus.kernels.linear.dispatch import (
     LinearChoice,
     Source,
@@ -190,6 +192,19 @@ class KernelChooser:
         if self._moe is None or EXPERT_WEIGHTS[0] in self._kinds or self.attention.setup.deterministic:
             return None
         return expert_shape(self._moe, self._config.hidden_size)
+
+    def decode_form(self, num_rows: int) -> FormChoice | None:
+        """In which so many decodes attend; None: there is one form only."""
+        heads = self.measurable_heads()
+        return None if heads is None else choose_form(num_rows, heads, self.attention.setup.target)
+
+    def measurable_heads(self) -> DecodeHeads | None:
+        """Those whose decodes may be measured in 16 bits."""
+        setup = self.attention.setup
+        if setup.latent or setup.deterministic or setup.dtype.itemsize > 2:
+            return None
+        group = setup.q_heads // setup.kv_heads
+        return DecodeHeads(setup.kv_heads, group, setup.head_dim, setup.cache_dtype.itemsize)
 
     def estimated(self) -> dict[str, str]:
         """For each product that the cost model decided about, its kernels by tokens, with estimated microseconds."""

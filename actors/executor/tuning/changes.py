@@ -1,4 +1,5 @@
-"""What tuning tries in a step of so many tokens: other launch shapes of one product or of the experts."""
+"""What tuning tries in a step of so many tokens: other launch shapes of one product or of the experts, or another form
+of attention."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from pagebus.actors.executor.tuning.fitted import fitted
+from pagebus.kernels.attention.forms.form import FORMS, DecodeHeads
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.dispatch import FEWEST_OF_TILES
 from pagebus.kernels.linear.shapes import Config, Product
@@ -16,23 +18,27 @@ from pagebus.kernels.quantized.tuning.tune import sort_of
 BEST = 8
 """Launch shapes of a product that are tried, of those that the cost model ranks."""
 
-Tuned: TypeAlias = Product | Shape
+Tuned: TypeAlias = Product | Shape | DecodeHeads
 Choices: TypeAlias = Mapping[Tuned, Any]
-"""The launch shapes of products (None: the library) and of experts that are not today's."""
+"""The launch shapes of products (None: the library) and of experts, and the form of attention, that are not
+today's."""
 
 
 class Change(NamedTuple):
-    """``choices`` for the product or experts of this ``name``; a product into the residual has them for two forms."""
+    """``choices`` for the product, experts or heads of this ``name``; a product into the residual has them for two
+    forms."""
 
     name: str
     choices: Choices
 
 
 class Measurable(NamedTuple):
-    """What of an engine may be measured: products, and the experts of its layers if these are not quantized."""
+    """What of an engine may be measured: products, the experts of its layers if these are not quantized, and the heads
+    of its decodes."""
 
     products: list[Product]
     experts: Shape | None
+    heads: DecodeHeads | None
 
 
 def changes(todo: Measurable, bucket: int, target: Target) -> list[list[Change]]:
@@ -46,6 +52,8 @@ def changes(todo: Measurable, bucket: int, target: Target) -> list[list[Change]]
         if product.form != "residual":
             halved = product._replace(form="residual")
             found.append(_of_product(product, halved if halved in known else None, bucket, target))
+    if todo.heads is not None:
+        found.append([Change(todo.heads.name, {todo.heads: form}) for form in FORMS])
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 
 from pagebus.actors.executor.tuning.changes import Choices, Measurable
 from pagebus.actors.executor.tuning.decode_step import BLOCK_SIZE, DecodeStep
-from pagebus.actors.executor.tuning.step_timer import CONTEXT
+from pagebus.actors.executor.tuning.step_timer import LONGEST
 from pagebus.actors.executor.tuning.tables import scratch_tables
 from pagebus.actors.model.config import ModelConfig
 from pagebus.kernels.common.target import Target, compile_for
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
     def on(self, device: torch.device, rows: int, num_tokens: int) -> DecodeStep:
         """The step itself."""
         return DecodeStep(
-            self.config, device, rows, CONTEXT, num_tokens, self.dtype, self.cache_dtype, self.backend
+            self.config, device, rows, LONGEST, num_tokens, self.dtype, self.cache_dtype, self.backend
         )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _serve(end: Connection, wanted: Wanted, todo: Measurable, target: Target) ->
                 for each in ({}, *choices):
                     tables.put(rows, each)
                     with contextlib.suppress(Exception):  # what cannot be launched is told by who times it
-                        step.run(rows, CONTEXT)
+                        step.run(rows, LONGEST)
                 processes.finish()
                 end.send(processes.failed)
             except (EOFError, OSError):  # nobody is there any more

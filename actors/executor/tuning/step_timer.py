@@ -13,8 +13,8 @@ from pagebus.actors.executor.tuning.decode_step import DecodeStep
 from pagebus.actors.executor.tuning.selection import Comparison
 from pagebus.actors.executor.tuning.tables import ModelTables
 
-CONTEXT = 512
-"""Tokens of each row."""
+SHORTEST, LONGEST = 128, 1920
+"""Tokens of rows, spread evenly: rows of one length, or short ones alone, may suit a form of attention by chance."""
 WARM, QUICK_MS, THOROUGH_MS, LEAST, MOST = 2, 25.0, 100.0, 8, 60
 """Pairs of replays before those that count; how long those of a comparison take, and how many there are."""
 KEPT_GRAPHS = 3
@@ -31,8 +31,10 @@ class StepTimer:
     def key(self, choices: Choices) -> object:
         """What the step runs: each product's kernel, form and launch shape."""
         self._tables.put(self._rows, choices)
-        found = self._step.runner.chooser.products(self._rows, self._rows)
-        return tuple((name, each.kernel, each.form, each.config) for name, each in found.items())
+        chooser = self._step.runner.chooser
+        found, attention = chooser.products(self._rows, self._rows), chooser.decode_form(self._rows)
+        products = ((name, each.kernel, each.form, each.config) for name, each in found.items())
+        return attention and attention.form, *products
 
     def compare(self, before: Choices, after: Choices, *, thoroughly: bool) -> Comparison | None:
         """Median times of replays by turns; None if the step cannot be launched with what is chosen ``after``."""
@@ -54,8 +56,13 @@ class StepTimer:
             return self._graphs[key]
         while len(self._graphs) >= KEPT_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        self._graphs[key] = self._step.capture(self._rows, CONTEXT)
+        self._graphs[key] = self._step.capture(self._rows, lengths(self._rows))
         return self._graphs[key]
+
+
+def lengths(rows: int) -> list[int]:
+    """Of each row."""
+    return [SHORTEST + (LONGEST - SHORTEST) * (2 * row + 1) // (2 * rows) for row in range(rows)]
 
 
 def _told(before: Choices, after: Choices) -> str:

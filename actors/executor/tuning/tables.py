@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pagebus.actors.executor.tuning.changes import Choices, Measurable
+from pagebus.kernels.attention.forms import tables as forms
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear import tables
@@ -32,6 +33,10 @@ class ModelTables:
         path = user_path(self._target, self.folder, Tuned.EXPERTS)
         if shape is not None and (shape in choices or path.exists()):
             experts.replace_bucket(path, bucket, shape, choices.get(shape))
+        heads = self._todo.heads
+        path = user_path(self._target, self.folder, Tuned.ATTENTION)
+        if heads is not None and (heads in choices or path.exists()):
+            forms.replace_bucket(path, bucket, heads, choices.get(heads))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pagebus.actors.executor.tuning.compiler import StepCompiler, Wanted
 from pagebus.actors.executor.tuning.decode_step import DecodeStep
 from pagebus.actors.executor.tuning.selection import Comparer, Kept, select
 from pagebus.actors.executor.tuning.short_model import shortened
-from pagebus.actors.executor.tuning.step_timer import CONTEXT, StepTimer
+from pagebus.actors.executor.tuning.step_timer import LONGEST, StepTimer
 from pagebus.actors.executor.tuning.tables import ModelTables, scratch_tables
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import BUCKETS
@@ -95,7 +95,7 @@ def _step(wanted: Wanted, most: int) -> DecodeStep:
     device = torch.device("cuda", torch.cuda.current_device())
     config, size = wanted.config, wanted.cache_dtype.itemsize
     room = torch.cuda.mem_get_info(device)[0] // SHARE_OF_CACHE // (config.spec.kv_numbers() * size)
-    return wanted.on(device, most, min(most * (CONTEXT + 16), room))
+    return wanted.on(device, most, min(most * (LONGEST + 16), room))
 
 
 def _lines(bucket: int, kept: Kept) -> list[str]:

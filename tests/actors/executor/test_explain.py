@@ -25,8 +25,10 @@ from pagebus.actors.executor.loading.dry_run import META, make_runner
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.kernels.attention.choice import PATHS, AttentionPath
+from pagebus.kernels.attention.forms.form import DecodeForm, DecodeHeads
+from pagebus.kernels.attention.forms.tables import replace_bucket
 from pagebus.kernels.common.target import Target, compile_for
-from pagebus.kernels.common.user_tables import read_user_tables, user_path
+from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.tables import merge_table
 from pagebus.kernels.moe.choice import choose_experts
@@ -314,6 +316,8 @@ def test_it_shows_where_choices_come_from(tmp_path: Path, capsys: pytest.Capture
     target = Target(90, 132)
     user = tmp_path / "shapes"
     merge_table(user_path(target, user), Product("gated", 10240, 1024), {64: None})
+    heads = DecodeHeads(8, 2, 128, 2)
+    replace_bucket(user_path(target, user, Tuned.ATTENTION), 32, heads, DecodeForm(apart=True))
 
     found = explained(capsys, tmp_path, "--target", "sm_90", "--launch-shapes-dir", str(user))
     sources = {
@@ -329,6 +333,9 @@ def test_it_shows_where_choices_come_from(tmp_path: Path, capsys: pytest.Capture
     assert prompt["products"]["qkv"]["source"] == "rule"
     (modelled,) = (step["products"]["gate_up"] for step in found["steps"] if step["step"] == "decode 128")
     assert modelled["estimated_us"]["own"] > 0
+
+    named = {step["step"] for step in found["steps"] if "rows apart (user table)" in step["attention"]["why"]}
+    assert named == {"decode 32"}
 
     assert main(["explain", str(tmp_path), "--target", "sm_90", "--launch-shapes-dir", str(user)]) == 0
     text = capsys.readouterr().out

@@ -25,6 +25,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings
+from pagebus.kernels.attention.forms.form import DecodeHeads
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.shapes import BUCKETS, Product
@@ -71,24 +72,26 @@ def test_minutes_are_a_time(folder: Path, minutes: str, capsys: pytest.CaptureFi
 def test_it_measures_every_product_of_the_model(folder: Path) -> None:
     """Each once; sums before the norms that take their place. None in float32 or with ``--deterministic``."""
     config = ModelConfig.load(folder)
-    products, experts = measurable(Settings(model=str(folder)), config, H200)
+    products, experts, heads = measurable(Settings(model=str(folder)), config, H200)
     names = [product.name for product in products]
     assert experts is None
+    assert heads == DecodeHeads(8, 4, 128, 2)
     assert names == [
         "plain:6144x4096", "wide:128256x4096", "gated:28672x4096", "partial:4096x4096", "partial:4096x14336",
         "residual:4096x4096", "residual:4096x14336",
     ]  # fmt: skip
-    assert measurable(Settings(model=str(folder), dtype="float32"), config, H200) == ([], None)
-    assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == ([], None)
+    assert measurable(Settings(model=str(folder), dtype="float32"), config, H200) == ([], None, None)
+    assert measurable(Settings(model=str(folder), deterministic=True), config, H200) == ([], None, None)
 
 
 def test_of_a_rank_it_measures_the_parts(folder: Path) -> None:
     """Those that are summed over ranks add themselves to nothing, and begin no norm."""
     settings = Settings(model=str(folder), tensor_parallel_size=2)
-    products, _ = measurable(settings, rank_config(ModelConfig.load(folder), settings), H200)
+    products, _, heads = measurable(settings, rank_config(ModelConfig.load(folder), settings), H200)
     assert [product.name for product in products] == [
         "plain:3072x4096", "wide:64128x4096", "gated:14336x4096", "partial:4096x2048", "partial:4096x7168",
     ]  # fmt: skip
+    assert heads == DecodeHeads(4, 4, 128, 2)
 
 
 @pytest.fixture
@@ -155,7 +158,7 @@ def mixture(tmp_path: Path) -> Path:
 def test_experts_are_measured_in_16_bits(mixture: Path) -> None:
     """Beside dense products, which have no forms of experts."""
     config = ModelConfig.load(mixture)
-    products, experts = measurable(Settings(model=str(mixture)), config, H200)
+    products, experts, _ = measurable(Settings(model=str(mixture)), config, H200)
     assert experts == Shape(128, 8, 2048, 768)
     assert [product.name for product in products] == [
         "plain:5120x2048", "wide:128x2048", "wide:151936x2048", "partial:2048x4096",

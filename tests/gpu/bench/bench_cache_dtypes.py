@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from pagebus.actors.executor.memory.kv_cache import allocate_kv_cache
-from pagebus.kernels.attention.decode import DecodeConfig, decode_config, num_multiprocessors
+from pagebus.kernels.attention.forms.launch import DecodeConfig, decode_config
 from pagebus.kernels.attention.prefill_plan import prefill_config
+from pagebus.kernels.common.target import num_multiprocessors
 from tests.gpu.bench import bench_kernels
 from tests.gpu.bench.bench_kernels import HEAD_DIM, KV_HEADS, Cache, decode_time, prefill_time
 

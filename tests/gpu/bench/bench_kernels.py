@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow, cudnn_attention
-from pagebus.kernels.attention.decode import DecodeConfig, decode_attention, decode_config, num_multiprocessors
+from pagebus.kernels.attention.decode import decode_attention
 from pagebus.kernels.attention.decode_plan import plan_decodes
+from pagebus.kernels.attention.forms.launch import DecodeConfig, decode_config
 from pagebus.kernels.attention.hopper_prefill import hopper_attention
 from pagebus.kernels.attention.prefill import plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import (
@@ -30,6 +31,7 @@ from pagebus.kernels.attention.prefill_plan import (
 )
 from pagebus.kernels.batch.inputs import prepare_inputs, store_sampled
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
+from pagebus.kernels.common.target import num_multiprocessors
 from pagebus.kernels.layers.norm import add_rms_norm, rms_norm
 from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write
 from pagebus.kernels.linear.activation import silu_mul
@@ -87,7 +89,7 @@ def decode_time(cache: Cache, lens: list[int], config: DecodeConfig) -> float:
     angle = torch.rand(max(lens), HEAD_DIM // 2, device=CUDA)
     cos_sin = torch.cat((angle.cos(), angle.sin()), dim=1)
     weight = torch.randn(Q_HEADS * HEAD_DIM, Q_HEADS * HEAD_DIM, dtype=torch.bfloat16, device=CUDA)
-    plan = plan_decodes(slots, context_lens, Q_HEADS, HEAD_DIM, config.tile, config.programs, 0, settled=True)
+    plan = plan_decodes(slots, context_lens, Q_HEADS, KV_HEADS, HEAD_DIM, config, 0, settled=True)
 
     def layer(index: int, *, attends: bool) -> Callable[[], None]:
         (k, v), scales = cache.layer(index), cache.scales_of(index)
@@ -95,7 +97,7 @@ def decode_time(cache: Cache, lens: list[int], config: DecodeConfig) -> float:
         def call() -> None:
             q = rotary_kv_write(qkv, positions, cos_sin, k, v, mapping, kv_scales=scales)
             if attends:
-                decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, config, scales)
+                decode_attention(q, k, v, out, table, HEAD_DIM**-0.5, 0, plan, scales)
             F.linear(out.flatten(1), weight)
 
         return call

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 
 from pagebus.kernels.attention import hopper_prefill
 from pagebus.kernels.attention.cudnn_prefill import LongRow
-from pagebus.kernels.attention.decode import num_multiprocessors
 from pagebus.kernels.attention.hopper_prefill import HeadShape, gain_s, hopper_attention, seen_keys
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
@@ -30,7 +29,7 @@ from pagebus.kernels.attention.paged_attention import (
 )
 from pagebus.kernels.attention.rotary_attention import rotary_attention
 from pagebus.kernels.attention.rotary_attention import supports as fuses
-from pagebus.kernels.common.target import target_of
+from pagebus.kernels.common.target import num_multiprocessors, target_of
 from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write
 from pagebus.kernels.linear.timing import graph_microseconds
 

@@ -14,6 +14,7 @@ SHAPES = {  # query heads, KV heads, head dim, sliding window
     "phi": (32, 32, 96, 300),
     "head80": (12, 4, 80, 0),
     "gemma": (8, 4, 256, 0),
+    "glm4": (32, 2, 128, 0),
     "multiquery": (24, 1, 64, 0),
     "llama70b": (64, 8, 128, 0),
     "gptoss": (64, 8, 64, 128),

@@ -9,7 +9,7 @@ import torch
 
 from pagebus.kernels.attention import hopper_prefill
 from pagebus.kernels.attention.cudnn_prefill import PIECES, LongRow, cudnn_attention, filled_parts, scratch_bytes
-from pagebus.kernels.attention.decode import decode_config, num_multiprocessors
+from pagebus.kernels.attention.forms.launch import decode_config
 from pagebus.kernels.attention.gather import gather_tokens
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
@@ -21,7 +21,7 @@ from pagebus.kernels.attention.paged_attention import (
 )
 from pagebus.kernels.attention.prefill_plan import fixed_config, num_shares, query_ranges, query_spans
 from pagebus.kernels.common.int8 import block_bytes, split_blocks, to_int8_reference
-from pagebus.kernels.common.target import target_of
+from pagebus.kernels.common.target import num_multiprocessors, target_of
 from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write
 from tests.gpu.kernels.cases import CUDA, SHAPES, relative_error
 from tests.kernels.attention.cases import AttentionCase, make_case

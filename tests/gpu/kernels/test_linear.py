@@ -139,6 +139,26 @@ def test_specialized(config: SpecializedConfig, rows: int, size: int, dtype: tor
             assert worst_row(gated_linear(x, weight, b, config=config), F.silu(gate) * up) < 2 * limit
 
 
+@pytest.mark.parametrize(
+    ("config", "rows", "size"),
+    [(TileConfig(128, 16, 128, 4, 4, 4, tma=True), 4096, 13696),
+     (TileConfig(64, 16, 256, 3, 4, 4, tma=True), 700, 8960), (TileConfig(64, 16, 128, 4, 4, 2, tma=True), 300, 384),
+     (TileConfig(64, 16, 64, 5, 4, 4, tma=True), 130, 456)],
+)  # fmt: skip
+def test_uneven_parts(config: TileConfig, rows: int, size: int) -> None:
+    """K in parts of which the last has fewer columns, or begins where whole depths end; prefetched or not."""
+    weight, norm = weights(rows, size, torch.bfloat16), next_norm(rows)
+    for tokens in (1, 16, 40, 130):
+        x = torch.randn(tokens, size, dtype=torch.bfloat16, device="cuda")
+        expected = F.linear(x.float(), weight.float())
+        poison(config.splits, tokens, rows, dtype=torch.float32)
+        assert worst_row(partial_linear(x, weight, config=config).sum(0), expected) < 1e-4
+        residual = torch.randn(tokens, rows, dtype=torch.bfloat16, device="cuda")
+        wanted = residual.float() + expected
+        residual_linear(x, weight, None, residual, norm, config)
+        assert worst_row(residual, wanted) < 6e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "size"), [(2468, 1152), (26000, 64), (70, 4096)])
 def test_prompts(rows: int, size: int, dtype: torch.dtype) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
-from pagebus.kernels.attention.decode import num_multiprocessors
 from pagebus.kernels.attention.paged_attention import Spans, cut_prompts, plan_attention
+from pagebus.kernels.common.target import num_multiprocessors
 from pagebus.kernels.latent.attention import latent_attention
 from pagebus.kernels.latent.expanded import expanded_attention
 from pagebus.kernels.latent.head_product import head_product

@@ -41,7 +41,7 @@ def test_tune_writes_what_makes_steps_faster(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     shapes, target = tmp_path / "shapes", first_target()
     assert target is not None
-    options = ["--minutes", "1", "--launch-shapes-dir", str(shapes), "--tokens", *map(str, ROWS)]
+    options = ["--minutes", "0.3", "--launch-shapes-dir", str(shapes), "--tokens", *map(str, ROWS)]
     assert main(["tune", str(tmp_path), *options]) == 0
     text = capsys.readouterr().out
     print(text)

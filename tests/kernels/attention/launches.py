@@ -1,5 +1,5 @@
-"""Launches that are compiled for GPUs that are not here: tensors without memory, and the kernel for long prompts over
-heads of every padded size."""
+"""Launches that are compiled for GPUs that are not here: tensors without memory, the kernel for long prompts over heads
+of every padded size, and decodes in every form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from functools import partial
 import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
+from pagebus.kernels.attention.decode_plan import plan_decodes
+from pagebus.kernels.attention.forms.form import FORMS, DecodeForm
 from pagebus.kernels.attention.hopper_prefill import hopper_attention
-from pagebus.kernels.attention.paged_attention import AttentionShape, paged_attention, plan_attention
+from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, paged_attention, plan_attention
+from pagebus.kernels.attention.rotary_attention import rotary_attention
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
 
 CASES = (  # query heads, KV heads, head dim, format, window, soft cap, sinks
@@ -38,9 +41,12 @@ def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.
 
 
 def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Of long prompts, and of decodes with drafts, by name."""
+    """Of long prompts, of decodes with drafts, and of decodes in every form, by name."""
     yield from long_prompts()
     yield from runs()
+    for form in FORMS:
+        yield f"raw 32/2 d128 cache bf16 {form}", partial(_launch_form, torch.bfloat16, form)
+    yield "raw 32/2 d128 cache fp8e4nv", partial(_launch_form, torch.float8_e4m3fn, DecodeForm(apart=True))
 
 
 def long_prompts() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -69,6 +75,16 @@ def _launch_runs(
         *meta_cache(dtype, kv_heads, head_dim)[:2],
         slots=meta(8), query_start=meta(9), context_lens=meta(8), block_tables=meta(64, 512), scale=0.1, num_decodes=0,
         sliding_window=window, softcap=softcap, sinks=meta(q_heads, dtype=torch.float32) if sinks else None, plan=plan,
+    )  # fmt: skip
+
+
+def _launch_form(cache_dtype: torch.dtype, form: DecodeForm) -> None:
+    config = AttentionShape(32, 2, 128, 2, float8=cache_dtype.itemsize == 1).decodes(132, form=form)
+    plan = plan_decodes(meta(64), meta(64), 32, 2, 128, config, 0, settled=True)
+    *caches, scales = meta_cache(cache_dtype, 2, 128)
+    rotary_attention(
+        meta(64, 36, 128, dtype=torch.bfloat16), meta(4096, 128, dtype=torch.float32), *caches, slots=meta(64),
+        context_lens=meta(64), block_tables=meta(64, 512), scale=0.1, kv_scales=scales, plan=AttentionPlan({0: plan}),
     )  # fmt: skip
 
 

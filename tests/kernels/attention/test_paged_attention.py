@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pagebus.kernels.attention.decode import DecodeConfig, decode_attention
+from pagebus.kernels.attention.decode import decode_attention
 from pagebus.kernels.attention.decode_plan import plan_decodes
+from pagebus.kernels.attention.forms.launch import DecodeConfig
 from pagebus.kernels.attention.paged_attention import (
     AttentionShape,
     Spans,
@@ -193,9 +194,15 @@ def test_reference_with_very_different_lengths() -> None:
     torch.testing.assert_close(result.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("tile", "programs", "block_size"), [(16, 1, 16), (16, 5, 128), (64, 3, 48), (32, 40, 16)])
+@pytest.mark.parametrize(
+    ("tile", "programs", "block_size", "apart"),
+    [(16, 1, 16, False), (16, 5, 128, False), (64, 3, 48, False), (32, 40, 16, False), (64, 40, 16, True),
+     (64, 20, 24, True), (32, 40, 64, True)],
+)  # fmt: skip
 @pytest.mark.parametrize("sinks", [False, True])
-def test_any_plan_gives_the_same(tile: int, programs: int, block_size: int, sinks: bool, device: torch.device) -> None:
+def test_any_plan_gives_the_same(
+    tile: int, programs: int, block_size: int, apart: bool, sinks: bool, device: torch.device
+) -> None:
     """However rows are cut and shared out, also to more programs than there are tiles, the result is the same; tiles
     have several blocks, or parts of them. A sink counts once for each row."""
     case = make_case(
@@ -203,10 +210,11 @@ def test_any_plan_gives_the_same(tile: int, programs: int, block_size: int, sink
         sinks=sinks, device=device,
     )  # fmt: skip
     words, out = case.keywords, poisoned(case)
-    plan = plan_decodes(words["slots"], words["context_lens"], 6, 32, tile, programs, 800)
+    config = DecodeConfig(tile, programs, num_warps=2, num_stages=2, apart=apart)
+    plan = plan_decodes(words["slots"], words["context_lens"], 6, 2, 32, config, 800)
     decode_attention(
         case.q, case.k_cache, case.v_cache, out, words["block_tables"], words["scale"], 800, plan,
-        DecodeConfig(tile, programs, num_warps=2, num_stages=2), sinks=words["sinks"],
+        sinks=words["sinks"],
     )  # fmt: skip
     live = case.live()
     torch.testing.assert_close(out[live].double(), naive_attention(case)[live], atol=3e-6, rtol=1e-4)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pagebus.kernels.attention.decode import DecodeConfig, decode_attention
+from pagebus.kernels.attention.decode import decode_attention
 from pagebus.kernels.attention.decode_plan import plan_decodes
+from pagebus.kernels.attention.forms.launch import DecodeConfig
 from pagebus.kernels.attention.paged_attention import AttentionShape, plan_attention
 from pagebus.kernels.attention.rotary_attention import rotary_attention, rotary_attention_reference
 from tests.kernels.attention.cases import make_case
@@ -113,18 +114,18 @@ def test_kernel_is_the_reference(name: str, device: torch.device) -> None:
     check(words, lambda **given: rotary_attention(**given, plan=plan))
 
 
-@pytest.mark.parametrize(("tile", "programs"), [(16, 40), (64, 3)])
-def test_any_plan_gives_the_same(tile: int, programs: int, device: torch.device) -> None:
+@pytest.mark.parametrize(("tile", "programs", "apart"), [(16, 40, False), (64, 3, False), (64, 40, True)])
+def test_any_plan_gives_the_same(tile: int, programs: int, apart: bool, device: torch.device) -> None:
     """However rows are cut, the one program with a row's last piece writes its key and value."""
     words = make(device, q_heads=3, kv_heads=1, head_dim=32, window=100, sinks=True)
-    plan = plan_decodes(words["slots"], words["context_lens"], 3, 32, tile, programs, 100)
+    config = DecodeConfig(tile, programs, num_warps=2, num_stages=2, apart=apart)
+    plan = plan_decodes(words["slots"], words["context_lens"], 3, 1, 32, config, 100)
 
     def attend(**given: Any) -> torch.Tensor:
         out = torch.full((len(LENS), 3, 32), torch.nan, device=device)
         decode_attention(
             given["qkv"], given["k_cache"], given["v_cache"], out, given["block_tables"], given["scale"], 100, plan,
-            DecodeConfig(tile, programs, num_warps=2, num_stages=2), cos_sin=given["cos_sin"],
-            sinks=given["sinks"],
+            cos_sin=given["cos_sin"], sinks=given["sinks"],
         )  # fmt: skip
         return out
 

@@ -104,6 +104,18 @@ def test_odd_depth(config: Config, device: torch.device) -> None:
     assert relative_error(linear(x, weight, bias, config=config), expected) < 1e-6
 
 
+@pytest.mark.parametrize(("depth", "splits", "size"), [(128, 2, 448), (64, 4, 448), (64, 3, 456), (32, 2, 40)])
+def test_uneven_parts(depth: int, splits: int, size: int, device: torch.device) -> None:
+    """The last part of K has fewer columns than the others."""
+    x, weight, _ = make(5, 70, size, torch.float16, device)
+    config = TileConfig(32, 16, depth, 2, 4, splits, tma=True)
+    assert config.fits(size)
+    assert size % config.part(size)
+    parts = partial_linear(x, weight, config=config)
+    assert relative_error(parts.sum(0), F.linear(x.double(), weight.double())) < 1e-6
+    assert not TileConfig(32, 16, 128, 2, 4, 4, tma=True).fits(384)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_partial_linear(dtype: torch.dtype, device: torch.device) -> None:
     """Partial sums, added up by the norm, are what the product and the plain norm give."""

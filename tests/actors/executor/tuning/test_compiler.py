@@ -46,7 +46,7 @@ if __name__ == "__main__":
     qkv = Product("plain", 4096 // world, 1024)
     config = local_config(ModelConfig.load(Path(sys.argv[1])), 0, world)
     wanted = Wanted(config, torch.bfloat16, torch.bfloat16, "auto")
-    with StepCompiler(wanted, Measurable([qkv], None), Target(90, 132)) as compiler:
+    with StepCompiler(wanted, Measurable([qkv], None, None), Target(90, 132)) as compiler:
         compiler.begin(8, [{qkv: TileConfig(24, 8, 128, 4, 4)}])
         compiler.begin(8, [])
         compiler.begin(8, [{qkv: TileConfig(26, 8, 128, 4, 4)}, {qkv: TileConfig(28, 8, 128, 4, 4)}])

@@ -12,8 +12,10 @@ from pagebus.actors.executor.tuning.changes import Choices, Measurable, changes
 from pagebus.actors.executor.tuning.selection import Comparison
 from pagebus.actors.executor.tuning.tables import ModelTables, scratch_tables
 from pagebus.actors.executor.tuning.tune import Tools, TunedStep, tune_buckets
+from pagebus.kernels.attention.forms.choice import choose_form
+from pagebus.kernels.attention.forms.form import DecodeForm, DecodeHeads
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.common.user_tables import read_user_tables, user_path
+from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.dispatch import Source, choose_product
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
@@ -25,7 +27,8 @@ H200 = Target(90, 132, 4917)
 PLAIN, DOWN, HALVED = Product("plain", 7168, 5120), Product("partial", 5120, 27648), Product("residual", 5120, 27648)
 HEAD, OTHER = Product("wide", 152064, 5120), Product("plain", 64, 64)
 EXPERTS = Shape(60, 4, 2048, 1408)
-TODO = Measurable([PLAIN, HEAD, DOWN, HALVED], EXPERTS)
+HEADS = DecodeHeads(3, 5, 112, 2)
+TODO = Measurable([PLAIN, HEAD, DOWN, HALVED], EXPERTS, HEADS)
 FITTED = TileConfig(56, 32, 128, 4, 4)
 
 
@@ -50,7 +53,7 @@ class FakeSteps:
             else:
                 given = each.form, self._rows, each.rows, each.inputs, torch.bfloat16, H200
                 found.append((each, choose_product(*given).config))  # type: ignore[arg-type]
-        return tuple(found)
+        return (*found, (HEADS, choose_form(self._rows, HEADS, H200).form))
 
     def compare(self, before: Choices, after: Choices, *, thoroughly: bool) -> Comparison:
         return Comparison(self._ms(before), self._ms(after), 0.0)
@@ -101,10 +104,23 @@ def test_what_makes_steps_faster_is_what_a_start_chooses(tmp_path: Path) -> None
     assert found[0].changed
     assert any("32 tokens 10.000 → 8.100 ms, 19.0% less" in line for line in lines)
     assert load_user_table(H200, tmp_path) == {PLAIN: {32: FITTED}}
+    assert not user_path(H200, tmp_path, Tuned.ATTENTION).exists()
     read_user_tables(tmp_path)
     assert chosen(PLAIN, 32) == chosen(PLAIN, 17) == (FITTED, Source.USER)
     assert choose(32, EXPERTS, torch.bfloat16, H200) == shape
     assert (chosen(HEAD, 32), chosen(PLAIN, 64)) == before
+
+
+def test_attention_takes_the_form_with_which_steps_are_faster(tmp_path: Path) -> None:
+    """In this bucket; an earlier one goes where nothing is faster."""
+    form = DecodeForm(apart=True)
+    tuned(tmp_path, {HEADS: form}, (32,))
+    read_user_tables(tmp_path)
+    assert choose_form(32, HEADS, H200) == (form, Source.USER)
+    assert choose_form(8, HEADS, H200).source is Source.RULE
+    tuned(tmp_path, {}, (32,))
+    read_user_tables(tmp_path)
+    assert choose_form(32, HEADS, H200).source is Source.RULE
 
 
 def test_a_product_may_begin_to_do_half_of_the_next_norm(tmp_path: Path) -> None:
@@ -147,14 +163,14 @@ def test_time_ends(tmp_path: Path) -> None:
 
 
 def test_all_that_is_tried_is_legal() -> None:
-    """And everything that may be measured is tried, the head last."""
+    """And everything that may be measured is tried, the head after other products, and attention last."""
     for bucket in BUCKETS:
         tried = changes(TODO, bucket, H200)
         names = [group[0].name for group in tried]
         if bucket in buckets(EXPERTS):
             assert names.pop(0) == f"experts {EXPERTS.name}"
-        assert names == [DOWN.name, PLAIN.name, HEAD.name]
-        for group in tried[-3:]:
+        assert names == [DOWN.name, PLAIN.name, HEAD.name, HEADS.name]
+        for group in tried[-4:-1]:
             configs = [(each, config) for change in group for each, config in change.choices.items()]
             assert None in dict(configs).values()
             for product, config in configs:

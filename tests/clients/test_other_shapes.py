@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 
-import anthropic
 import openai
 import pytest
 
@@ -31,6 +30,8 @@ def told(client: openai.OpenAI, expects) -> str:
 
 def test_a_message_says_what_a_chat_says(base_url: str, expects, told: str) -> None:
     """Whole and as a stream."""
+    import anthropic
+
     url = base_url.removesuffix("/v1")
     ask = {"model": expects.model, "max_tokens": 12, "messages": [{"role": "user", "content": QUESTION}]}
     with anthropic.Anthropic(base_url=url, api_key=expects.api_key, max_retries=0) as client:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -13,15 +14,23 @@ from typing import Any
 
 import numpy as np
 
+PATCHED = {"_patch_lang", "_patch_builtin", "_patch_attr", "_get_np_dtype", "_convert_float", "TensorHandle"}
+
 
 def hasten() -> None:
     """Spare the interpreter what it repeats, if a kernel has been imported; another Triton than ours stays as it is."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
-    if interpreter is None or not {"_patch_lang", "_patch_builtin", "_get_np_dtype"} <= vars(interpreter).keys():
+    if interpreter is None or PATCHED - vars(interpreter).keys():
         return
     interpreter._get_np_dtype = numpy_types(interpreter._get_np_dtype)
+    interpreter._patch_attr = bound_once(interpreter)
     interpreter._patch_builtin = patching(interpreter)
     interpreter._patch_lang = patching_once(interpreter)
+    interpreter._convert_float = looked_up(interpreter._convert_float)
+    if os.environ.get("TRITON_INTERPRET") == "1":  # what is compiled is left alone
+        shapes_once(interpreter.tl.core)
+        semantic = type(interpreter.interpreter_semantic)
+        semantic.binary_op_type_checking_impl = alike_at_once(interpreter, semantic.binary_op_type_checking_impl)
     builder = interpreter.interpreter_builder
     type(builder).create_dot = exact_dot(type(builder).create_dot, interpreter.tl.float64)
     if not builder.options.debug:  # without it the sums of 64 bits that look for overflows are made, and thrown away
@@ -55,6 +64,112 @@ def numpy_types(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return found
 
     return get_np_dtype
+
+
+def looked_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``_convert_float``, which computes bit by bit, with tables of what it says of numbers of one or two bytes."""
+    tables: dict[tuple[Any, ...], Any] = {}
+
+    def convert_float(numbers: Any, before: Any, after: Any, rounding: Any) -> Any:
+        bits = before.primitive_bitwidth
+        if bits > 16:
+            return original(numbers, before, after, rounding)
+        key, unsigned = (before.name, after.name, rounding), np.dtype(f"uint{bits}")
+        table = tables.get(key)
+        if table is None:
+            table = tables[key] = original(np.arange(2**bits, dtype=unsigned), before, after, rounding)
+        return table[np.ascontiguousarray(numbers).view(unsigned)]
+
+    return convert_float
+
+
+def bound_once(interpreter: ModuleType) -> Callable[..., None]:
+    """``_patch_attr``, which gives a builtin its semantics, without a look at every argument of every call."""
+    semantic = interpreter.interpreter_semantic
+
+    @functools.cache
+    def bound(member: Any) -> Callable[..., Any]:
+        checks = member.__code__.co_qualname == "builtin.<locals>.wrapper"  # whether there are semantics: there are
+        function = member.__wrapped__ if checks else member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        return call
+
+    def patch_attr(package: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        scope.set_attr(package, name, bound(member))
+
+    return patch_attr
+
+
+def shapes_once(core: ModuleType) -> None:
+    """Types of blocks and what tensors know of their shapes, looked up: a kernel has a few, and makes them anew for
+    each operation. Nobody changes them."""
+    constexpr, tuples = core.constexpr, (list, tuple, core.tuple)
+    block_type, tensor, same_tuple = core.block_type.__init__, core.tensor.__init__, core.tuple.__eq__
+    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shapes: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def plain(values: Any) -> list[Any]:
+        return [value.value if type(value) is constexpr else value for value in values]
+
+    def make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *plain(shape)) if isinstance(shape, tuples) else ()
+        found = blocks.get(key)
+        if found is None:
+            block_type(self, element_ty, shape)
+            blocks[key] = {name: value for name, value in vars(self).items() if name != "element_ty"}
+        else:
+            self.element_ty = element_ty
+            vars(self).update(found)
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape.values) if isinstance(type, core.block_type) else ()
+        found = shapes.get(key)
+        if found is None:
+            tensor(self, handle, type)
+            shapes[key] = {"shape": self.shape, "numel": self.numel}
+        else:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            vars(self).update(found)
+
+    def is_same_tuple(self: Any, other: Any) -> Any:
+        values = other.values if isinstance(other, core.tuple) else other
+        if not isinstance(values, (list, tuple)) or any(isinstance(value, tuples) for value in values):
+            return same_tuple(self, other)
+        return constexpr(self.values == plain(values))
+
+    core.block_type.__init__, core.tensor.__init__, core.tuple.__eq__ = make_block_type, make_tensor, is_same_tuple
+
+
+def alike_at_once(interpreter: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``binary_op_type_checking_impl``, which has nothing to do for two tensors of one type, and little for a block and
+    a number that its type holds."""
+    tensor, handle, halves = interpreter.tl.core.tensor, interpreter.TensorHandle, ("fp16", "bf16")
+
+    def number(value: Any, name: str) -> Any:
+        if name == "int32":
+            return np.int32 if type(value) is int and -(2**31) <= value < 2**31 else None
+        return np.float32 if name == "fp32" and type(value) in (int, float) and abs(value) < 2**127 else None
+
+    def operands(
+        self: Any, lhs: Any, rhs: Any, lhs_ptr: bool = False, rhs_ptr: bool = False, arithmetic: bool = True,
+        division: bool = False,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        if type(lhs) is tensor and not (division and lhs.dtype.name in halves):
+            if type(rhs) is tensor:
+                if lhs.shape is rhs.shape and lhs.dtype.name == rhs.dtype.name and not lhs.dtype.is_ptr():
+                    return lhs, rhs
+            elif arithmetic and len(lhs.shape):
+                dtype = number(rhs, lhs.dtype.name)
+                if dtype is not None:
+                    data = np.full(lhs.type.shape.values, rhs, dtype=dtype)
+                    return lhs, tensor(handle(data, lhs.dtype), lhs.type)
+        return original(self, lhs, rhs, lhs_ptr, rhs_ptr, arithmetic, division)
+
+    return operands
 
 
 def patching(interpreter: ModuleType) -> Callable[..., None]:

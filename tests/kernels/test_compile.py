@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ import pytest
 
 from pagebus.kernels.attention.forms.launch import programs_held
 from pagebus.kernels.linear.adapted import MOST_WITHIN
+from tests.kernels.warm import run
 
 SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 REGISTERS, WARPS = 65536, 4
 """Of a multiprocessor, and of a decode program."""
-ROOT = Path(__file__).parents[2]
 EXCHANGES = ("_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel", "_gather_rows_kernel")
 KERNELS = {
     "_decode_kernel", "_merge_kernel", "_plan_kernel", "_gather_kernel", "_gather_int8_kernel",
@@ -45,19 +42,13 @@ KERNELS = {
 }  # fmt: skip
 """All that there are."""
 PARTS = 3
-"""Each a test of its own, so that they run beside each other. Every process takes seconds to begin."""
+"""Each a test of its own, so that they run beside each other."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
 
 def compiled(arch: int, *options: str) -> list[Any]:
-    """What ``compile_kernels.py`` prints, line by line, in a process without Triton's interpreter. It may take its
-    time: a busy machine is no error."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_kernels.py")), "--arch", str(arch), *options],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
+    """What ``compile_kernels.py`` prints, line by line."""
+    done = run([str(Path(__file__).with_name("compile_kernels.py")), "--arch", str(arch), *options])
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from pagebus.kernels.common.machines import architecture_of
 from tests.kernels.compile_sample import ARCHITECTURES, LARGE
+from tests.kernels.warm import run
 
-ROOT = Path(__file__).parents[2]
 BADLY = {"d96": 160, "d128": 200, "d256": 1200}
 """Bytes that a thread of prompts' attention stores and loads again, at most, by heads; other kernels spill none."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
@@ -27,11 +23,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_fit(arch: int) -> None:
     """Shared memory and registers suffice; nothing spills badly in half precision."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_sample", "--arch", str(arch)],
-        capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    done = run(["-m", "tests.kernels.compile_sample", "--arch", str(arch)])
     assert done.returncode == 0, done.stderr[-3000:]
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     names = {variant["kernel"] for variant in variants}

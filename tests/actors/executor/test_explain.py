@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +32,8 @@ from pagebus.kernels.moe.choice import choose_experts
 from pagebus.kernels.moe.launch.shapes import Shape
 from tests.helpers.engine_driver import HandScheduler
 from tests.helpers.model_factory import make_golden
-from tests.helpers.waiting import LIMIT_S
+from tests.kernels.warm import run
 
-ROOT = Path(__file__).parents[3]
 TARGETS = {"sm_80": Target(80, 108), "sm_89": Target(89, 142), "sm_90": Target(90, 132)}
 SMALL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
@@ -179,12 +175,8 @@ def test_it_is_what_is_launched(name: str, tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(MODELS[model]))
         cases.append((str(folder), changes))
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("launched_kernels.py")
-    done = subprocess.run(
-        [sys.executable, str(script), name, json.dumps(cases)], capture_output=True, text=True,
-        env=environment | {"PYTHONPATH": str(ROOT)}, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
+    done = run([str(script), name, json.dumps(cases)])
     assert done.returncode == 0, done.stderr[-3000:]
 
     lines = done.stdout.splitlines()

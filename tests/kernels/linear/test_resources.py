@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from pagebus.kernels.linear.candidates import menu
 from pagebus.kernels.linear.resources import COMPILED, COMPILED_FORMS, FOLDER, family_of, resources, variant_of
 from pagebus.kernels.linear.shapes import BUCKETS
+from tests.kernels.warm import run
 
-ROOT = Path(__file__).parents[3]
 SAMPLES = {80: "7/72", 86: "29/72", 89: "41/72", 90: "11/70", 100: "17/72", 120: "52/60"}
 """Of the variants of a table, those that are compiled anew: others for each GPU, and few, as each takes a second."""
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
@@ -45,12 +41,8 @@ def test_a_sample_compiles_as_the_table_says(capability: int) -> None:
     Triton that the table names."""
     import triton
 
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.linear.compile_shapes", "--arch", str(capability), "--sample",
-         SAMPLES[capability]],
-        capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    sample = ["--arch", str(capability), "--sample", SAMPLES[capability]]
+    done = run(["-m", "tests.kernels.linear.compile_shapes", *sample])
     assert done.returncode == 0, done.stderr[-3000:]
     known = resources(capability)
     stored = json.loads((FOLDER / f"sm_{family_of(capability)}.json").read_text())

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from pagebus.kernels.linear.resources import COMPILED, family_of
 from pagebus.kernels.moe.launch.candidates import every_product
 from pagebus.kernels.moe.launch.resources import FOLDER, Variant, resources
+from tests.kernels.warm import run
 
-ROOT = Path(__file__).parents[3]
 SAMPLED, SAMPLE = (80, 89, 90, 120), "7/111"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
@@ -36,12 +32,7 @@ def test_a_sample_compiles_as_the_tables_say() -> None:
     Triton that a table names."""
     import triton
 
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.moe.compile_shapes", "--sample", SAMPLE, "--arch"]
-    done = subprocess.run(
-        [*command, *map(str, SAMPLED)], capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)},
-        check=False,
-    )  # fmt: skip
+    done = run(["-m", "tests.kernels.moe.compile_shapes", "--sample", SAMPLE, "--arch", *map(str, SAMPLED)])
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {arch for arch, *_ in found} == set(SAMPLED)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from tests.kernels.test_compile import ROOT, SHARED_LIMIT, needs_triton
+from tests.kernels.test_compile import SHARED_LIMIT, needs_triton
+from tests.kernels.warm import run
 
 
 @needs_triton
@@ -17,11 +15,7 @@ from tests.kernels.test_compile import ROOT, SHARED_LIMIT, needs_triton
 @pytest.mark.parametrize("arch", [90, 80, 89])
 def test_nothing_spills(arch: int) -> None:
     """Tensor cores get weights from registers, and shared memory suffices. 120 has the limits of 89."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.quantized.compile_quantized", "--arch", str(arch)],
-        capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    done = run(["-m", "tests.kernels.quantized.compile_quantized", "--arch", str(arch)])
     assert done.returncode == 0, done.stderr[-3000:]
     variants = [json.loads(line) for line in done.stdout.splitlines()]
     assert {

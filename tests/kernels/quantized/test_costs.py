@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +28,7 @@ from pagebus.kernels.quantized.costs import QuantizedCosts
 from pagebus.kernels.quantized.tuning.timing import random_layout
 from pagebus.kernels.quantized.tuning.tune import sort_of
 from tests.kernels.quantized.compile_shapes import COMPILED, variants
+from tests.kernels.warm import run
 
 ROOT = Path(__file__).parents[3]
 MEASUREMENTS = ROOT / "docs/measurements/h200-quantized"
@@ -195,11 +193,7 @@ def test_a_sample_compiles_as_the_table_says() -> None:
     known, todo = resources(90), list(variants())
     assert set(todo) == known.keys()
     assert (FOLDER / "sm_90.json").is_file()
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.quantized.compile_shapes", "--sample", "31/79"],
-        capture_output=True, text=True, env=environment | {"PYTHONPATH": str(ROOT)}, check=False,
-    )  # fmt: skip
+    done = run(["-m", "tests.kernels.quantized.compile_shapes", "--sample", "31/79"])
     assert done.returncode == 0, done.stderr[-3000:]
     for index, _, spilled, shared in map(json.loads, done.stdout.splitlines()):
         assert shared == known[todo[index]].shared

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 
@@ -35,6 +34,8 @@ FIELDS: dict[str, list[dict[str, Any]]] = {
 
 
 def save(base: Path, folder: Path, seed: int, **fields: Any) -> Path:
+    import peft
+
     generator = torch.Generator().manual_seed(seed)
     model = peft.get_peft_model(load_reference(base), peft.LoraConfig(task_type="CAUSAL_LM", lora_alpha=6, **fields))
     with torch.no_grad():

@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 
@@ -117,6 +116,8 @@ async def test_log_probabilities_of_prompts(tmp_path: Path) -> None:
 
 
 def expected(base: Path, folder: Path | None, prompt: list[int]) -> torch.Tensor:
+    import peft
+
     model = load_reference(base)
     if folder is not None:
         model = peft.PeftModel.from_pretrained(model, str(folder))

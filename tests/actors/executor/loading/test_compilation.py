@@ -19,11 +19,10 @@ from pagebus.actors.executor.loading.kernel_cache import KernelBuild
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.common.target import Target
-from tests.helpers.waiting import LIMIT_S
+from tests.kernels import warm
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
-ROOT = Path(__file__).parents[4]
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
     "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 5000,
@@ -56,11 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     """Python without Triton's interpreter, with an own cache of compiled kernels."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False, timeout=LIMIT_S
-    )
+    return warm.run(arguments, TRITON_CACHE_DIR=str(cache))
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.waiting import LIMIT_S
+from tests.kernels.warm import run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
 
-ROOT = Path(__file__).parents[4]
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 3072,
     "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 5000,
@@ -35,6 +31,7 @@ from pagebus.actors.model.shards.local import local_config
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from tests.kernels.warm import run
 
 
 def count():
@@ -62,12 +59,7 @@ def test_kernels_of_each_choice_are_compiled(world: int, tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     program, cache = tmp_path / "program.py", tmp_path / "cache"
     program.write_text(PROGRAM)
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache)}
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path), str(cache), str(world)],
-        capture_output=True, text=True, env=environment, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
+    done = run([str(program), str(tmp_path), str(cache), str(world)], TRITON_CACHE_DIR=str(cache))
     assert done.returncode == 0, done.stderr[-3000:]
     first, same, last = map(int, done.stdout.split())
     assert first >= 2

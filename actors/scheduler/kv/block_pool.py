@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_of
 
 
 class BlockPool:
@@ -27,6 +27,8 @@ class BlockPool:
         """Blocks allocated so far."""
         self.on_evict: Callable[[int, bytes], None] | None = None
         """Called with a block and its listed content before the block is reallocated."""
+        self.on_lost: Callable[[str], None] | None = None
+        """Called with the digest of an adapter, in place of the above, when one of its blocks is reallocated."""
         self._index = index
         self._counts = array("i", bytes(4 * num_blocks))
         self._used = array("i", bytes(4 * num_blocks))
@@ -44,21 +46,27 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
         following, counts, forget, end = self._next, self._counts, self._index.forget, self._end
-        evict = self.on_evict
         blocks = []
         block = following[end]
         for _ in range(count):
             blocks.append(block)
             counts[block] = 1
             content = forget(block)
-            if content is not None and evict is not None:
-                evict(block, content)
+            if content is not None:
+                self._lose(block, content)
             block = following[block]
         self.num_allocated += count
         following[end] = block
         self._prev[block] = end
         self.num_free -= count
         return blocks
+
+    def _lose(self, block: int, content: bytes) -> None:
+        """Tell whom it concerns that a free block is given away."""
+        if self.on_lost is not None and (digest := adapter_of(content)) is not None:
+            self.on_lost(digest)
+        elif self.on_evict is not None:
+            self.on_evict(block, content)
 
     def retain(self, blocks: Iterable[int]) -> None:
         """One more owner for each block; cached free ones leave the free list with their content."""

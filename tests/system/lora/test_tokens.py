@@ -101,8 +101,8 @@ async def test_drafts(tmp_path: Path, method: str, ranks: int) -> None:
 
 
 async def test_fewer_places_than_adapters(tmp_path: Path) -> None:
-    """Of five adapters two may have sequences at a time, and the others wait, nobody for ever. With few blocks sequences
-    are preempted and swapped, and adapters that nobody uses lose their blocks, and come again."""
+    """Of five adapters two may have sequences at a time, and the others wait, nobody for ever. With few blocks
+    sequences are preempted and swapped, and adapters that nobody uses lose their blocks, and come again."""
     base = family(tmp_path, "qwen2")
     cases = make_cases(base, tmp_path, 5, asked=3)
     options = {

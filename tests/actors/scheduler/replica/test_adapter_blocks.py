@@ -108,8 +108,8 @@ def settle(world: World, executor: Adapting) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_schedules(seed: int) -> None:
-    """Requests with five adapters and none, for few blocks, with swaps, aborts, and caches that are emptied. After every
-    event the core checks its blocks, and the executor those that it computes with."""
+    """Requests with five adapters and none, for few blocks, with swaps, aborts, and caches that are emptied. After
+    every event the core checks its blocks, and the executor those that it computes with."""
     draw = random.Random(seed)
     world = World(epoch=1, preemption_mode=draw.choice(["swap", "recompute"]), enable_prefix_caching=seed % 3 > 0)
     executor = Adapting(

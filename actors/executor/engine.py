@@ -342,8 +342,6 @@ class Engine:
         try:
             work = self._loaded.batch.apply(queued.plan)
             self._follow.apply(queued.plan)
-            if self._loaded.residents is not None:
-                self._loaded.residents.apply(queued.plan, queued.scheduler_epoch)
             return work
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error

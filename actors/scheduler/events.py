@@ -55,6 +55,8 @@ class ReplicaJoined:
     """The most drafts that a row may have; 0: it does not speculate."""
     max_loras: int = 0
     """The most adapters that its sequences may have at a time; 0: it takes none."""
+    most_loras: int = 0
+    """The most adapters that its executor holds in memory, those on the device included; no fewer than that."""
     ranks: int = 1
     """That compute it together. Each says of an adapter that it has read it, or why it cannot."""
     num_disk_blocks: int = 0

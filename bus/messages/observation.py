@@ -57,9 +57,9 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     num_accepted: int = 0
     """Drafts that steps have verified, and those of them that were right."""
     most_adapters: int = 0
-    """Places for adapters on the device."""
+    """The most adapters that sequences may have at a time."""
     adapters: tuple[str, ...] = ()
-    """The names of those that have one, the one used last behind."""
+    """The names of those on the device, the one used last behind."""
     num_disk_blocks: int = 0
     """The most that the disk tier may hold; 0: there is none."""
     num_disk_used: int = 0
@@ -70,6 +70,8 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     """prefill or decode; nothing where all replicas do both."""
     num_departures: int = 0
     """Preempted sequences that were to go on on another replica."""
+    num_adapter_blocks: int = 0
+    """Those that the adapters on the device take."""
 
 
 REQUEST_COLUMNS = (
@@ -104,7 +106,8 @@ class SchedulerState(Record, frozen=True, kw_only=True):
     the columns named above. Marks are float32 as their bits: seconds before ``at_s``, NaN for what has not happened.
     ``blocks`` and ``host_blocks`` are the sequences' block tables, one after another. ``cached_blocks`` are free and
     can still be found, on the host ``cached_hosts``. ``pinned_blocks`` are held while something is copied: the source
-    of a copy, and both sides of a pull. Whatever is in none of these is free. ``flashed`` [k * 3]: replica, kind
+    of a copy, and both sides of a pull. ``adapter_blocks`` are those of adapters, whether sequences have them or not.
+    Whatever is in none of these is free. ``flashed`` [k * 3]: replica, kind
     (FLASH_...) and device block of copies in these steps, and of pulls that have ended since.
     """
 
@@ -132,6 +135,7 @@ class SchedulerState(Record, frozen=True, kw_only=True):
     flashed: Int32Array = NO_INTS
     clients: tuple[str, ...] = ()
     """Names of the API keys of the requests; empty where none are needed."""
+    adapter_blocks: Int32Array = NO_INTS
 
 
 class BlockRequested(Record, frozen=True, kw_only=True):
@@ -156,3 +160,5 @@ class BlockState(Record, frozen=True, kw_only=True):
     place: int = -1
     table: Int32Array = NO_INTS
     first_block: int = 0
+    adapter: str = ""
+    """The name of the adapter that lies there, with ``place`` and ``table`` among its own blocks."""

@@ -54,6 +54,13 @@ class NewSequence(Record, frozen=True, kw_only=True):
     """The digest of its adapter, which an :class:`AdapterRead` has said to be there; empty: it has none."""
 
 
+class AdapterPlaced(Record, frozen=True, kw_only=True):
+    """An adapter that is copied into the next ``num_blocks`` of a plan's ``adapter_blocks``."""
+
+    digest: str
+    num_blocks: int
+
+
 class StepPlan(Record, frozen=True, kw_only=True):
     """One forward pass, as a delta to the executor's persistent batch. Applied strictly in this order.
 
@@ -87,9 +94,11 @@ class StepPlan(Record, frozen=True, kw_only=True):
     ``earliest_starts`` and ``latest_starts`` [d], of all decodes and rows with drafts, say between which positions a
     row's first token is. They are empty in plans for executors that do not speculate.
 
-    ``dropped_adapters`` are digests that no sequence has any more, and ``loaded_adapters`` what takes their places:
-    dropped ones go first, both before everything else. An executor reads them beside its steps, and says with an
-    :class:`AdapterRead` when it has.
+    ``dropped_adapters`` are digests that no sequence has any more, and ``loaded_adapters`` what is wanted in their
+    place: dropped ones go first, both before everything else. An executor reads them into its memory beside its steps,
+    and says with an :class:`AdapterRead` when it has. ``placed_adapters`` have been read, and are copied into
+    ``adapter_blocks`` of the cache, one adapter's after another's, behind the copies between the tiers; complete before
+    any step from this one on has a sequence with them. Once a plan names these blocks otherwise, no sequence has them.
 
     Behind the copies between the tiers, and beside this and later steps, host blocks go to the disk and come from it.
     Names are those of the contents (:func:`pagebus.actors.scheduler.kv.disk_pool.name_of`). ``disk_writes`` [w]: write
@@ -149,6 +158,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     pull_sources: Int32Array = NO_INTS
     pull_blocks: Int32Array = NO_INTS
     is_last: bool = False
+    placed_adapters: tuple[AdapterPlaced, ...] = ()
+    adapter_blocks: Int32Array = NO_INTS
 
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
@@ -223,6 +234,8 @@ class AdapterRead(Record, frozen=True, kw_only=True):
     digest: str
     error: str = ""
     rank: int = 0
+    num_blocks: int = 0
+    """Of the cache, which it takes while it is on the device."""
 
 
 DISK_TELL, DISK_FORGET = 1, 2

@@ -18,7 +18,8 @@ from pagebus.kernels.common.triton import constant, tl, triton
 COLUMNS, RANKS = constant(256), constant(8)
 """Inputs of a piece of A; every rank is a multiple of the second."""
 UNIT = 2048
-"""Each matrix begins at a multiple of so many elements, 4 KiB in 16 bits, and so does every page."""
+"""Each matrix begins at a multiple of so many elements of its adapter, 4 KiB in 16 bits. Pages begin, and end, at
+multiples of :data:`COLUMNS`."""
 PLACE_FIELDS = 6
 MOST_MODULES = 3
 
@@ -47,7 +48,7 @@ class PagedTable:
     def __post_init__(self) -> None:
         assert len(self.widths) <= MOST_MODULES
         assert self.largest % 8 == 0
-        assert self.page_size % UNIT == 0
+        assert self.page_size % int(COLUMNS) == 0
         assert self.pages.is_contiguous()
         assert self.places.is_contiguous()
         assert self.scales.is_contiguous()
@@ -108,6 +109,7 @@ def read_back(table: PagedTable, adapter: int, inputs: int) -> Matrices | None:
         return None
     length = max(first_b + sum(table.widths) * rank, first_a + rows * -(-inputs // 256) * 256)
     begins = table.pages[adapter].tolist()
+    begins = begins[: -(-length // table.page_size)]
     flat = torch.cat([table.memory.flatten()[begin : begin + table.page_size] for begin in begins])[:length]
     a = flat[first_a:][: rows * -(-inputs // 256) * 256].view(-1, rows, 256).transpose(0, 1).reshape(rows, -1)
     b = flat[first_b:][: sum(table.widths) * rank].view(-1, rank)

@@ -25,7 +25,7 @@ from pagebus.bus.messages import (
     SchedulerState,
 )
 
-FREE, CACHED, PINNED = 0, -1, -2
+FREE, CACHED, PINNED, ADAPTER = 0, -1, -2, -3
 Counts = NDArray[np.uint8]
 
 _FIELDS = ReplicaState.__struct_fields__
@@ -44,11 +44,15 @@ class TierMap:
     shares: Counts
 
     @classmethod
-    def draw(cls, size: int, ids: Int32Array, blocks: Int32Array, cached: Int32Array, pinned: Int32Array) -> TierMap:
+    def draw(
+        cls, size: int, ids: Int32Array, blocks: Int32Array, cached: Int32Array, pinned: Int32Array,
+        of_adapters: Int32Array,
+    ) -> TierMap:  # fmt: skip
         """``ids[i]`` is the sequence that holds ``blocks[i]``; of several, the first in order is shown."""
         owners = np.zeros(size, np.int32)
         owners[cached] = CACHED
         owners[pinned] = PINNED
+        owners[of_adapters] = ADAPTER
         owners[blocks[::-1]] = ids[::-1]
         shares = np.bincount(blocks, minlength=size)[:size] if len(blocks) else np.zeros(size, np.int64)
         return cls(owners, np.minimum(shares, 255).astype(np.uint8))
@@ -137,21 +141,24 @@ def draw_maps(state: SchedulerState) -> list[tuple[TierMap, TierMap]]:
     ids, replicas = rows[:, _ID], rows[:, _REPLICA]
     device = np.repeat(ids, rows[:, _BLOCKS]), np.repeat(replicas, rows[:, _BLOCKS])
     host_ids, host_at = np.repeat(ids, rows[:, _HOSTS]), np.repeat(replicas, rows[:, _HOSTS])
-    maps, cached, cached_hosts, pinned = [], 0, 0, 0
+    maps, cached, cached_hosts, pinned, adapted = [], 0, 0, 0, 0
     for number, replica in enumerate(state.replicas):
         mine = device[1] == number
         here = host_at == number
         ends = cached + replica.num_cached, cached_hosts + replica.num_cached_hosts, pinned + replica.num_pinned
+        of_adapters = state.adapter_blocks[adapted : adapted + replica.num_adapter_blocks]
         empty = state.pinned_blocks[:0]
         maps.append(
             (
                 TierMap.draw(replica.num_blocks, device[0][mine], state.blocks[mine],
-                             state.cached_blocks[cached : ends[0]], state.pinned_blocks[pinned : ends[2]]),
+                             state.cached_blocks[cached : ends[0]], state.pinned_blocks[pinned : ends[2]],
+                             of_adapters),
                 TierMap.draw(replica.num_host_blocks, host_ids[here], state.host_blocks[here],
-                             state.cached_hosts[cached_hosts : ends[1]], empty),
+                             state.cached_hosts[cached_hosts : ends[1]], empty, empty),
             )
         )  # fmt: skip
         cached, cached_hosts, pinned = ends
+        adapted += len(of_adapters)
     return maps
 
 

@@ -1,4 +1,4 @@
-"""Adapters in host memory as places hold them, so that filling a place is one copy."""
+"""Adapters in host memory as blocks hold them, so that placing one is a copy for each block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, Matrices, lay_
 
 
 class Image(NamedTuple):
-    """An adapter as a place holds it, in host memory from which devices copy: ``values``; of each product, or of each
-    expert's, where it begins, and what :attr:`PagedTable.places` says; and the scales of all modules."""
+    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``values``; of
+    each product, or of each expert's, where it begins, and what :attr:`PagedTable.places` says if that is in the first
+    page; and the scales of all modules."""
 
     values: torch.Tensor
     begins: torch.Tensor
@@ -33,10 +34,10 @@ class Product(NamedTuple):
     scale: float = 1.0
 
     def room(self, largest: int) -> int:
-        """Elements at the largest rank, as :func:`lay_out` gives them."""
+        """Elements at the largest rank, of an expert where there are such, as :func:`lay_out` gives them."""
         inputs = -(-self.projection.inputs // 256) * 256
         b = -(-sum(self.widths) * largest // UNIT) * UNIT
-        return self.projection.copies * (len(self.projection.modules) * largest * inputs + b)
+        return len(self.projection.modules) * largest * inputs + b
 
 
 class _Entries(NamedTuple):
@@ -49,14 +50,14 @@ class _Entries(NamedTuple):
 
 
 class ImageMaker:
-    """Makes images for places of these ``products``, in memory that is ``pinned`` where devices copy from it."""
+    """Makes images of adapters of these ``products``, in memory that is ``pinned`` where devices copy from it."""
 
     def __init__(self, products: Sequence[Product], dtype: torch.dtype, *, pinned: bool) -> None:
         self._products, self._dtype, self._pinned = products, dtype, pinned
 
     @torch.inference_mode()
     def image(self, adapter: HostAdapter) -> Image:
-        """The adapter as a place holds it. Any thread."""
+        """The adapter as its blocks hold it. Any thread."""
         found, begin = [], 0
         for product in self._products:
             make = self._of_experts if product.projection.experts else self._of_modules

@@ -1,7 +1,8 @@
-"""Places for adapters on the device: stretches of one buffer, where the products of a network look for theirs.
+"""Adapters in blocks of the cache, and the tables by which the products of a network find them there.
 
-A place has room for every module that may be adapted at the largest rank. It is allocated before the cache is sized,
-which therefore gets what is left.
+Which blocks an adapter has is for the scheduler to say; there is no memory for adapters beside the cache. The tables
+have a row for each adapter that is placed. They are small: of each product the pages that it begins and goes on in, and
+what :attr:`PagedTable.places` has.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from pagebus.actors.executor.adapters.reading import HostAdapter
 from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts, AdaptedHead
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
+from pagebus.actors.executor.memory.block_loads import BlockLoad
+from pagebus.actors.executor.memory.pages import BlockPages
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
+from pagebus.bus.messages import Int32Array
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable
 from pagebus.kernels.moe.adapted.experts import ExpertTables
 
@@ -34,51 +38,89 @@ class _Rows(NamedTuple):
 
 
 class Places:
-    """``count`` places for adapters of up to ``max_rank`` in a network, whose products look there from now on.
-    ``targets``: for which modules there is room, see :func:`projections`."""
+    """``count`` rows of the tables for adapters of up to ``max_rank`` in a network, whose products look there once
+    :meth:`use` has said where the cache is. It has blocks of ``block_bytes``. ``targets``: which modules may be
+    adapted, see :func:`projections`."""
 
-    def __init__(self, network: Decoder, count: int, max_rank: int, targets: Collection[str] = ()) -> None:
-        self.count, largest = count, _padded(max_rank + (BIAS in targets))  # a bias takes a rank
+    def __init__(
+        self, network: Decoder, count: int, max_rank: int, block_bytes: int, targets: Collection[str] = ()
+    ) -> None:
+        self.count, self._largest = count, _padded(max_rank + (BIAS in targets))  # a bias takes a rank
+        self._network, self._constants = network, BIAS in targets
         device = network.parameters.device
-        linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
-        products = [_product(each, network, linears) for each in projections(network.config, targets)]
-        self._images = ImageMaker(products, network.parameters.dtype, pinned=device.type == "cuda")
-        size = sum(each.room(largest) for each in products)
-        self._memory = torch.zeros(count, size, dtype=network.parameters.dtype, device=device)
-        # What kernels read of each product, on the device and as it is on the host: small, and copied as a whole.
-        sizes = [each.projection.copies for each in products]
-        widths = [each.projection.copies * len(each.widths) for each in products]
-        self._rows, self._scale_rows = _rows(sizes, count), _rows(widths, count)
-        self._pages = torch.zeros(count * sum(sizes), 1, dtype=torch.int64)
-        self._fields = torch.zeros(count * sum(sizes), PLACE_FIELDS, dtype=torch.int32)
-        self._scales = torch.zeros(count * sum(widths))
-        tables = self._pages, self._fields, self._scales
-        self._on_device = tuple(each.to(device, copy=True) for each in tables)
-        found = _tables(self._on_device, self._memory, products, count, largest, constants=BIAS in targets)
-        by_name = {product.projection.name: table for product, table in zip(products, found, strict=True)}
-        self.adapt_heads = HEAD in by_name
+        self._pages = BlockPages(block_bytes, network.parameters.dtype)
+        self._page_size = self._pages.size
+        self._linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
+        self._products = [_product(each, network, self._linears) for each in projections(network.config, targets)]
+        self._images = ImageMaker(self._products, network.parameters.dtype, pinned=device.type == "cuda")
+        self.adapt_heads = any(each.projection.name == HEAD for each in self._products)
         """Whether adapters may change the head."""
-        _connect(network, linears, by_name)
+        # An entry may begin anywhere in a page.
+        largest_room = max((each.room(self._largest) for each in self._products), default=0)
+        self._most_pages = -(-largest_room // self._page_size) + 1
+        self._sizes = [count * each.projection.copies for each in self._products]
+        self._widths = [size * len(each.widths) for size, each in zip(self._sizes, self._products, strict=True)]
+        self._rows, self._scale_rows = (
+            _rows([size // count for size in each], count) for each in (self._sizes, self._widths)
+        )
+        self._table_pages = torch.zeros(sum(self._sizes), self._most_pages, dtype=torch.int64, device=device)
+        self._table_fields = torch.zeros(sum(self._sizes), PLACE_FIELDS, dtype=torch.int32, device=device)
+        self._table_scales = torch.zeros(sum(self._widths), device=device)
 
-    @property
-    def num_bytes(self) -> int:
-        """Device memory that they take."""
-        return self._memory.nbytes
+    def use(self, cache: torch.Tensor) -> None:
+        """Have products look for adapters in this cache [num_blocks, ...]."""
+        memory = self._pages.within(cache)
+        pages, fields = self._table_pages.split(self._sizes), self._table_fields.split(self._sizes)
+        tables = {
+            product.projection.name: PagedTable(
+                memory, page, field, scale.view(len(page), -1), product.widths, self._largest, self._page_size,
+                self._constants,
+            )
+            for product, page, field, scale in zip(
+                self._products, pages, fields, self._table_scales.split(self._widths), strict=True
+            )
+        }  # fmt: skip
+        _connect(self._network, self._linears, tables)
 
     def image(self, adapter: HostAdapter) -> Image:
-        """The adapter as :meth:`fill` takes it. Any thread."""
+        """The adapter as :meth:`place` takes it. Any thread."""
         return self._images.image(adapter)
 
+    def num_blocks(self, image: Image) -> int:
+        """Blocks that it takes."""
+        return self._pages.count(len(image.values))
+
     @torch.inference_mode()
-    def fill(self, place: int, image: Image) -> None:
-        """Put an adapter into a place, whatever was there, in the order of launches; the host does not wait."""
-        copy_at_once(self._memory[place, : len(image.values)], image.values)
-        rows = self._rows.of(place)
-        self._pages[rows, 0] = image.begins + place * self._memory.shape[1]
-        self._fields[rows] = image.fields
-        self._scales[self._scale_rows.of(place)] = image.scales
-        for target, source in zip(self._on_device, (self._pages, self._fields, self._scales), strict=True):
-            copy_at_once(target, source)
+    def place(self, row: int, image: Image, blocks: Int32Array) -> list[BlockLoad]:
+        """Enter an adapter that comes to ``blocks`` into a row of the tables, whatever was there, in the order of
+        launches; the host does not wait. Returns what has to be copied."""
+        size = self._page_size
+        begins = self._pages.begins(torch.from_numpy(blocks.astype("int64")))
+        if len(begins):
+            first = image.begins // size
+            pages = begins[(first[:, None] + torch.arange(self._most_pages)).clamp_(max=len(begins) - 1)]
+        else:
+            pages = torch.zeros(len(image.begins), self._most_pages, dtype=torch.int64)
+        fields = image.fields.clone()
+        fields[:, 3:5] += (image.begins % size).to(torch.int32)[:, None]
+        _enter(self._table_pages, self._rows.of(row), pages)
+        _enter(self._table_fields, self._rows.of(row), fields)
+        _enter(self._table_scales, self._scale_rows.of(row), image.scales)
+        bytes_each = image.values.element_size()
+        parts = image.values.view(torch.uint8).split(size * bytes_each)
+        targets = (begins * bytes_each).tolist()
+        return [BlockLoad(*each) for each in zip(blocks.tolist(), targets, parts, strict=False)]
+
+
+def _enter(table: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Set rows of a table on a device."""
+    if not table.is_cuda:
+        table[rows] = values
+        return
+    there, entered = torch.empty_like(rows, device=table.device), torch.empty_like(values, device=table.device)
+    copy_at_once(there, rows)
+    copy_at_once(entered, values)
+    table.index_copy_(0, there, entered)
 
 
 def _product(projection: Projection, network: Decoder, linears: Mapping[str, Linear]) -> Product:
@@ -109,28 +151,13 @@ def _connect(network: Decoder, linears: Mapping[str, Linear], tables: Mapping[st
 
 
 def _rows(sizes: list[int], count: int) -> _Rows:
-    """Of products that have so many entries in each place: all places of a product are together."""
+    """Of products that have so many entries in each of ``count`` places: all places of a product are together."""
     firsts, steps, first = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)], 0
     for size in sizes:
         firsts.append(torch.arange(first, first + size))
         steps.append(torch.full((size,), size))
         first += count * size
     return _Rows(torch.cat(firsts), torch.cat(steps))
-
-
-def _tables(
-    on_device: tuple[torch.Tensor, ...], memory: torch.Tensor, products: list[Product], count: int, largest: int, *,
-    constants: bool,
-) -> list[PagedTable]:  # fmt: skip
-    """Of each product its part of the tables that kernels read."""
-    pages, fields, scales = on_device
-    sizes = [count * each.projection.copies for each in products]
-    widths = [size * len(each.widths) for size, each in zip(sizes, products, strict=True)]
-    parts = zip(products, pages.split(sizes), fields.split(sizes), scales.split(widths), strict=True)
-    return [
-        PagedTable(memory, page, field, scale.view(len(page), -1), product.widths, largest, memory.shape[1], constants)
-        for product, page, field, scale in parts
-    ]
 
 
 def _padded(rank: int) -> int:

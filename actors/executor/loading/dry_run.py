@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from pagebus.actors.executor.adapters.residents import make_residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
 from pagebus.actors.executor.graphs.graphs import Graphs
@@ -24,7 +25,7 @@ from pagebus.actors.executor.loading.limits import (
     pieces_tokens,
 )
 from pagebus.actors.executor.loading.loading import choose_ops
-from pagebus.actors.executor.loading.warmup import run_all_steps
+from pagebus.actors.executor.loading.warmup import run_adapted_steps, run_all_steps
 from pagebus.actors.executor.memory.kv_cache import is_float8
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.pooling.parts import pools_all_tokens
@@ -59,7 +60,9 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         backend=settings.attention_backend, deterministic=settings.deterministic, run=limits.longest_run,
     )  # fmt: skip
     head = head_files(settings, config)
-    cache = cache_format(settings, config, dtype, head).allocate(limits.num_blocks, META)
+    cached = cache_format(settings, config, dtype, head)
+    cache = cached.allocate(limits.num_blocks, META)
+    residents = make_residents(settings, model, ops, limits.most_samples, cached.block_bytes, lambda read: None)
     most_tokens = graph_tokens(settings, config, META, dtype)
     apart, wanted = decodes_apart(settings, config), speculation(settings)
     runner = Runner(
@@ -67,7 +70,10 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
         pieces_tokens=pieces_tokens(settings, config, META), decodes_apart=apart,
         lookup=Lookup(wanted.longest, wanted.shortest),
         head=None if head is None else head.build(model, settings, with_weights=False),
+        adapters=None if residents is None else residents.slots,
     )  # fmt: skip
+    if residents is not None:
+        residents.places.use(cache.blocks)
     agreement.use(runner.uploader.header.agreed)
     runner.select_long_rows = PrefillBackend(runner).parts
     return PersistentBatch(limits, decodes_apart=apart, pools_all=pools_all_tokens(config)), runner
@@ -81,6 +87,7 @@ def dry_run(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> None
         calculate_scales(runner.model)
     with runner.model.few_layers():
         run_all_steps(batch, runner)
+        run_adapted_steps(batch, runner)
         if runner.model.passes_on:  # tokens of the last stage are stored by the first
             one = torch.zeros(1, dtype=torch.int32, device=META)
             runner.state.store_sampled(one, one, one)

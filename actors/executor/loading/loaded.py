@@ -11,7 +11,7 @@ from pagebus.actors.executor.adapters.residents import Residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.memory.disk_tier import DiskTier
-from pagebus.actors.executor.memory.swap import Copies
+from pagebus.actors.executor.memory.swap import NO_LOADS, Copies
 from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
@@ -48,6 +48,8 @@ class EngineInfo:
     """The most drafts that a row may have; 0: nothing is speculated."""
     max_loras: int = 0
     """The most adapters that sequences may have at a time; 0: none."""
+    most_loras: int = 0
+    """The most adapters in memory."""
     num_disk_blocks: int = 0
     """Those that the disk tier may hold."""
     stages: int = 1
@@ -86,13 +88,14 @@ class Loaded:
             self.moves.begin(plan, scheduler_epoch)
 
     def copy(self, plan: StepPlan, scheduler_epoch: int) -> torch.cuda.Event | None:
-        """Start a plan's copies between the tiers, as of :class:`Copies`, what is to be read and written, and
-        what is pulled.
+        """Follow a plan with its adapters, and start its copies between the tiers, as of :class:`Copies`, theirs, what
+        is to be read and written, and what is pulled.
 
         Raises:
-            PlanError: a block does not exist, or nothing can be pulled here.
+            PlanError: a block or an adapter does not exist, or nothing can be pulled here.
         """
-        copied = self.copies.apply(plan)
+        adapters = NO_LOADS if self.residents is None else self.residents.apply(plan, scheduler_epoch)
+        copied = self.copies.apply(plan, adapters)
         if self.disk is not None:
             self.disk.apply(plan, scheduler_epoch, self.copies.mark)
         if self.moves is not None:

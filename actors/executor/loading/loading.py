@@ -167,6 +167,8 @@ class _Loading:
         prefill_backend = PrefillBackend(runner)
         runner.select_long_rows = prefill_backend.parts
         cache = self.make_cache(batch, runner, demand, known_bytes, use_graphs=most_tokens > 0)
+        if residents is not None:
+            residents.places.use(cache.blocks)
         self.progress("kv cache", 1.0)
         _warm(batch, runner, lambda share: self.progress("graphs", share), use_graphs=most_tokens > 0)
         prefill_backend.plan_s = PLAN_S
@@ -196,7 +198,7 @@ class _Loading:
         return known_bytes
 
     def read_model(self, ops: Ops, limits: BatchLimits) -> tuple[Model, DraftHead | None, Residents | None]:
-        """The model with its weights, what guesses for it, and the places of its adapters."""
+        """The model with its weights, what guesses for it, and its adapters."""
         settings, config = self.settings, self.config
         self.progress("weights", 0.0)
         model = build_model(
@@ -207,7 +209,11 @@ class _Loading:
             model, self.path, settings.load_format, settings.seed, lambda share: self.progress("weights", share)
         )
         drafter = None if self.head is None else self.head.build(model, settings)
-        return model, drafter, make_residents(settings, model, ops, limits.most_samples, self.tell)
+        return (
+            model,
+            drafter,
+            make_residents(settings, model, ops, limits.most_samples, self.memory.block_bytes, self.tell),
+        )
 
     def make_runner(
         self, model: Model, ops: Ops, limits: BatchLimits, most_tokens: int, drafter: DraftHead | None,
@@ -228,6 +234,8 @@ class _Loading:
         if model.passage is not None and self.device.type == "cuda":
             most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
             model.passage.reserve(most, config.hidden_size, self.dtype, self.device)
+        if residents is not None:
+            residents.places.use(runner.blocks)
         self.agreement.use(runner.uploader.header.agreed)
         check_alike(runner, comm)
         return batch, runner
@@ -283,6 +291,7 @@ class _Loading:
             prefill_tokens_per_s=prefill_rate,
             kv_cache_dtype=str(self.kv_dtype).removeprefix("torch."),
             max_loras=0 if residents is None else self.settings.max_loras,
+            most_loras=0 if residents is None else residents.places.count,
             num_disk_blocks=0 if disk is None else disk.num_blocks,
             stages=1 if stage is None else stage.count,
             kv_kind="" if moves is None else moves.kv_kind,

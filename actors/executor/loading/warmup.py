@@ -264,10 +264,10 @@ def run_adapted_steps(batch: PersistentBatch, runner: Runner) -> None:
     """If sequences may have adapters, run small steps and the largest as if some had one."""
     if runner.adapters is None:
         return
-    cuda = runner.kv_cache.is_cuda
+    thorough = runner.kv_cache.device.type != "cpu"
     with runner.adapters.assumed():
-        run_small_steps(batch, runner, thorough=cuda)
-        for plan in full_prompt_steps(batch.limits) if cuda else ():
+        run_small_steps(batch, runner, thorough=thorough)
+        for plan in full_prompt_steps(batch.limits) if thorough else ():
             batch.reset()
             runner.run(batch.apply(plan))
     batch.reset()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.device.device import is_done, new_event, new_stream
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.memory.block_loads import BlockLoad, Loads, no_loads
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.bus.messages import Int32Array, StepPlan
 
@@ -33,6 +34,8 @@ COPIES_PER_EVENT = 4
 """How fine a step can wait: a block of 2 MiB takes about 40 microseconds."""
 QUEUE_LENGTH = 512
 """Copies that surely fit in the driver's queue. A call that has to wait there must not hold Python's lock."""
+
+NO_LOADS = no_loads()
 
 _Copy = Callable[[int, int, int, int], int]
 """(target, source, bytes, stream) -> CUDA's error code."""
@@ -43,9 +46,9 @@ class Copies(Protocol):
 
     memory: HostMemory
 
-    def apply(self, plan: StepPlan) -> torch.cuda.Event | None:
-        """Start the plan's copies and make its pass wait for what it needs. Returns an event behind the copies, None if
-        there are none or they are done.
+    def apply(self, plan: StepPlan, loaded: Loads = NO_LOADS) -> torch.cuda.Event | None:
+        """Start the plan's copies, and behind them what else is ``loaded``, and make its pass wait for what it needs.
+        Returns an event behind the copies, None if there are none or they are done.
 
         Raises:
             PlanError: a copy names a block that does not exist.
@@ -75,7 +78,13 @@ class PlainCopies:
         num_blocks = len(kv_cache)
         self._device: NDArray[np.uint8] = kv_cache.view(num_blocks, -1).view(torch.uint8).numpy()
 
-    def apply(self, plan: StepPlan) -> None:
+    def apply(self, plan: StepPlan, loaded: Loads = NO_LOADS) -> None:
+        self._swap(plan)
+        device = self._device.reshape(-1)
+        for each in loaded.loads:
+            device[each.target : each.target + len(each.source)] = each.source.numpy()
+
+    def _swap(self, plan: StepPlan) -> None:
         if not has_copies(plan):
             return
         checks.swaps(plan, len(self._device), self.memory.num_ready)
@@ -104,14 +113,19 @@ class StreamCopies:
         self._covered = 0
         """Groups up to this one are done, or the compute stream waits for them already."""
         self._pending: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._sources: deque[tuple[list[BlockLoad], torch.cuda.Event]] = deque()
         self._quick, self._patient = _driver_copies(ctypes.PyDLL), _driver_copies(ctypes.CDLL)
 
-    def apply(self, plan: StepPlan) -> torch.cuda.Event | None:
+    def apply(self, plan: StepPlan, loaded: Loads = NO_LOADS) -> torch.cuda.Event | None:
         while self._pending and is_done(self._pending[0][1]):
             self._covered = max(self._covered, self._pending.popleft()[0])
+        while self._sources and is_done(self._sources[0][1]):
+            self._sources.popleft()
         copied = self._start(plan) if has_copies(plan) else None
+        if loaded.loads:
+            copied = self._load(loaded.loads, behind_steps=copied is None)
         if self._group > self._covered:
-            self._order_pass(plan)
+            self._order_pass(plan, loaded.needed)
         return copied
 
     def mark(self) -> torch.cuda.Event:
@@ -121,13 +135,42 @@ class StreamCopies:
 
     def _start(self, plan: StepPlan) -> torch.cuda.Event:
         checks.swaps(plan, self._num_blocks, self.memory.num_ready)
-        before = new_event()
-        before.record()
-        self._stream.wait_event(before)
+        self._await_steps()
         out, back = plan.swap_out_blocks, plan.swap_in_blocks
         self._copy(0, self.memory.addresses(plan.swap_out_hosts), self._addresses(out), out)
         self._copy(1, self._addresses(back), self.memory.addresses(plan.swap_in_hosts), back)
         return self._pending[-1][1]
+
+    def _await_steps(self) -> None:
+        """Copies from here on follow the steps so far."""
+        before = new_event()
+        before.record()
+        self._stream.wait_event(before)
+
+    def _load(self, loads: list[BlockLoad], *, behind_steps: bool) -> torch.cuda.Event:
+        """Queue what comes to blocks from elsewhere on the host, whose memory is kept until it is there."""
+        if behind_steps:
+            self._await_steps()
+        for start in range(0, len(loads), COPIES_PER_EVENT):
+            group = loads[start : start + COPIES_PER_EVENT]
+            copy = (self._quick if len(self._pending) * COPIES_PER_EVENT < QUEUE_LENGTH else self._patient)[1]
+            for each in group:
+                code = copy(
+                    self._base + each.target, each.source.data_ptr(), len(each.source), self._stream.cuda_stream
+                )
+                if code:
+                    raise EngineError(f"CUDA error {code} while copying into a block")
+            self._end_group([each.block for each in group])
+        event = self._pending[-1][1]
+        self._sources.append((loads, event))
+        return event
+
+    def _end_group(self, blocks: Int32Array | list[int]) -> None:
+        self._group += 1
+        self._last[blocks] = self._group
+        event = new_event()
+        event.record(self._stream)
+        self._pending.append((self._group, event))
 
     def _copy(self, way: int, targets: NDArray[np.int64], sources: NDArray[np.int64], blocks: Int32Array) -> None:
         """Queue the copies of one way, in groups with an event behind each. ``blocks``: the device's."""
@@ -140,18 +183,14 @@ class StreamCopies:
                 code = copy(target, source, size, stream)
                 if code:
                     raise EngineError(f"CUDA error {code} while copying a block {('out', 'in')[way]}")
-            self._group += 1
-            self._last[blocks[start : start + COPIES_PER_EVENT]] = self._group
-            event = new_event()
-            event.record(self._stream)
-            self._pending.append((self._group, event))
+            self._end_group(blocks[start : start + COPIES_PER_EVENT])
 
     def _addresses(self, blocks: Int32Array) -> NDArray[np.int64]:
         return self._base + blocks.astype(np.int64) * self.memory.block_bytes
 
-    def _order_pass(self, plan: StepPlan) -> None:
+    def _order_pass(self, plan: StepPlan, needed_blocks: Int32Array) -> None:
         """Make the compute stream wait for the copies of blocks that are new with this plan."""
-        touched = [plan.new_block_ids, plan.appended_blocks, plan.copy_sources, plan.copy_targets]
+        touched = [needed_blocks, plan.new_block_ids, plan.appended_blocks, plan.copy_sources, plan.copy_targets]
         touched += [plan.new_windowed, plan.appended_windowed]
         needed = max((int(self._last[blocks].max()) for blocks in touched if len(blocks)), default=0)
         if needed <= self._covered:

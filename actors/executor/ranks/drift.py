@@ -55,6 +55,8 @@ class DriftCheck:
 
 
 def _adapters(plan: StepPlan) -> bytes:
-    """Those that come and go, and those of new sequences, by their digests."""
-    found = [each.digest for each in plan.loaded_adapters], plan.dropped_adapters
+    """Those that come and go, those that get blocks, and those of new sequences, by their digests."""
+    placed = [f"{each.digest} {each.num_blocks}" for each in plan.placed_adapters]
+    placed += map(str, plan.adapter_blocks.tolist())
+    found = [each.digest for each in plan.loaded_adapters], plan.dropped_adapters, placed
     return "\n".join(" ".join(each) for each in (*found, [new.adapter for new in plan.new_sequences])).encode()

@@ -1,8 +1,10 @@
 """Adapters in one pass of admission: who may run where, and what has to be loaded for those who may not.
 
-A sequence whose adapter is nowhere ready is passed over, and its adapter is wanted on the replica with the least load.
-If all places there are in use, the adapter with the fewest tokens left is *drained*: nobody behind the waiting sequence
-gets a slot with it. What it has left then only falls from pass to pass, so its place becomes free, and nobody starves.
+A sequence whose adapter no executor has in memory is passed over, and its adapter is wanted on the replica with the
+least load. Adapters of those in front of it are not dropped for that. If as many adapters have sequences there as may,
+the one with the fewest tokens left is *drained*: nobody behind the waiting sequence gets a slot with it. What it has
+left then only falls from pass to pass, so its turn ends, and nobody starves. A sequence whose adapter finds no blocks
+waits for them as it does for its own: in line.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class AdapterTurn:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._drained: dict[int, str] = {}
-        """By row of a replica whose places are all in use."""
+        """By row of a replica on which no more adapters may have sequences."""
+        self._asked: set[str] = set()
+        """Those of sequences so far."""
         self._num_passed = 0
 
     @property
@@ -32,12 +36,13 @@ class AdapterTurn:
         return self._num_passed >= MOST_PASSED
 
     def having(self, sequence: Sequence, able: Rows) -> Rows:
-        """Those of the ``able`` replicas on which the sequence's adapter is ready for it. If none is, one loads it."""
+        """Those of the ``able`` replicas on which the sequence may have its adapter. If there is none, one loads it."""
         digest, replicas = sequence.request.digest, self._fleet.replicas
         ready: Rows = np.zeros(len(able), np.bool_)
         rows = np.flatnonzero(able).tolist()
+        self._asked.add(digest)
         for row in rows:
-            ready[row] = replicas[row].adapters.is_ready(digest)
+            ready[row] = replicas[row].adapters.may_run(digest)
         if not np.count_nonzero(ready):
             self._num_passed += 1
             self._want(sequence, rows)
@@ -51,13 +56,13 @@ class AdapterTurn:
         rows = [row for row in rows if replicas[row].adapters.capacity]
         if not rows or any(replicas[row].adapters.is_read(adapter.digest) for row in rows):
             return
-        row = min(rows, key=self._fleet.load[sequence.request.priority_class].__getitem__)
-        if row in self._drained:
-            return
-        left = _tokens_left(replicas[row])
-        if replicas[row].adapters.want(adapter, left):
+        knowing = [row for row in rows if replicas[row].adapters.is_known(adapter.digest)]
+        row = min(knowing or rows, key=self._fleet.load[sequence.request.priority_class].__getitem__)
+        if not knowing and replicas[row].adapters.want(adapter, self._asked):
             self._fleet.touch(replicas[row])
-        elif left:
+            return
+        left = {} if row in self._drained else _tokens_left(replicas[row])
+        if left:
             self._drained[row] = min(left, key=left.__getitem__)
 
 

@@ -164,6 +164,8 @@ class Core:
             case AdapterRead():
                 if error := self.planner.adapter_read(message, self.config.epoch):
                     self.lifecycle.fail_adapter(message.digest, error)
+                elif message.num_blocks:  # with that many fewer blocks, some may fit nowhere
+                    self.lifecycle.refuse_misfits()
             case DiskReport():
                 self.planner.disk_report(message, self.config.epoch)
             case PullReport():

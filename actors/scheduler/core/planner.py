@@ -246,6 +246,7 @@ class Planner:
                     self.interrupt(sequence)
                 replica.host_tier.forget_all()
             replica.index.clear()
+            replica.adapters.list_again()
             if host or running:
                 replica.host_tier.pool.forget_cached()
                 replica.disk_tier.forget()

@@ -70,6 +70,7 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     for replica in replicas:
         num_tokens = min(limit_tokens, replica.max_model_len) - 1
         num_blocks = replica.most_blocks(request, num_tokens, num_tokens if request.sampling.in_one_step else 1)
+        num_blocks += replica.adapters.num_blocks(request.digest)
         fits = num_prompt <= num_tokens and num_blocks <= replica.pool.num_blocks and width <= replica.slots.num_slots
         if fits and (num_prompt <= replica.budget or not request.sampling.in_one_step):
             return None
@@ -87,8 +88,9 @@ def of_size(request: Request, limit_tokens: int, replicas: Collection[Replica]) 
     largest = max(replica.pool.num_blocks // replica.num_pages * replica.block_size for replica in replicas)
     text = (
         f"The prompt ({num_prompt} tokens) and max_tokens ({min(limit_tokens, longest) - num_prompt})"
-        f"{f', for each of {width} beams,' if width else ''} need more than "
-        f"the key-value cache holds ({largest} tokens): ask for fewer tokens, or give the server a larger cache."
+        f"{f', for each of {width} beams,' if width else ''}{', with the adapter,' if request.digest else ''} "
+        f"need more than the key-value cache holds ({largest} tokens): ask for fewer tokens, or give the server a "
+        "larger cache."
     )
     return _bad(request.id, text, "max_tokens")
 

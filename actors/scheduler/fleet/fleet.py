@@ -130,7 +130,7 @@ class Fleet:
 
     def can_hold(self, sequence: Sequence) -> Rows:
         """Replicas on which the sequence could run alone up to its limit (:meth:`Replica.can_hold`)."""
-        if sequence.beam_group is not None:
+        if sequence.beam_group is not None or sequence.request.adapter is not None:
             return np.array([replica.can_hold(sequence) for replica in self.replicas], np.bool_)
         num_tokens = np.minimum(self._max_model_len, sequence.limit) - 1
         fits: Rows = (num_tokens >= len(sequence.tokens)) & (num_tokens <= self._capacity)

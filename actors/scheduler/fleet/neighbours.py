@@ -91,9 +91,11 @@ class Neighbours:
     def _has_room(self, replica: Replica, leaver: Leaver) -> bool:
         """Whether a replica has slots and blocks for it, beside those on their way."""
         sequence, queued = leaver.sequence, [each for each, _, name in self.going.values() if name == replica.name]
-        if sequence.request.adapter is not None and not replica.adapters.is_ready(sequence.request.digest):
+        digest = sequence.request.digest
+        if digest and not replica.adapters.may_run(digest):
             return False
         slots = sequence.num_slots + sum(each.num_slots for each in queued)
         needed = replica.blocks_to_admit(sequence.request, leaver.num_computed + 1)
+        needed += replica.adapters.num_needed(digest)
         needed += sum(replica.blocks_to_admit(each.request, len(each.tokens)) for each in queued)
         return replica.slots.num_free_slots >= slots and replica.room() >= needed

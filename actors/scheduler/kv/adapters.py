@@ -1,19 +1,26 @@
-"""The adapters of one replica: which are on its device, and which its executor reads.
+"""The adapters of one replica: which its executor has in memory, and which of these are in blocks of the device.
 
-An adapter is wanted, then read beside the steps, then ready: only then does a sequence with it get a slot. At most
-``--max-loras`` have a place. One without sequences keeps its place until another needs it; the one that was used
-longest ago goes first. The executor may hold more of them in its own memory, which makes a return quick.
+An adapter is wanted, then read beside the steps, then known: its executor has it in host memory, and says how many
+blocks it takes. Only then does a sequence with it get a slot, and the adapter its blocks: they come from the pool that
+keys and values come from. While sequences have the adapter, it holds its blocks. Then these are free, listed as cached
+ones are, and found by the next sequence unless they were reallocated meanwhile: the blocks used longest ago go first,
+whatever is in them. What has lost one of them is copied from the host anew.
 
-Of an executor of several ranks each reads its part. The adapter is ready once all ranks have told that, and dropped on
-all if one cannot read it: so every rank holds the same ones.
+At most ``--max-loras`` adapters have sequences at a time, and the executor holds ``--max-cpu-loras``.
+
+Of an executor of several ranks each reads its part. The adapter is known once all ranks have told that, and dropped on
+all if one cannot read it: so every rank holds the same ones, in the same blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from pagebus.bus.messages import AdapterRead, AdapterSource
+from pagebus.actors.scheduler.kv.block_pool import BlockPool
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_keys, adapter_of
+from pagebus.bus.messages import AdapterPlaced, AdapterRead, AdapterSource
 
 
 @dataclass(slots=True)
@@ -22,56 +29,156 @@ class _Reading:
 
     name: str
     step: int = 0
+    num_blocks: int = 0
     told: dict[int, str] = field(default_factory=dict)
 
 
-class Adapters:
-    """``capacity`` places on each of ``ranks``. ``loaded`` and ``dropped`` are what the next plan has to say."""
+@dataclass(slots=True)
+class _Known:
+    """``blocks``: where it is, or will be with the next plan; None: only in host memory."""
 
-    def __init__(self, capacity: int, ranks: int = 1) -> None:
-        self.capacity, self._ranks = capacity, ranks
+    name: str
+    num_blocks: int
+    blocks: list[int] | None = None
+    num_sequences: int = 0
+
+
+class Adapters:
+    """Adapters of sequences in slots, ``capacity`` at a time, in blocks of ``pool``; ``most`` in the memory of each of
+    ``ranks``. ``loaded`` and ``dropped`` are what the next plan has to say, and the ``placements``."""
+
+    def __init__(self, capacity: int, pool: BlockPool, index: PrefixIndex, *, most: int = 0, ranks: int = 1) -> None:
+        self.capacity, self.most, self._ranks = capacity, max(capacity, most), ranks
         self.loaded: list[AdapterSource] = []
         self.dropped: list[str] = []
-        self._ready: dict[str, str] = {}
-        """Names by digest, the one used last behind."""
+        self.num_in_use = self.num_placed = 0
+        """Those that sequences have, and how often one has been copied to the device."""
+        self._pool, self._index = pool, index
+        self._placed: dict[str, list[int]] = {}
+        """By digest, what the next plan copies, and where."""
+        self._known: dict[str, _Known] = {}
+        """By digest, the one used last behind."""
         self._reading: dict[str, _Reading] = {}
         """By digest."""
+        if capacity:
+            pool.on_lost = self._lose
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+    @property
+    def resident(self) -> list[tuple[str, list[int]]]:
+        """All that are on the device, the one used last behind: the name that each was first asked for by, and its
+        blocks."""
+        return [(each.name, each.blocks) for each in self._known.values() if each.blocks is not None]
 
     @property
-    def resident(self) -> tuple[str, ...]:
-        """All that are ready, by the names that they were first asked for by, the one used last behind."""
-        return tuple(self._ready.values())
+    def num_held(self) -> int:
+        """Blocks of those that sequences have."""
+        return sum(each.num_blocks for each in self._known.values() if each.num_sequences)
 
-    def is_ready(self, digest: str) -> bool:
-        """Whether sequences with it may run."""
-        return digest in self._ready
+    def held_blocks(self) -> list[int]:
+        """These blocks."""
+        return [block for each in self._known.values() if each.num_sequences for block in each.blocks or ()]
+
+    def is_known(self, digest: str) -> bool:
+        """Whether the executor has it in memory."""
+        return digest in self._known
 
     def is_read(self, digest: str) -> bool:
-        """Whether it will be ready, or the executor will say why not."""
+        """Whether it will be known, or the executor will say why not."""
         return digest in self._reading
 
-    def use(self, digest: str) -> None:
-        """A sequence with it gets a slot."""
-        self._ready[digest] = self._ready.pop(digest)
+    def may_run(self, digest: str) -> bool:
+        """Whether one more sequence may have it, if there are blocks for both."""
+        known = self._known.get(digest)
+        return known is not None and (known.num_sequences > 0 or self.num_in_use < self.capacity)
 
-    def want(self, adapter: AdapterSource, in_use: Iterable[str]) -> bool:
-        """Have the next plan load an adapter, in the place of one that is not ``in_use`` if need be. False: all are."""
-        if len(self._ready) + len(self._reading) >= self.capacity:
-            used = set(in_use)
-            idle = next((digest for digest in self._ready if digest not in used), None)
-            if idle is None:
+    def num_blocks(self, digest: str) -> int:
+        """The blocks that it takes, 0 as long as that is not known."""
+        known = self._known.get(digest)
+        return 0 if known is None else known.num_blocks
+
+    def num_needed(self, digest: str) -> int:
+        """The free blocks that it takes if a sequence gets a slot with it."""
+        known = self._known.get(digest)
+        return 0 if known is None or known.num_sequences else known.num_blocks
+
+    # -- who has which -------------------------------------------------------------------------------------------------
+    def use(self, digest: str) -> None:
+        """A sequence with it gets a slot. There are as many free blocks as it needs."""
+        known = self._known[digest] = self._known.pop(digest)
+        if not known.num_sequences:
+            self.num_in_use += 1
+            if known.blocks is None:
+                self.num_placed += 1
+                known.blocks = self._placed[digest] = self._pool.allocate(known.num_blocks)
+                self._list(digest, known.blocks)
+            else:
+                self._pool.retain(known.blocks)
+        known.num_sequences += 1
+
+    def leave(self, digest: str) -> None:
+        """A sequence with it has left its slot."""
+        known = self._known[digest]
+        known.num_sequences -= 1
+        if not known.num_sequences:
+            self.num_in_use -= 1
+            self._pool.release(reversed(known.blocks or ()))
+
+    def want(self, adapter: AdapterSource, kept: Collection[str] = ()) -> bool:
+        """Have the next plan load an adapter, in place of one that no sequence has, nor is ``kept``, if need be. False:
+        there is none."""
+        if len(self._known) + len(self._reading) >= self.most:
+            idle = (digest for digest, each in self._known.items() if not each.num_sequences and digest not in kept)
+            digest = next(idle, None)
+            if digest is None:
                 return False
-            del self._ready[idle]
-            self.dropped.append(idle)
+            self._lose(digest)
+            del self._known[digest]
+            self.dropped.append(digest)
         self._reading[adapter.digest] = _Reading(adapter.name)
         self.loaded.append(adapter)
         return True
+
+    def _list(self, digest: str, blocks: list[int]) -> None:
+        for key, block in zip(adapter_keys(digest, len(blocks)), blocks, strict=True):
+            self._index.insert(key, block)
+
+    def _lose(self, digest: str) -> None:
+        """One that no sequence has is not on the device any more."""
+        known = self._known[digest]
+        self._index.forget(known.blocks or ())
+        known.blocks = None
+        self._placed.pop(digest, None)
+
+    def list_again(self) -> None:
+        """The index was emptied: those without sequences are gone, and the others stay where they are."""
+        for digest, known in self._known.items():
+            if known.blocks is not None and known.num_sequences:
+                self._list(digest, known.blocks)
+            else:
+                known.blocks = None
+                self._placed.pop(digest, None)
+
+    # -- what plans say, and are answered ------------------------------------------------------------------------------
+    @property
+    def has_news(self) -> bool:
+        """Whether the next plan has anything to say."""
+        return bool(self.loaded or self.dropped or self._placed)
+
+    @property
+    def placements(self) -> tuple[AdapterPlaced, ...]:
+        """What the next plan copies into :meth:`placed_blocks`."""
+        return tuple(AdapterPlaced(digest=each, num_blocks=len(blocks)) for each, blocks in self._placed.items())
+
+    def placed_blocks(self) -> list[int]:
+        """Those of all placements."""
+        return [block for blocks in self._placed.values() for block in blocks]
 
     def planned(self, step: int) -> None:
         """This plan says what was to be said."""
         for adapter in self.loaded:
             self._reading[adapter.digest].step = step
-        self.loaded, self.dropped = [], []
+        self.loaded, self.dropped, self._placed = [], [], {}
 
     def take(self, read: AdapterRead) -> str:
         """What a rank says of an adapter. Once all have: the error of the first that has one, or none."""
@@ -79,24 +186,37 @@ class Adapters:
         if reading is None or reading.step != read.step:
             return ""
         reading.told[read.rank] = read.error
+        reading.num_blocks = max(reading.num_blocks, read.num_blocks)
         if len(reading.told) < self._ranks:
             return ""
         del self._reading[read.digest]
         failed = min((rank for rank, error in reading.told.items() if error), default=None)
         if failed is None:
-            self._ready[read.digest] = reading.name
+            self._known[read.digest] = _Known(reading.name, reading.num_blocks)
             return ""
         if not all(reading.told.values()):
             self.dropped.append(read.digest)  # it is there on some
         return f"rank {failed}: {reading.told[failed]}" if failed else reading.told[failed]
 
     def check_integrity(self, in_use: Iterable[str]) -> None:
-        """What sequences use is ready, and there are not too many.
+        """``in_use`` names the adapter of each sequence in a slot, "" for none. Counts, blocks and index agree with it.
 
         Raises:
-            AssertionError: it is not so.
+            AssertionError: they do not.
         """
-        missing = {digest for digest in in_use if digest} - self._ready.keys()
-        assert not missing, f"adapters of running sequences are not on the device: {missing}"
-        assert not self._ready.keys() & self._reading.keys()
-        assert len(self._ready) + len(self._reading) <= self.capacity
+        expected = Counter(digest for digest in in_use if digest)
+        counted = {digest: each.num_sequences for digest, each in self._known.items() if each.num_sequences}
+        assert counted == dict(expected), f"sequences with adapters: {dict(expected)}, counted {counted}"
+        assert self.num_in_use == len(counted) <= self.capacity
+        assert not self._known.keys() & self._reading.keys()
+        assert len(self._known) + len(self._reading) <= self.most
+        listed = dict[bytes, int]()
+        for digest, each in self._known.items():
+            assert each.blocks is not None or not each.num_sequences, f"adapter {digest} has sequences, but no blocks"
+            assert digest not in self._placed or self._placed[digest] is each.blocks
+            if each.blocks is not None:
+                assert len(each.blocks) == each.num_blocks
+                listed |= dict(zip(adapter_keys(digest, each.num_blocks), each.blocks, strict=True))
+        found = {key: block for key, block in self._index.blocks.items() if adapter_of(key) is not None}
+        assert found == listed, "blocks of adapters are not listed as they lie"
+        assert self._placed.keys() <= self._known.keys()

@@ -16,7 +16,7 @@ from itertools import compress, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_of
 
 MANY = 64
 """Blocks, from which on arrays are quicker than a loop."""
@@ -34,6 +34,8 @@ class BlockPool:
         """Blocks allocated so far."""
         self.on_evict: Callable[[int, bytes], None] | None = None
         """Called with a block and its listed content before the block is reallocated."""
+        self.on_lost: Callable[[str], None] | None = None
+        """Called with the digest of an adapter, in place of the above, when one of its blocks is reallocated."""
         self._index = index
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
         self._counts = array("i", bytes(4 * num_blocks))
@@ -65,11 +67,16 @@ class BlockPool:
         self._prev[block] = end
         self.num_allocated += count
         self.num_free -= count
-        forgotten = self._index.forget(blocks)
-        if self.on_evict is not None:
-            for block, content in forgotten:
-                self.on_evict(block, content)
+        for block, content in self._index.forget(blocks):
+            self._lose(block, content)
         return blocks
+
+    def _lose(self, block: int, content: bytes) -> None:
+        """Tell whom it concerns that a free block is given away."""
+        if self.on_lost is not None and (digest := adapter_of(content)) is not None:
+            self.on_lost(digest)
+        elif self.on_evict is not None:
+            self.on_evict(block, content)
 
     def retain(self, blocks: Sequence[int]) -> None:
         """One more owner for each block; cached free ones leave the free list with their content."""

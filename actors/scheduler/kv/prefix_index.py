@@ -19,6 +19,22 @@ def page_keys(block_hash: bytes, count: int) -> list[bytes]:
     return [block_hash + suffix for suffix in _SUFFIXES[:count]]
 
 
+_ADAPTER = b"adapter "
+"""What no hash begins with: those have 16 bytes, or 17, of any values."""
+
+
+def adapter_keys(digest: str, count: int) -> list[bytes]:
+    """What the blocks of an adapter are listed under."""
+    return [b"%s%s %d" % (_ADAPTER, digest.encode(), page) for page in range(count)]
+
+
+def adapter_of(content: bytes) -> str | None:
+    """The digest of the adapter that a listed block is a part of; None: it holds keys and values."""
+    if len(content) <= 17 or not content.startswith(_ADAPTER):
+        return None
+    return content[len(_ADAPTER) :].rpartition(b" ")[0].decode()
+
+
 class PrefixIndex:
     """A one-to-one map between hashes and blocks. Callers only read ``blocks``.
 

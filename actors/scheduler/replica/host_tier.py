@@ -20,7 +20,7 @@ import numpy as np
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
+from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_of, page_keys
 from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
 from pagebus.actors.scheduler.request import Sequence, Swapped
 from pagebus.actors.scheduler.states import State
@@ -190,7 +190,10 @@ class HostTier:
         return self.pool.index.match(hashes[start:limit], limit - start)
 
     def _demote(self, block: int, block_hash: bytes) -> None:
-        """Keep a copy of a listed device block without owner that is, or soon will be, given away."""
+        """Keep a copy of a listed device block without owner that is, or soon will be, given away. Of an adapter's the
+        executor has one."""
+        if adapter_of(block_hash) is not None:
+            return
         host = self.pool.index.find(block_hash)
         if host is not None:
             self.pool.touch(host)

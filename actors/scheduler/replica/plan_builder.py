@@ -160,6 +160,8 @@ class PlanBuilder:
             new_predicted=_ints([token for each in predicted for token in each]),
             loaded_adapters=tuple(self._adapters.loaded),
             dropped_adapters=tuple(self._adapters.dropped),
+            placed_adapters=self._adapters.placements,
+            adapter_blocks=_ints(self._adapters.placed_blocks()),
             **self.disk.columns(),
             **self.pulled.columns(),
             is_last=is_last,
@@ -185,7 +187,7 @@ class PlanBuilder:
             self.disk = DiskOrders()
         if self.pulled:
             self.pulled = PullOrders()
-        if self._adapters.loaded:
+        if self._adapters.has_news:
             self._adapters.planned(step)
 
 

@@ -71,7 +71,8 @@ def end(replica: ReplicaBase, sequence: Sequence) -> None:
 
 
 def _leave_slot(replica: ReplicaBase, sequence: Sequence) -> None:
-    """Release slot and blocks of the sequence and its beams. All beams but the leader end."""
+    """Release slot and blocks of the sequence and its beams, which have their adapter together. All beams but the
+    leader end."""
     if sequence.beam_group is not None:
         last_steps = [int(replica.slots.planned[member.slot]) for member in sequence.beam_group.members]
         for member in sequence.beam_group.members:
@@ -83,6 +84,8 @@ def _leave_slot(replica: ReplicaBase, sequence: Sequence) -> None:
         del replica.searches[sequence.id]
     else:
         _vacate(replica, sequence)
+    if sequence.request.adapter is not None:
+        replica.adapters.leave(sequence.request.digest)
 
 
 def _vacate(replica: ReplicaBase, sequence: Sequence) -> None:

@@ -55,6 +55,7 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     first, cached, hosts = match
     found_pages = cached + windowed.cached
     needed = replica.blocks_to_admit(sequence.request, num_tokens) - len(found_pages)
+    needed += replica.adapters.num_needed(sequence.request.digest)
     if needed + replica.pool.num_unheld(found_pages) > replica.room():
         return None
     if fork is not None:
@@ -76,7 +77,7 @@ def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
     """Preempt jobs, last first, until an interactive sequence gets its offer. None if it would have to wait all the
     same."""
     jobs = [each for each in replica.slots.occupied() if each.request.priority_class == JOB]
-    most = replica.pool.num_free + sum(len(each.pages) for each in jobs)
+    most = replica.pool.num_free + replica.adapters.num_held + sum(len(each.pages) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
     num_tokens = len(sequence.tokens)
     needed = min(-(-num_tokens // replica.block_size), replica.blocks_to_admit(sequence.request, num_tokens))

@@ -51,6 +51,8 @@ class Replica(ReplicaBase):
         windowed = offer.windowed
         self.pool.retain(offer.cached_blocks + windowed.cached)
         self.host_tier.pool.retain(offer.host_blocks + windowed.hosts)
+        if sequence.request.adapter is not None:
+            self.adapters.use(sequence.request.digest)
         loaded = self.pool.allocate(len(offer.host_blocks) + len(windowed.hosts))
         sequence.blocks = offer.cached_blocks + loaded[: len(offer.host_blocks)]
         sequence.windowed = windowed.cached + loaded[len(offer.host_blocks) :]
@@ -64,8 +66,6 @@ class Replica(ReplicaBase):
         sequence.num_cached = offer.num_tokens
         sequence.limit = min(sequence.limit, self.max_model_len)
         sequence.replica = self.name
-        if sequence.request.adapter is not None:
-            self.adapters.use(sequence.request.digest)
         self.slots.enter(sequence, sequence.num_cached)
         self.depth.chances.clear(sequence.slot)
         if len(sequence.request.prediction):
@@ -296,7 +296,8 @@ class Replica(ReplicaBase):
         self.slots.check_integrity()
         sequences = self.slots.occupied()
         sources = [sequence.copied[0] for sequence in sequences if sequence.copied is not None]
-        self.pool.check_integrity(chain(*sources, *(sequence.pages for sequence in sequences), pulled))
+        held = chain(*sources, *(sequence.pages for sequence in sequences), self.adapters.held_blocks())
+        self.pool.check_integrity(chain(held, pulled))
         assert all(sequence.replica == self.name for sequence in sequences)
         assert {sequence.slot for sequence in sequences if not sequence.entered} == set(self.bound)
         self.host_tier.check_integrity(sequences, chain(self.disk_tier.owned, pulled_hosts))
@@ -304,7 +305,7 @@ class Replica(ReplicaBase):
         assert len(self.in_flight) == len(self.pipeline) <= self.pipeline.most
         assert [flight.step for flight in self.in_flight] == [*range(self.step_results.last_step + 1, self.step + 1)]
         self.step_results.check_integrity()
-        self.adapters.check_integrity(sequence.request.digest for sequence in sequences)
+        self.adapters.check_integrity(each.request.digest for each in sequences if each is each.head)
         assert sum(group.width for group in self.searches.values()) == self.slots.num_beams
         for group in self.searches.values():
             check_integrity(self, group)

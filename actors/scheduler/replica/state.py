@@ -90,7 +90,7 @@ class ReplicaBase:
         self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size, joined.num_drafts)
         self.depth = Depth(self.slots.num_slots)
         """Of drafts; without use where nobody speculates."""
-        self.adapters = Adapters(joined.max_loras, joined.ranks)
+        self.adapters = Adapters(joined.max_loras, self.pool, self.index, most=joined.most_loras, ranks=joined.ranks)
         self.builder = PlanBuilder(self.epoch, self.adapters, predicts=joined.num_drafts > 0)
         self.step = first_step - 1
         self.in_flight: deque[InFlight] = deque()
@@ -129,7 +129,9 @@ class ReplicaBase:
         num_tokens = min(sequence.limit, self.max_model_len) - 1
         if len(sequence.tokens) > num_tokens or sequence.num_slots > self.slots.num_slots:
             return False
-        return self.most_blocks(sequence.request, num_tokens, sequence.least_tokens) <= self.pool.num_blocks
+        request = sequence.request
+        num_blocks = self.pool.num_blocks - self.adapters.num_blocks(request.digest)
+        return self.most_blocks(request, num_tokens, sequence.least_tokens) <= num_blocks
 
     def most_blocks(self, request: Request, num_tokens: int, num_queries: int) -> int:
         """Pages that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams, of which

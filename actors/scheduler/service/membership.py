@@ -211,6 +211,7 @@ def _capacities(lease: LeaseInfo) -> ReplicaJoined | None:
         windowed_tokens=_count(lease, "windowed_tokens"),
         num_drafts=_count(lease, "num_drafts"),
         max_loras=_count(lease, "max_loras"),
+        most_loras=_count(lease, "most_loras"),
         ranks=max(1, _count(lease, "world")),
         num_disk_blocks=_count(lease, "num_disk_blocks"),
         stages=max(1, _count(lease, "stages")),

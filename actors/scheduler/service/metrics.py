@@ -120,13 +120,13 @@ class SchedulerMetrics:
         self._waiting.set(len(core.waiting))
         self._waiting_for_room.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
-            self._show(name, 0, 0.0, 0.0, 0)
+            self._show(name, 0, 0.0, 0.0, [])
             self._show_disk(name, 0.0)
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool
             usage, host_usage = 1 - pool.num_free / pool.num_blocks, replica.host_tier.pool.usage
-            self._show(name, len(replica.slots), usage, host_usage, len(replica.adapters.resident))
+            self._show(name, len(replica.slots), usage, host_usage, replica.adapters.resident)
             if replica.disk_tier.is_on:
                 self._show_disk(name, replica.disk_tier.pool.usage)
             self.count(replica)
@@ -173,14 +173,18 @@ class SchedulerMetrics:
         name, text = "pagebus:disk_cache_usage_perc", "Share of the disk tier's blocks in use (0 to 1)."
         self._metrics.gauge(name, text, engine=engine).set(usage)
 
-    def _show(self, engine: str, running: int, usage: float, host_usage: float, residents: int) -> None:
+    def _show(
+        self, engine: str, running: int, usage: float, host_usage: float, adapters: list[tuple[str, list[int]]]
+    ) -> None:
         gauge = self._metrics.gauge
         gauge("vllm:num_requests_running", "Sequences that have a slot.", engine=engine).set(running)
         gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use (0 to 1).", engine=engine).set(usage)
         name, text = "pagebus:host_cache_usage_perc", "Share of the host tier's blocks with content (0 to 1)."
         gauge(name, text, engine=engine).set(host_usage)
-        name, text = "pagebus:resident_adapters", "Adapters in the device's places, used or not."
-        gauge(name, text, engine=engine).set(residents)
+        name, text = "pagebus:resident_adapters", "Adapters in blocks of the device's cache, used or not."
+        gauge(name, text, engine=engine).set(len(adapters))
+        name, text = "pagebus:adapter_blocks", "Blocks of the device's cache that these adapters take."
+        gauge(name, text, engine=engine).set(sum(len(blocks) for _, blocks in adapters))
 
 
 def _adapters(sequences: Iterable[Sequence]) -> str:

@@ -183,6 +183,7 @@ class Snapshot:
             cached_blocks=joined(cached),
             cached_hosts=joined(cached_hosts),
             pinned_blocks=ints(chain.from_iterable(pinned)),
+            adapter_blocks=ints(chain.from_iterable(map(_of_adapters, replicas))),
             steps=ints(chain.from_iterable(row for row, _, _ in steps)),
             step_marks=step_marks([each for _, each, _ in steps], now_s),
             flashed=ints(chain.from_iterable(flashed + self._pulled_after(seen, numbers))),
@@ -266,10 +267,16 @@ def _tables(
     return [kinds, *((pages[kind::windowed_pages], first) for kind in range(windowed_pages))]
 
 
+def _of_adapters(replica: Replica) -> list[int]:
+    """The blocks of adapters on the device."""
+    return [block for _, blocks in replica.adapters.resident for block in blocks]
+
+
 def _free_listed(replica: Replica, pinned: list[int]) -> Int32Array:
-    """Free blocks that are listed in the prefix index."""
+    """Free blocks that are listed in the prefix index, but those of adapters."""
     listed, held = ints(replica.index.listed), np.zeros(replica.pool.num_blocks, np.bool_)
     held[pinned] = True
+    held[_of_adapters(replica)] = True
     for sequence in replica.slots.sequences:
         if sequence is not None:
             held[sequence.pages] = True

@@ -63,13 +63,14 @@ def replica_state(replica: Replica, role: str, num_cached: int, num_cached_hosts
         num_drafted=replica.step_results.acceptance.num_draft_tokens,
         num_accepted=replica.step_results.acceptance.num_accepted,
         most_adapters=replica.adapters.capacity,
-        adapters=replica.adapters.resident,
+        adapters=tuple(name for name, _ in replica.adapters.resident),
         num_disk_blocks=replica.disk_tier.pool.num_blocks,
         num_disk_used=len(replica.disk_tier.pool.stored),
         pulled_blocks=replica.moves.num_pulled,
         lent_blocks=replica.moves.num_lent,
         role=role,
         num_departures=replica.num_departures,
+        num_adapter_blocks=sum(len(blocks) for _, blocks in replica.adapters.resident),
     )
 
 

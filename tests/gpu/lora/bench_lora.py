@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -93,10 +94,10 @@ def tile_up_to(most: int) -> None:
         adapted.MOST_WITHIN.update(dict.fromkeys(adapted.MOST_WITHIN, most))
 
 
-def compile_all(tokens: int, most: int) -> None:
+def compile_all(tokens: int, most: int, page_size: int) -> None:
     """In a process of its own: launch everything once, so that Triton's cache has the kernels."""
     tile_up_to(most)
-    bench, some = Bench(tokens), tables(1, 16)
+    bench, some = Bench(tokens), tables(1, 16, page_size)
     for given in (None, some):
         stream = rms_norm(bench.residual, layers()[0].norm.weight, 1e-5)
         layers()[0](stream, bench.residual, bench.attended, given, decodes(tokens, 1).plan() if given else None)
@@ -110,25 +111,26 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--parts", action="store_true", help="also time what a layer consists of")
     parser.add_argument("--within", nargs="+", type=int, default=[0], help="see `tile_up_to`; each in turn")
+    parser.add_argument("--page-sizes", nargs="+", type=int, default=[0], help="in elements; each in turn; 0: one page")
     options = parser.parse_args()
-    begun, jobs = time.monotonic(), [(tokens, most) for tokens in options.tokens for most in options.within]
+    begun, jobs = time.monotonic(), list(product(options.tokens, options.within, options.page_sizes))
     with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
         list(pool.map(compile_all, *zip(*jobs, strict=True)))
     print(f"{torch.cuda.get_device_name(CUDA)}, compiled in {time.monotonic() - begun:.0f} s", flush=True)
-    for most in options.within:
+    for most, page_size in product(options.within, options.page_sizes):
         tile_up_to(most)
-        print(f"the first half within tiles of up to {adapted.MOST_WITHIN} tokens")
-        _measure(options)
+        print(f"the first half within tiles of up to {adapted.MOST_WITHIN} tokens, pages of {page_size} elements")
+        _measure(options, page_size)
 
 
-def _measure(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, page_size: int) -> None:
     benches = {tokens: Bench(tokens) for tokens in options.tokens}
     bases = {tokens: bench.step(None, None) for tokens, bench in benches.items()}
     plain = {tokens: bench.products(None, None) for tokens, bench in benches.items() if options.parts}
     print(f"{'tokens':>6} {'adapters':>8} {'rank':>4} {'base us':>8} {'us':>8} {'more':>6} {'goal':>6} {'floor':>6}")
     for rank in options.ranks:
         for number in options.adapters:
-            both = [tables(number, rank) for _ in range(2)]
+            both = [tables(number, rank, page_size) for _ in range(2)]
             bytes_ = sum((len(widths) * inputs + sum(widths)) * rank * 2 for inputs, widths in PRODUCTS.values())
             for tokens, bench in benches.items():
                 if number > tokens:
@@ -145,7 +147,7 @@ def _measure(options: argparse.Namespace) -> None:
                     _print_parts(bench, plain[tokens], both, rows)
             del both
     for tokens, bench in benches.items():
-        base, took = bases[tokens], bench.step([tables(1, 16)] * 2, decodes(tokens, 0))
+        base, took = bases[tokens], bench.step([tables(1, 16, page_size)] * 2, decodes(tokens, 0))
         print(f"{tokens:>6} {0:>8}    - {base:>8.1f} {took:>8.1f} {took - base:>6.1f}   no token has an adapter")
 
 

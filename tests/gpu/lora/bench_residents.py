@@ -1,8 +1,10 @@
-"""Times adapters that are not on the device: `python -m tests.gpu.lora.bench_residents first|many [MODEL] ...`.
+"""Times adapters that are not on the device: `python -m tests.gpu.lora.bench_residents copies|first|many [MODEL] ...`.
 
-`first`: first tokens of single requests whose adapter is in its place, in host memory, or in files that were just
-written. `many`: throughput with adapters that requests name as often as Zipf's law says, some of them registered; each
-run has the same requests but for the adapters that they name, and in the first one all files are yet to be read.
+`copies`: how long one takes from host memory into its blocks, and the host for that, without an engine. `first`: first
+tokens of single requests whose adapter is on the device, in host memory, or in files that were just written; the cache
+has blocks for two adapters beside the sequence. `many`: throughput with adapters that requests name as often as Zipf's
+law says, some of them registered; each run has the same requests but for the adapters that they name, and in the first
+one all files are yet to be read.
 """
 
 from __future__ import annotations
@@ -13,29 +15,85 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from pagebus.actors.bench.driver.deployment import as_served, deployed, scratch
 from pagebus.actors.bench.driver.loras import write_adapters
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests
 from pagebus.actors.bench.measures.watch import Watch
+from pagebus.actors.executor.adapters.places import Places
+from pagebus.actors.executor.adapters.reading import reader
+from pagebus.actors.executor.loading.loading import choose_ops
+from pagebus.actors.executor.memory.block_loads import Loads
+from pagebus.actors.executor.memory.host_memory import HostMemory
+from pagebus.actors.executor.memory.kv_cache import kv_block_bytes
+from pagebus.actors.executor.memory.swap import make_copies
+from pagebus.actors.executor.models import build_model
+from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.lora.projections import projections
 from pagebus.actors.settings import Settings
 from pagebus.actors.simulator.recording.trace import make_trace
-from pagebus.bus.messages import AdapterSource
+from pagebus.bus.messages import AdapterSource, StepPlan
 
 PROMPT, OUTPUT = 512, 128
 FIRST_OUTPUT = 8
+MAX_MODEL_LEN = 1024
 PLACES, WRITTEN = 2, 6
-"""Of `first`: adapters that take turns find their places taken by others."""
+"""Of `first`: adapters that take turns find their blocks taken by others."""
 
 
-def settings_of(options: argparse.Namespace, places: int, held: int) -> Settings:
+def settings_of(options: argparse.Namespace, places: int, held: int, **more: Any) -> Settings:
     return Settings(
         model=options.model, device=options.device, enable_lora=True, max_loras=places, max_lora_rank=options.rank,
-        max_cpu_loras=held, spec_method="none", enable_prefix_caching=False, max_num_seqs=256, max_model_len=1024,
+        max_cpu_loras=held, spec_method="none", enable_prefix_caching=False, max_model_len=MAX_MODEL_LEN, **more,
     )  # fmt: skip
+
+
+def blocks_for(settings: Settings, config: ModelConfig, adapters: int) -> int:
+    """For one sequence and so many adapters of the largest rank."""
+    each = sum(
+        projection.copies * (len(projection.modules) * projection.inputs + sum(projection.widths))
+        for projection in projections(config)
+    )
+    block = kv_block_bytes(config, settings.block_size, torch.bfloat16)
+    return MAX_MODEL_LEN // settings.block_size + adapters * -(-2 * settings.max_lora_rank * each // block)
+
+
+def copies(options: argparse.Namespace) -> None:
+    """Of an engine's parts: its network without weights, a cache, and what copies to it."""
+    with scratch() as folder, torch.inference_mode():
+        settings = as_served(settings_of(options, PLACES, WRITTEN), folder)
+        (source,) = adapters_in(folder, settings, 1, options.rank)
+        config, device = ModelConfig.load(Path(settings.model)), torch.device(options.device)
+        ops = choose_ops(settings, device)
+        network = build_model(config, device, torch.bfloat16, ops, MAX_MODEL_LEN, torch.bfloat16)
+        assert isinstance(network, Decoder)
+        block_bytes = kv_block_bytes(config, settings.block_size, torch.bfloat16)
+        places = Places(network, WRITTEN, options.rank, block_bytes)
+        began = time.perf_counter()
+        image = places.image(reader(config, options.rank, torch.bfloat16)(source))
+        read_s, count = time.perf_counter() - began, places.num_blocks(image)
+        cache = torch.zeros(2 * count, block_bytes, dtype=torch.uint8, device=device)
+        places.use(cache)
+        mover, host, whole = make_copies(cache, HostMemory(0, block_bytes, device)), [], []
+        for turn in range(options.requests):
+            blocks = np.arange(count, dtype=np.int32) + turn % 2 * count
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            began = time.perf_counter()
+            loads = Loads(places.place(turn % WRITTEN, image, blocks), blocks)
+            copied = mover.apply(StepPlan(step=turn + 1, planned_s=0.0, num_decodes=0), loads)
+            host.append(1e3 * (time.perf_counter() - began))
+            if copied is not None:
+                copied.synchronize()
+            whole.append(1e3 * (time.perf_counter() - began))
+        print(f"{image.values.nbytes / 2**20:.1f} MiB in {count} blocks of {block_bytes} bytes; read in {read_s:.3f} s")
+        for name, found in (("the host", host), ("until it is there", whole)):
+            print(f"{name}: {statistics.median(found):.2f} ms ({min(found):.2f} to {max(found):.2f})", flush=True)
 
 
 def adapters_in(folder: Path, settings: Settings, count: int, rank: int) -> Sequence[AdapterSource]:
@@ -49,7 +107,9 @@ def adapters_in(folder: Path, settings: Settings, count: int, rank: int) -> Sequ
 async def first_tokens(options: argparse.Namespace) -> None:
     """Medians of single requests."""
     with scratch() as folder:
-        settings = as_served(settings_of(options, PLACES, WRITTEN), folder)
+        settings = as_served(settings_of(options, PLACES, WRITTEN, max_num_seqs=4, max_num_batched_tokens=1024), folder)
+        config = ModelConfig.load(resolve_model(settings, weights=False))
+        settings = settings.replace(num_gpu_blocks_override=blocks_for(settings, config, PLACES))
         adapters = adapters_in(folder, settings, WRITTEN, options.rank)
         async with deployed(settings, folder / "serve.log") as deployment:
             watch, trace, asked = Watch(deployment), make_trace([PROMPT], FIRST_OUTPUT), [0]
@@ -65,8 +125,8 @@ async def first_tokens(options: argparse.Namespace) -> None:
                 await first(adapters[0])
             read = [await first(each) for each in adapters[1:]]
             for kind, turns in (
-                ("the model alone", [None]), ("in its place", [adapters[0]]), ("in host memory", list(adapters)),
-                ("in its place", [adapters[0]]), ("in host memory", list(adapters)),
+                ("the model alone", [None]), ("on the device", [adapters[0]]), ("in host memory", list(adapters)),
+                ("on the device", [adapters[0]]), ("in host memory", list(adapters)),
             ):  # fmt: skip
                 await first(turns[-1])
                 found = [await first(turns[index % len(turns)]) for index in range(options.requests)]
@@ -78,7 +138,7 @@ async def throughput(options: argparse.Namespace) -> None:
     """Of each number of registered adapters, the same requests twice."""
     places = options.places
     with scratch() as folder:
-        settings = as_served(settings_of(options, places, max(places, options.adapters)), folder)
+        settings = as_served(settings_of(options, places, max(places, options.adapters), max_num_seqs=256), folder)
         adapters = adapters_in(folder, settings, options.adapters, options.rank)
         shares = 1 / np.arange(1, len(adapters) + 1)
         trace = make_trace([PROMPT] * options.requests, OUTPUT)
@@ -103,15 +163,18 @@ async def throughput(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["first", "many"])
+    parser.add_argument("what", choices=["copies", "first", "many"])
     parser.add_argument("model", nargs="?", default="llama8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--adapters", type=int, default=64, help="registered, of `many`")
-    parser.add_argument("--places", type=int, default=64, help="on the device, of `many`")
+    parser.add_argument("--places", type=int, default=64, help="with sequences at a time, of `many`")
     parser.add_argument("--runs", type=int, default=2, help="of `many`")
     options = parser.parse_args()
+    if options.what == "copies":
+        copies(options)
+        return
     asyncio.run(first_tokens(options) if options.what == "first" else throughput(options))
 
 

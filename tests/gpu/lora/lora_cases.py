@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -40,12 +40,19 @@ def random_adapter(inputs: int, widths: tuple[int, ...], rank: int, dtype: torch
     return Matrices(a, random(sum(widths), rank, scale=rank**-0.5, dtype=dtype), [0.5] * modules)
 
 
-def tables(number: int, rank: int) -> dict[str, PagedTable]:
-    """So many adapters of all products of a layer."""
-    return {
-        name: contiguous_table([random_adapter(inputs, widths, rank) for _ in range(number)], widths, LARGEST)
+def tables(number: int, rank: int, page_size: int = 0) -> dict[str, PagedTable]:
+    """So many adapters of all products of a layer, each in one page, or in two or more of so many elements, as those of
+    engines are."""
+    found = {
+        name: contiguous_table(
+            [random_adapter(inputs, widths, rank) for _ in range(number)], widths, LARGEST, page_size
+        )
         for name, (inputs, widths) in PRODUCTS.items()
     }
+    for name, table in found.items():
+        if page_size and table.pages.shape[1] == 1:
+            found[name] = replace(table, pages=table.pages.expand(-1, 2).contiguous())
+    return found
 
 
 class Decodes(NamedTuple):

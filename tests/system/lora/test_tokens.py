@@ -101,17 +101,21 @@ async def test_drafts(tmp_path: Path, method: str, ranks: int) -> None:
 
 
 async def test_fewer_places_than_adapters(tmp_path: Path) -> None:
-    """Those without a place wait for one, nobody for ever; and with few blocks, sequences are preempted and swapped."""
+    """Of five adapters two may have sequences at a time, and the others wait, nobody for ever. With few blocks
+    sequences are preempted and swapped, and adapters that nobody uses lose their blocks, and come again."""
     base = family(tmp_path, "qwen2")
     cases = make_cases(base, tmp_path, 5, asked=3)
     options = {
-        "enable_lora": True, "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 10,
+        "enable_lora": True, "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 22,
+        "max_cpu_loras": 5,
         "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01,
     }  # fmt: skip
     async with running(base, partial(MemoryBus, MemoryServer()), **options) as system:
         await ask(system, cases)
         await ask(system, cases)
         assert system.scheduler.core.num_preemptions
+        (replica,) = system.scheduler.core.replicas.values()
+        assert replica.adapters.num_placed > 5, "none has lost its blocks"
 
 
 async def test_executor_and_scheduler_are_killed(tmp_path: Path) -> None:

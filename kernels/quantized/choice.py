@@ -94,8 +94,7 @@ def _choose(
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     library, why = _library(product, kind, dtype, target)
     if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
-        ours = kind is not None and dtype.itemsize <= 2 and tokens == MANY
-        prompts = _of_prompts(product, kind, dtype, target) if ours and kind is not None else None
+        prompts = _of_prompts(product, kind, dtype, target) if tokens == MANY else None
         return prompts or LinearChoice(library, form, None, why, product=product)
     rounded = _rounds(product, kind, dtype, target)
     kind = kind._replace(rounded=rounded)
@@ -116,10 +115,12 @@ def _choose(
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
 
 
-def _of_prompts(product: Product, kind: Kind, dtype: torch.dtype, target: Target) -> LinearChoice | None:
+def _of_prompts(product: Product, kind: Kind | None, dtype: torch.dtype, target: Target) -> LinearChoice | None:
     """Our kernel of prompts for what is dequantized before, where tables have it: of dense weights too, because the
     same is left to do for either."""
-    if product.form != "gated" or _rounds(product, kind, dtype, target) or not fits_scratch(product):
+    if kind is None or dtype.itemsize > 2 or product.form != "gated" or not fits_scratch(product):
+        return None
+    if _rounds(product, kind, dtype, target):
         return None
     for each in (product._replace(layout=layout) for layout in (kind._replace(rounded=False).name, "")):
         found = measured(each, MANY, target)

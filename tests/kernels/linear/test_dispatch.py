@@ -49,7 +49,6 @@ def test_shipped_tables(path: Path) -> None:
         buckets = tuple(bucket for bucket in choices if bucket != MANY)
         assert set(buckets) <= set(BUCKETS)
         assert product.layout or buckets in ((), BUCKETS) or BUCKETS[0] not in buckets
-        assert not (product.layout and MANY in choices)
         for bucket, config in choices.items():
             assert config is None or is_legal(product, bucket, config)
             if config is not None:

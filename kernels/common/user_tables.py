@@ -33,7 +33,7 @@ class Tuned(StrEnum):
 SOURCES = {
     Tuned.PRODUCTS: (
         "linear/gemv.py", "linear/skinny_gemm.py", "linear/epilogue.py", "linear/activation.py",
-        "specialized/hopper_gemm.py", "specialized/hopper_widening.py", "specialized/hopper_direct.py",
+        "specialized/hopper_gemm.py", "specialized/hopper_widening.py", "specialized/hopper_word_loads.py",
         "layers/norm.py", "common/pdl.py", "coded/tiles.py", "coded/word_tiles.py", "coded/vectors.py",
         "coded/unpack.py", "coded/scales.py", "coded/rounding.py", "coded/rounded_tiles.py", "coded/quads.py",
         "coded/low_words.py", "coded/word_values.py",

@@ -96,7 +96,7 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
     if bucket == MANY or isinstance(config, PromptConfig):
         ours = isinstance(config, PromptConfig) and config.fits(product.inputs)
-        return ours and bucket == MANY and product.form == "gated" and _reads_prompts(product)
+        return ours and bucket == MANY and product.form == "gated" and not product.layout.endswith(ROUNDED)
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
@@ -106,12 +106,6 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     if isinstance(config, TileConfig):
         return True
     return product.form != "residual" and (bucket > 64 or (bucket == 64 and isinstance(config, WideningConfig)))
-
-
-def _reads_prompts(product: Product) -> bool:
-    """Whether the kernel of prompts multiplies such weights: dense ones, float8, and words that were dequantized."""
-    float8 = product.layout == f"fp8{ROUNDED}" and product.inputs % 128 == 0
-    return not product.layout or float8 or product.layout.startswith("int4")
 
 
 def _is_legal_of_dense(config: Config) -> bool:

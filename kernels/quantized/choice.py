@@ -116,15 +116,13 @@ def _choose(
 
 
 def _of_prompts(product: Product, kind: Kind | None, dtype: torch.dtype, target: Target) -> LinearChoice | None:
-    """Our kernel of prompts, where tables have it: of float8, or of what is dequantized for it. What that costs is the
-    same as for the library, so that tables of dense weights count too."""
-    if kind is None or product.form != "gated" or dtype.itemsize > 2:
+    """Our kernel of prompts for what is dequantized before, where tables have it: of dense weights too, because the
+    same is left to do for either."""
+    if kind is None or dtype.itemsize > 2 or product.form != "gated" or not fits_scratch(product):
         return None
-    rounded = _rounds(product, kind, dtype, target)
-    if rounded and (kind.code == Code.INT8 or kind.width):
+    if _rounds(product, kind, dtype, target):
         return None
-    layouts = (kind._replace(rounded=rounded).name, *(() if rounded or not fits_scratch(product) else ("",)))
-    for each in (product._replace(layout=layout) for layout in layouts):
+    for each in (product._replace(layout=layout) for layout in (kind._replace(rounded=False).name, "")):
         found = measured(each, MANY, target)
         if found is not None and found[0] is not None:
             config, source = found

@@ -8,18 +8,15 @@ import torch
 
 from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens, scale_sums
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.linear.activation import GATES
 from pagebus.kernels.linear.linear import gated_linear, linear_invariant
 from pagebus.kernels.linear.shapes import LinearKernel, Product
 from pagebus.kernels.quantized.dequantize import dequantize
 from pagebus.kernels.quantized.layouts import Layout, W8Rows
-from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
 SCRATCH_BYTES, PROMPTS_SCRATCH_BYTES = 64 << 20, 256 << 20
-"""Size of the scratch, of dequantized rows or of int32 sums; and of rows for prompts, whose products are as large:
-fewer pieces leave fewer multiprocessors idle at their ends."""
-PROMPTS = 2048
-"""Tokens, at least."""
+"""Size of the scratch, of dequantized rows or of int32 sums; and of all gates and ups for our kernel of prompts, at
+most: in pieces its last tiles would leave multiprocessors idle."""
 ALIGNED = 16
 """The rows of a piece are a multiple of this."""
 
@@ -49,27 +46,16 @@ def fits_scratch(product: Product) -> bool:
 
 
 def prompt_product(
-    x: torch.Tensor | RoundedTokens, weight: Layout, bias: torch.Tensor | None, act: str, config: PromptConfig,
-    rounded: torch.dtype | None, *, float8: bool,
-) -> torch.Tensor | RoundedTokens:  # fmt: skip
-    """act(gate) * up by our kernel of prompts, perhaps ``rounded`` to this format: in ``float8``, to which tokens are
-    rounded, or of the dequantized weight."""
-    if float8:
-        assert isinstance(weight, W8Rows)
-        tokens = x if isinstance(x, RoundedTokens) else RoundedTokens(*round_tokens(x, torch.float8_e4m3fn), x.dtype)
-        out = torch.empty((len(tokens.values), weight.shape[0] // 2), dtype=tokens.dtype, device=tokens.values.device)
-        scales = tokens.scale, weight.scale
-        prompt_linear(tokens.values, weight.values, bias, out, config, gated=GATES[act], scales=scales)
-    else:
-        assert isinstance(x, torch.Tensor)
-        dense = dequantize(weight, torch.empty(weight.shape, dtype=x.dtype, device=x.device), 0)
-        out = gated_linear(x, dense, bias, config=config, act=act)
-    return out if rounded is None else RoundedTokens(*round_tokens(out, rounded), out.dtype)
+    x: torch.Tensor, weight: Layout, bias: torch.Tensor | None, act: str, config: PromptConfig
+) -> torch.Tensor:
+    """act(gate) * up of the dequantized weight, by our kernel of prompts."""
+    dense = dequantize(weight, torch.empty(weight.shape, dtype=x.dtype, device=x.device), 0)
+    return gated_linear(x, dense, bias, config=config, act=act)
 
 
-def pieces(rows: int, bytes_of_row: int, scratch: int | None = None) -> Iterator[tuple[int, int]]:
+def pieces(rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
     """Start and stop of pieces of ``rows`` that fit into the scratch, or of ALIGNED rows."""
-    step = max(ALIGNED, (scratch or SCRATCH_BYTES) // bytes_of_row // ALIGNED * ALIGNED)
+    step = max(ALIGNED, SCRATCH_BYTES // bytes_of_row // ALIGNED * ALIGNED)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 
@@ -80,8 +66,7 @@ def _dequantized(
     """Dequantized rows times x, which is not rounded."""
     rows, columns = weight.shape[-2:]
     out = torch.empty((len(x), rows), dtype=dtype, device=x.device)
-    scratch = PROMPTS_SCRATCH_BYTES if len(x) >= PROMPTS else SCRATCH_BYTES
-    for start, stop in pieces(rows, columns * x.itemsize, scratch):
+    for start, stop in pieces(rows, columns * x.itemsize):
         dense = dequantize(weight, torch.empty((stop - start, columns), dtype=x.dtype, device=x.device), start)
         _multiply(x, dense, None if bias is None else bias[start:stop], out[:, start:stop], invariant=invariant)
     return out

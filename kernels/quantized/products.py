@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.coded.rounding import RoundedTokens, rounded_reference
+from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens, rounded_reference
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear import linear as dense_products
 from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
 from pagebus.kernels.linear.dispatch import LinearChoice
-from pagebus.kernels.linear.shapes import ROUNDED, Config, LinearKernel
+from pagebus.kernels.linear.shapes import Config, LinearKernel
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.choice import (
     choose_quantized,
@@ -90,21 +90,12 @@ def rounding_of(x: Inputs, weight: Weight, form: str) -> torch.dtype | None:
     choice = choose_quantized(form, len(values), rows, inputs, kind, _dtype(x), target_of(values.device))
     if kind is not None and _rounds_rows(choice, kind):
         return torch.int8 if kind.code == Code.INT8 else torch.float8_e4m3fn
-    return torch.float8_e4m3fn if _is_float8(choice) else ROUNDING.get(choice.kernel)
+    return ROUNDING.get(choice.kernel)
 
 
 def _rounds_rows(choice: LinearChoice, kind: Kind) -> bool:
     """Whether tiles multiply tokens that are rounded with one scale each."""
     return isinstance(choice.config, TileConfig) and choice.config.rounded and not kind.width
-
-
-def _is_float8(choice: LinearChoice) -> bool:
-    """Whether our kernel of prompts multiplies rounded tokens."""
-    return (
-        isinstance(choice.config, PromptConfig)
-        and choice.product is not None
-        and choice.product.layout.endswith(ROUNDED)
-    )
 
 
 def never_rounded(x: Inputs, weight: Weight, form: str) -> torch.dtype | None:
@@ -181,8 +172,9 @@ def _gated(
     x = _in_order(x, weight)
     choice = _choose("gated", x, weight, invariant=invariant)
     if isinstance(choice.config, PromptConfig):
-        inputs = x if isinstance(x, RoundedTokens) else dense_products.whole_norm(x)
-        return prompt_product(inputs, weight, bias, act, choice.config, rounded, float8=_is_float8(choice))
+        assert isinstance(x, torch.Tensor)
+        product = prompt_product(x, weight, bias, act, choice.config)
+        return product if rounded is None else RoundedTokens(*round_tokens(product, rounded), product.dtype)
     if choice.config is None:
         product = _product(choice, x, weight, bias, invariant=invariant)
         return activation_mul(product, act) if rounded is None else rounded_activation_mul(product, act, rounded)

@@ -37,9 +37,14 @@ SCARCE, ROOM = 4, 8
 STEPS, LEAST_PART, PARTS = 4, 1024, (8, 4, 2)
 """Of a program over its part of K, at least; columns of such a part, at least; how many there may be."""
 DEEP, DEEPEST = 512, 1024
-WIDENING_US, BEGIN_US, SPLIT_US = {128: 1.12, 256: 1.6}, 3.0, 0.7
-"""Of a step of 128 columns by tokens of a tile, before and behind all of them, and for sums of parts of K."""
-DEQUANTIZED_PER_US, LIBRARY_FLOPS_PER_US, LIBRARY_BEGIN_US = 1e6 / 1.2, 8e8, 2.0
+WIDENING_US = {
+    WideningConfig(256): 1.38, WideningConfig(128, rows=256): 1.7,
+    WideningConfig(128): 0.95, WideningConfig(64, rows=256): 1.25,
+    WideningConfig(64): 1.1,
+}  # fmt: skip
+BEGIN_US, SPLIT_US = 3.0, 0.7
+"""Of a step of 128 columns by a tile, before and behind all of them, and for sums of parts of K."""
+DEQUANTIZED_PER_US, LIBRARY_FLOPS_PER_US, LIBRARY_BEGIN_US = 1e6 / 0.68, 8e8, 2.0
 """What the library takes for many tokens: numbers that are dequantized, operations of its product, and what is left."""
 
 
@@ -57,11 +62,13 @@ def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -
 
 def widening_configs(product: Product, tokens: int, kind: Kind, target: Target) -> list[WideningConfig]:
     """All of that kernel's launch shapes for so many tokens; none if it does not compute the product."""
-    if tokens < MOST_OF_A_TILE or target.capability != HOPPER or not _widens(kind) or product.form == "residual":
+    if tokens < MOST_OF_A_TILE or target.capability != HOPPER or product.form == "residual":
+        return []
+    if not _widens(kind) or (kind.zeros and product.rows % (2 * ROWS if product.form == "gated" else ROWS)):
         return []
     splits = (1, *reversed(PARTS[1:])) if product.form in SPLIT_FORMS else (1,)
     most = 256 if tokens > MOST_OF_OURS else 128
-    configs = [WideningConfig(width, parts) for width in WIDENING_US if width <= most for parts in splits]
+    configs = [replace(config, splits=parts) for config in WIDENING_US if config.tokens <= most for parts in splits]
     return [config for config in configs if config.fits(product.inputs)]
 
 
@@ -70,14 +77,14 @@ def _widens(kind: Kind) -> bool:
 
 
 def _widening_programs(config: WideningConfig, product: Product, tokens: int) -> int:
-    return -(-product.rows // ROWS) * -(-tokens // config.tokens) * config.splits
+    return config.tiles(product.rows) * -(-tokens // config.tokens) * config.splits
 
 
 def widening_us(config: WideningConfig, product: Product, tokens: int, target: Target) -> float:
     """What it takes, in microseconds."""
-    waves = -(-_widening_programs(config, product, tokens) // target.num_multiprocessors)
+    waves = -(-_widening_programs(config, product, tokens) // (config.programs * target.num_multiprocessors))
     steps = product.inputs // config.splits // WORD_TILE
-    return BEGIN_US + SPLIT_US * config.splits + waves * steps * WIDENING_US[config.tokens]
+    return BEGIN_US + SPLIT_US * config.splits + waves * steps * WIDENING_US[replace(config, splits=1)]
 
 
 def _library_us(product: Product, tokens: int) -> float:

@@ -1,1 +1,1 @@
-"""Products for Hopper whose warps are specialized: some load or widen weights, others multiply."""
+"""Products for Hopper whose warps are specialized: some load weights, others multiply."""

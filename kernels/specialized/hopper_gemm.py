@@ -177,8 +177,7 @@ def _store(
 @gluon.jit
 def zeros_of(inputs, rows):
     """The accumulator of ``inputs`` [64, DEPTH] times ``rows`` [DEPTH, piece]."""
-    depth: gl.constexpr = 256 // inputs.dtype.primitive_bitwidth
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows.shape[1], depth])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rows.shape[1], 16])
     return gl.full([inputs.shape[0], rows.shape[1]], 0.0, gl.float32, layout)
 
 

@@ -5,9 +5,6 @@ others. A tile has 256 tokens and 96 gates with what they multiply, as many accu
 tokens and weights come from the L2 cache as rarely as they can without multicasts. Two warpgroups multiply, each of 128
 tokens, out of shared memory; one warp keeps its stages filled.
 
-In float8 the instruction's own sums are of 14 bits, as the library's are. They are multiplied by the scales of tokens
-and of rows before the activation; its result is rounded by a kernel of its own, which has to see whole rows.
-
 Tiles come in bands: those of some tokens and all weights before those of others. So the L2 cache holds a band's tokens,
 and all weights pass by once for each band.
 """
@@ -24,7 +21,7 @@ from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper
 from pagebus.kernels.specialized.hopper_gemm import _store, copy_box, rows_of, zeros_of
 
 DEPTH, TOKENS = 64, 256
-"""Inputs of 16 bits of a stage, and tokens of a tile."""
+"""Inputs of a stage, and tokens of a tile."""
 PIECES = (128, 64)
 """Rows of weights of an instruction, half of them gates; together those of a tile."""
 ROWS = sum(PIECES)
@@ -66,7 +63,6 @@ def _load_tiles(
     """The loading warp, which waits for the kernels before this one on behalf of all."""
     TOKENS: gl.constexpr = x.block_shape[0]
     DEPTH: gl.constexpr = x.block_shape[1]
-    BYTES: gl.constexpr = x.dtype.primitive_bitwidth // 8 * DEPTH * (ROWS + TOKENS)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -76,7 +72,7 @@ def _load_tiles(
         token_tile, row_tile = _place_of(tile, token_tiles, row_tiles, band)
         for k in range(0, size, DEPTH):
             hopper.mbarrier.wait(empty.index(stage), phase)
-            hopper.mbarrier.expect(full.index(stage), BYTES)
+            hopper.mbarrier.expect(full.index(stage), 2 * DEPTH * (ROWS + TOKENS))
             copy_box(x, token_tile * TOKENS, k, full.index(stage), x_shared.index(stage))
             row = row_tile * (ROWS // 2)
             for piece in gl.static_range(len(weights)):
@@ -102,24 +98,9 @@ def _begin_stage(accs, tokens, w_shared, stage, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _scaled(acc, x_scale_ptr, w_scale_ptr, token, column, num_columns, num_tokens):
-    """``acc`` [64, piece] of tokens from ``token`` on and gates from ``column`` on, under which is what they multiply,
-    times the scales of both."""
-    HALF: gl.constexpr = acc.shape[1] // 2
-    token = token + gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, acc.type.layout))
-    place = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
-    gate = column + place % HALF
-    row = gate + place // HALF * num_columns
-    tokens = gl.load(x_scale_ptr + token, mask=token < num_tokens, other=0.0)
-    rows = gl.load(w_scale_ptr + row, mask=gate < num_columns, other=0.0)
-    return acc * tokens[:, None] * rows[None, :]
-
-
-@gluon.jit
 def _multiply_tiles(
-    GROUP: gl.constexpr, x_shared, w_shared, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, num_tiles,
-    token_tiles, row_tiles, band, num_tokens, num_rows, size, ROWS: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, BIASED: gl.constexpr,
+    GROUP: gl.constexpr, x_shared, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, band,
+    num_tokens, num_rows, size, ROWS: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, BIASED: gl.constexpr,
 ):  # fmt: skip
     """A multiplying warpgroup: the tokens of ``GROUP``, in two halves."""
     HALF: gl.constexpr = x_shared.shape[1]
@@ -149,11 +130,7 @@ def _multiply_tiles(
         column = row_tile * (ROWS // 2)
         for piece in gl.static_range(len(w_shared)):
             acc, others = first[piece], second[piece]
-            if x_scale_ptr is not None:
-                acc = _scaled(acc, x_scale_ptr, w_scale_ptr, token, column, num_rows // 2, num_tokens)
             _store(acc, bias_ptr, out_ptr, token, column, num_rows // 2, num_tokens, GATED, BIASED)
-            if x_scale_ptr is not None:
-                others = _scaled(others, x_scale_ptr, w_scale_ptr, token + HALF, column, num_rows // 2, num_tokens)
             _store(others, bias_ptr, out_ptr, token + HALF, column, num_rows // 2, num_tokens, GATED, BIASED)
             column += w_shared[piece].shape[1]
 
@@ -163,8 +140,6 @@ def _prompts_kernel(
     x,  # descriptor of [T, K]
     weight0,  # descriptors of [N, K], one for each piece of a tile's rows
     weight1,
-    x_scale_ptr,  # [T], or None
-    w_scale_ptr,  # [N], or None
     bias_ptr,  # [N] if BIASED
     out_ptr,  # [T, N / 2]
     num_tiles,
@@ -198,12 +173,12 @@ def _prompts_kernel(
         hopper.mbarrier.init(empty.index(stage), count=2)
     gl.warp_specialize([
         (_multiply_tiles, (
-            0, x_halves, w_shared, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, num_tiles, token_tiles,
-            row_tiles, band, num_tokens, num_rows, size, ROWS, STAGES, GATED, BIASED,
+            0, x_halves, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, band,
+            num_tokens, num_rows, size, ROWS, STAGES, GATED, BIASED,
         )),
         (_multiply_tiles, (
-            1, x_halves, w_shared, full, empty, x_scale_ptr, w_scale_ptr, bias_ptr, out_ptr, num_tiles, token_tiles,
-            row_tiles, band, num_tokens, num_rows, size, ROWS, STAGES, GATED, BIASED,
+            1, x_halves, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, band,
+            num_tokens, num_rows, size, ROWS, STAGES, GATED, BIASED,
         )),
         (_load_tiles, (
             x, weights, x_shared, w_shared, full, empty, num_tiles, token_tiles, row_tiles, band, num_rows, size,
@@ -220,23 +195,20 @@ def prompt_linear(
     config: PromptConfig,
     *,
     gated: int,
-    scales: tuple[torch.Tensor, torch.Tensor] | tuple[None, None] = (None, None),
 ) -> torch.Tensor:
     """act(gate) * up, where gate | up = x [T, K] times weight [N, K], plus bias [N], into out [T, N / 2]; ``gated`` is
-    the activation's number in `GATES`. Of float8 there are ``scales`` of tokens and of rows."""
+    the activation's number in `GATES`."""
     (num_tokens, size), num_rows = x.shape, weight.shape[0]
-    depth = 2 * DEPTH // x.itemsize
     assert gated
-    assert size % depth == 0
-    assert (x.itemsize == 1) == (scales[0] is not None)
+    assert config.fits(size)
     token_tiles, row_tiles = -(-num_tokens // TOKENS), -(-num_rows // ROWS)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * x.itemsize, rank=2)
-    weights = [LayoutDescriptor.from_tensor(weight, [piece // 2, depth], layout) for piece in PIECES]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    weights = [LayoutDescriptor.from_tensor(weight, [piece // 2, DEPTH], layout) for piece in PIECES]
     target = target_of(x.device)
     assert target is not None
     num_tiles = token_tiles * row_tiles
     _prompts_kernel[(min(num_tiles, target.num_multiprocessors),)](
-        LayoutDescriptor.from_tensor(x, [TOKENS, depth], layout), *weights, *scales, out if bias is None else bias, out,
+        LayoutDescriptor.from_tensor(x, [TOKENS, DEPTH], layout), *weights, out if bias is None else bias, out,
         num_tiles, token_tiles, row_tiles, config.band, num_tokens, num_rows, size,
         GATED=gated, BIASED=bias is not None, ROWS=ROWS, STAGES=STAGES, REGISTERS=REGISTERS,
         LOADING_REGISTERS=LOADING_REGISTERS, num_warps=4, maxnreg=LAUNCH_REGISTERS, **pdl(x.device),

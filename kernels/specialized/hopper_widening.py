@@ -1,211 +1,276 @@
-"""Products of 33 and more tokens with words of eight 4-bit codes, for Hopper: four warps widen, eight multiply.
+"""Products of 33 and more tokens with words of eight 4-bit codes, for Hopper: the warps that multiply widen words.
 
-It is the kernel of `pagebus.kernels.specialized.hopper_gemm` with other warps in front. Words come through the tensor
-memory accelerator, some steps of 128 columns ahead. Four warps make numbers of 16 bits of them, once for all tokens of
-a tile, and lay these into the ring of stages, while the others multiply the stages before. What is multiplied is the
-dequantized weight, rounded once: a scale of float32 is two numbers of 16 bits, whose products are added up.
+A word's codes belong to eight steps of 16 columns, so that a thread reads just the words of which it has to hold the
+numbers for the matrix instruction. Weights are therefore that instruction's registers, and tokens come from shared
+memory. While one half of a step's columns is multiplied, the other half is widened. Nothing is written to shared memory
+but what the tensor memory accelerator brings, and words take little of the L2 cache's rate.
 
-Ordinary loads would not do: what is written to shared memory has to be seen by the tensor cores, and the fence for that
-waits for every load that is on its way.
+What is multiplied is the dequantized weight, rounded once: a scale of float32 is two numbers of 16 bits, whose products
+are added up.
 """
 
 from __future__ import annotations
 
-from pagebus.kernels.coded.unpack import EIGHT_WITH_OFFSET, WORDS_BFLOAT16, WORDS_FLOAT16
-from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
+from pagebus.kernels.coded.unpack import FOUR_WITH_OFFSET, LOWER_BFLOAT16, LOWER_FLOAT16, UPPER_BFLOAT16, UPPER_FLOAT16
 from pagebus.kernels.common.triton import constant, gl, gluon, hopper, tl
-from pagebus.kernels.specialized.hopper_gemm import copy_box, multiply_all, place_of
+from pagebus.kernels.specialized.hopper_gemm import activate_gate, place_of
+from pagebus.kernels.specialized.hopper_word_loads import load_all_words, next_of
 
 _SCALED_BFLOAT16 = constant("{ .reg .b32 low; mul.rn.bf16x2 low, $1, $3; fma.rn.bf16x2 $0, $1, $2, low; }")
 _SCALED_FLOAT16 = constant("{ .reg .b32 low; mul.rn.f16x2 low, $1, $3; fma.rn.f16x2 $0, $1, $2, low; }")
 
 
 @gluon.jit
-def _load_words(
-    words, scale, zero, words_shared, scale_shared, zero_shared, arrived, slot, row, num_rows, column, stride_group,
-    AHEAD: gl.constexpr, WIDTH: gl.constexpr, ZEROS: gl.constexpr,
-):  # fmt: skip
-    """Start to copy the words of a tile from ``column`` of 128 on, with scales and zeros."""
-    HALVES: gl.constexpr = words_shared.shape[0] // AHEAD
-    SCALES: gl.constexpr = scale_shared.shape[0] // words_shared.shape[0]
-    PART: gl.constexpr = words_shared.shape[1]
-    BYTES: gl.constexpr = HALVES * PART * (64 + 4 * SCALES + HALVES * ZEROS)
-    hopper.mbarrier.expect(arrived.index(slot), BYTES)
-    for half in gl.static_range(HALVES):
-        place = row + half * (num_rows // 2)
-        target = slot * HALVES + half
-        copy_box(words, place, column * 16, arrived.index(slot), words_shared.index(target))
-        for group in gl.static_range(SCALES):
-            first = place
-            if WIDTH:
-                first += (column * 128 + group * (128 // SCALES)) // WIDTH * stride_group
-            at = scale_shared.index((slot * SCALES + group) * HALVES + half)
-            hopper.tma.async_copy_global_to_shared(scale, [first], arrived.index(slot), at)
-            if ZEROS:  # of gate and up each as many as of both, at the places where they are in the tile
-                first -= half * PART
-                hopper.tma.async_copy_global_to_shared(zero, [first], arrived.index(slot), zero_shared.index(target))
-
-
-@gluon.jit
-def _whole(shared, count: gl.constexpr, index):
-    """One of ``count`` parts, gate and up under each other."""
-    HEIGHT: gl.constexpr = shared.shape[0] // count * shared.shape[1]
-    if len(shared.shape) == 2:
-        together = shared._reinterpret(shared.dtype, [count, HEIGHT], shared.layout)
-    else:
-        together = shared._reinterpret(shared.dtype, [count, HEIGHT, shared.shape[2]], shared.layout)
-    return together.index(index)
-
-
-@gluon.jit
-def like(values, words, TYPE: gl.constexpr):
+def _like(values, words, TYPE: gl.constexpr):
     """[rows] beside each word, in ``TYPE``."""
     return gl.expand_dims(values.to(TYPE), 1).broadcast_to(words.shape)
 
 
 @gluon.jit
-def _widen(words, zero, scales, TYPE: gl.constexpr):
-    """Words [rows, 16] as eight [rows, 16] of the dequantized weight."""
-    LARGE: gl.constexpr = 128.0 if gl.bfloat16 == TYPE else 1024.0
-    CODE: gl.constexpr = WORDS_BFLOAT16 if gl.bfloat16 == TYPE else WORDS_FLOAT16
-    if zero is not None:
-        offset = like(-LARGE - zero.to(gl.float32), words, TYPE)
-    else:
-        offset = gl.full(words.shape, -8.0 - LARGE, TYPE, words.type.layout)
-    numbers = gl.inline_asm_elementwise(
-        CODE, EIGHT_WITH_OFFSET, [words, offset], is_pure=True, pack=2,
-        dtype=(
-            TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value, TYPE.value,
-        ),
-    )  # fmt: skip
-    found: tl.tuple = ()
-    for index in gl.static_range(8):
-        found += (scale_numbers(numbers[index], scales[index * len(scales) // 8], TYPE),)
-    return found
-
-
-@gluon.jit
-def scale_numbers(numbers, scale, TYPE: gl.constexpr):
+def _scale(numbers, scale, TYPE: gl.constexpr):
     """Numbers [rows, 16] times scale [rows] float32, rounded once."""
     CODE: gl.constexpr = _SCALED_BFLOAT16 if gl.bfloat16 == TYPE else _SCALED_FLOAT16
     upper = scale.to(TYPE)
     lower = scale - upper.to(gl.float32)
     return gl.inline_asm_elementwise(
-        CODE, "=r,r,r,r", [numbers, like(upper, numbers, TYPE), like(lower, numbers, TYPE)], TYPE.value, True, 2
+        CODE, "=r,r,r,r", [numbers, _like(upper, numbers, TYPE), _like(lower, numbers, TYPE)], TYPE.value, True, 2
     )
 
 
 @gluon.jit
-def beside(a, b, c, d):
+def _beside(a, b, c, d):
     """Four slices [rows, 16] of columns: [rows, 64]."""
     pairs = gl.join(gl.join(a, c), gl.join(b, d))
     return pairs.permute(0, 2, 3, 1).reshape(a.shape[0], 64)
 
 
 @gluon.jit
-def _load_tokens(x, token, k, x_shared, full, empty, stage, phase):
-    """Into a stage, once that is empty."""
-    BYTES: gl.constexpr = 2 * x.block_shape[0] * x.block_shape[1]
-    hopper.mbarrier.wait(empty.index(stage), phase)
-    hopper.mbarrier.expect(full.index(stage), BYTES)
-    copy_box(x, token, k, full.index(stage), x_shared.index(stage))
+def _parts(shared, HEIGHT: gl.constexpr):
+    """Rows in shared memory as parts of ``HEIGHT``."""
+    COUNT: gl.constexpr = shared.shape[0] * shared.shape[1] // HEIGHT
+    if len(shared.shape) == 2:
+        return shared._reinterpret(shared.dtype, [COUNT, HEIGHT], shared.layout)
+    else:
+        return shared._reinterpret(shared.dtype, [COUNT, HEIGHT, shared.shape[2]], shared.layout)
 
 
 @gluon.jit
-def next_of(stage, phase, COUNT: gl.constexpr):
-    """Of a ring, and the phase of its barriers."""
-    stage += 1
-    if stage == COUNT:
-        stage = 0
-        phase ^= 1
-    return stage, phase
+def _by_turns(gate, up, LAYOUT: gl.constexpr):
+    """Eight gates, eight rows that they multiply, and so on: a thread has both."""
+    if len(gate.shape) == 1:
+        both = gl.join(gate, up).reshape(4, 8, 2).permute(0, 2, 1).reshape(64)
+    else:
+        both = gl.join(gate, up).reshape(4, 8, 16, 2).permute(0, 3, 1, 2).reshape(64, 16)
+    return gl.convert_layout(both, LAYOUT)
 
 
 @gluon.jit
-def load_all_words(
-    x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, num_tiles,
-    token_tiles, row_tiles, num_rows, part, stride_group, STAGES: gl.constexpr, AHEAD: gl.constexpr,
-    WIDTH: gl.constexpr, ZEROS: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """The loading warp: words some steps ahead of tokens. It waits for the kernels before this one on behalf of all:
-    nothing is multiplied or stored before its tokens are there."""
-    TOKENS: gl.constexpr = x.block_shape[0]
-    DEPTH: gl.constexpr = x.block_shape[1]
-    PART: gl.constexpr = words_shared.shape[1]
-    steps = part // (2 * DEPTH)
-    count = gl.cdiv(num_tiles - gl.program_id(0), gl.num_programs(0)) * steps
-    stage = 0
-    phase = 1  # what was never filled counts as empty
-    slot = 0
-    slot_phase = 1
-    for step in range(-AHEAD + 1, count):
-        ahead = step + AHEAD - 1
-        if PDL and step == 0:
-            gdc_launch_dependents()
-            gdc_wait()
-        if step >= 0:
-            token_tile, _, split = place_of(
-                gl.program_id(0) + step // steps * gl.num_programs(0), token_tiles, row_tiles
-            )
-            k = split * part + step % steps * (2 * DEPTH)
-            _load_tokens(x, token_tile * TOKENS, k, x_shared, full, empty, stage, phase)
-            stage, phase = next_of(stage, phase, STAGES)
-            _load_tokens(x, token_tile * TOKENS, k + DEPTH, x_shared, full, empty, stage, phase)
-            stage, phase = next_of(stage, phase, STAGES)
-        if ahead < count:
-            _, row_tile, split = place_of(
-                gl.program_id(0) + ahead // steps * gl.num_programs(0), token_tiles, row_tiles
-            )
-            hopper.mbarrier.wait(taken.index(slot), slot_phase)
-            _load_words(
-                words, scale, zero, words_shared, scale_shared, zero_shared, arrived, slot, row_tile * PART, num_rows,
-                split * steps + ahead % steps, stride_group, AHEAD, WIDTH, ZEROS,
-            )  # fmt: skip
-            slot, slot_phase = next_of(slot, slot_phase, AHEAD)
+def _rows_of(shared, place, step, GATED: gl.constexpr, WHOLE: gl.constexpr, HALF: gl.constexpr):
+    """64 rows, or 32 gates at ``place`` and as many others ``step`` parts behind them."""
+    if GATED:
+        parts = _parts(shared, 32)
+        return _by_turns(parts.index(place).load(HALF), parts.index(place + step).load(HALF), WHOLE)
+    else:
+        return _parts(shared, 64).index(place).load(WHOLE)
 
 
 @gluon.jit
-def _widen_all(
-    w_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, num_tiles, part,
-    STAGES: gl.constexpr, AHEAD: gl.constexpr, ZEROS: gl.constexpr,
-):  # fmt: skip
-    """The widening warps: two stages at a time."""
-    TYPE: gl.constexpr = w_shared[0].dtype
-    SCALES: gl.constexpr = scale_shared.shape[0] // words_shared.shape[0]
-    HALVES: gl.constexpr = words_shared.shape[0] // AHEAD
-    ROWS: gl.constexpr = HALVES * words_shared.shape[1]
-    # Each thread has eight words of a row: 16 bytes of each slice of columns, which do not collide with others'.
-    LAYOUT: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [64, 0]], [[1, 0], [2, 0], [4, 0], [8, 0], [0, 8]], [[16, 0], [32, 0]], [], [ROWS, 16]
+def _read(words_shared, scale_shared, zero_shared, slot, block, AHEAD: gl.constexpr, GATED: gl.constexpr,
+          ZEROS: gl.constexpr):  # fmt: skip
+    """Words [64, 16] of a block of rows, each where it is multiplied, with its zeros, if any, and scales."""
+    WHOLE: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [8, 0], [0, 8]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 16]
     )
-    ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    first = 0
-    phase = 1
+    HALF: gl.constexpr = gl.DistributedLinearLayout(
+        [[0, 1], [0, 8]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[8, 0], [16, 0]], [], [32, 16]
+    )
+    ROW: gl.constexpr = gl.SliceLayout(1, WHOLE)
+    HALF_ROW: gl.constexpr = gl.SliceLayout(1, HALF)
+    HALVES: gl.constexpr = 2 if GATED else 1
+    BLOCKS: gl.constexpr = words_shared.shape[1] * HALVES // 64
+    SCALES: gl.constexpr = scale_shared.shape[0] // words_shared.shape[0]
+    words = _rows_of(words_shared, slot * HALVES * BLOCKS + block, BLOCKS, GATED, WHOLE, HALF)
+    scales: tl.tuple = ()
+    for group in gl.static_range(SCALES):
+        place = (slot * SCALES + group) * HALVES * BLOCKS + block
+        scales += (_rows_of(scale_shared, place, BLOCKS, GATED, ROW, HALF_ROW),)
+    zeros: tl.tuple = ()
+    if ZEROS:  # of gate and up each as many as of both
+        place = slot * HALVES * HALVES * BLOCKS + block
+        zeros += (_rows_of(zero_shared, place, 3 * BLOCKS, GATED, ROW, HALF_ROW),)
+    return words, zeros, scales
+
+
+@gluon.jit
+def _widen_half(words, zeros, scales, UPPER: gl.constexpr, TYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """Words [64, 16] as the first or the last 64 columns of the dequantized weight: [64, 64], to be multiplied."""
+    LARGE: gl.constexpr = 128.0 if gl.bfloat16 == TYPE else 1024.0
+    OF_BFLOAT16: gl.constexpr = UPPER_BFLOAT16 if UPPER else LOWER_BFLOAT16
+    OF_FLOAT16: gl.constexpr = UPPER_FLOAT16 if UPPER else LOWER_FLOAT16
+    CODE: gl.constexpr = OF_BFLOAT16 if gl.bfloat16 == TYPE else OF_FLOAT16
+    if len(zeros) == 1:
+        offset = _like(-LARGE - zeros[0].to(gl.float32), words, TYPE)
+    else:
+        offset = gl.full(words.shape, -8.0 - LARGE, TYPE, words.type.layout)
+    codes = gl.inline_asm_elementwise(
+        CODE, FOUR_WITH_OFFSET, [words, offset], is_pure=True, pack=2,
+        dtype=(TYPE.value, TYPE.value, TYPE.value, TYPE.value),
+    )  # fmt: skip
+    numbers: tl.tuple = ()
+    for index in gl.static_range(4):
+        numbers += (_scale(codes[index], scales[(index + 4 * UPPER) * len(scales) // 8], TYPE),)
+    return gl.convert_layout(_beside(numbers[0], numbers[1], numbers[2], numbers[3]), LAYOUT)
+
+
+@gluon.jit
+def _begin(weights, tokens, accs):
+    """Products of a stage, which have not ended."""
+    sums = ()
+    for block in gl.static_range(len(accs)):
+        sums += (hopper.warpgroup_mma(weights[block], tokens, accs[block], is_async=True),)  # type: ignore[assignment]
+    return sums
+
+
+@gluon.jit
+def _end(sums, OUTSTANDING: gl.constexpr):
+    """What they are when all but so many have."""
+    done = hopper.warpgroup_mma_wait(num_outstanding=OUTSTANDING, deps=sums)
+    if len(sums) == 1:
+        return (done,)
+    else:
+        return done
+
+
+@gluon.jit
+def _store_rows(
+    acc, bias_ptr, out_ptr, token, row, num_columns, num_tokens, GATED: gl.constexpr, BIASED: gl.constexpr
+):  # fmt: skip
+    """``acc`` [64, tokens], rows of weights from ``row`` on, into columns of out [T, num_columns]."""
+    TOKENS: gl.constexpr = acc.shape[1]
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    if GATED:
+        gate, up = acc.reshape([4, 2, 8, TOKENS]).permute(0, 2, 3, 1).split()
+        gate = gate.reshape([32, TOKENS])
+        up = up.reshape([32, TOKENS])
+        column = row + gl.arange(0, 32, layout=gl.SliceLayout(1, gate.type.layout))
+        if BIASED:
+            inside = column < num_columns
+            gate += gl.load(bias_ptr + column, mask=inside, other=0.0).to(gl.float32)[:, None]
+            up += gl.load(bias_ptr + num_columns + column, mask=inside, other=0.0).to(gl.float32)[:, None]
+        gate = gate.to(dtype).to(gl.float32)
+        result = activate_gate(gate, GATED).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
+    else:
+        result = acc
+        column = row + gl.arange(0, 64, layout=gl.SliceLayout(1, acc.type.layout))
+        if BIASED:
+            result += gl.load(bias_ptr + column, mask=column < num_columns, other=0.0).to(gl.float32)[:, None]
+    token = token + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, result.type.layout))
+    mask = (token < num_tokens)[None, :] & (column < num_columns)[:, None]
+    place = out_ptr + token.to(gl.int64)[None, :] * num_columns + column[:, None]
+    gl.store(place, result.to(dtype), mask=mask)
+
+
+@gluon.jit
+def _widen_blocks(read, UPPER: gl.constexpr, TYPE: gl.constexpr, LAYOUT: gl.constexpr):
+    """A half of a step's columns, of each block of rows."""
+    found = ()
+    for block in gl.static_range(len(read)):
+        words, zeros, scales = read[block]
+        found += (_widen_half(words, zeros, scales, UPPER, TYPE, LAYOUT),)  # type: ignore[assignment]
+    return found
+
+
+@gluon.jit
+def _read_blocks(
+    words_shared, scale_shared, zero_shared, slot, FIRST: gl.constexpr, BLOCKS: gl.constexpr, AHEAD: gl.constexpr,
+    GATED: gl.constexpr, ZEROS: gl.constexpr,
+):  # fmt: skip
+    found = ()
+    for block in gl.static_range(BLOCKS):
+        found += (_read(words_shared, scale_shared, zero_shared, slot, FIRST + block, AHEAD, GATED, ZEROS),)  # type: ignore[assignment]
+    return found
+
+
+@gluon.jit
+def _multiply_words(
+    GROUP: gl.constexpr, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr,
+    out_ptr, num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    AHEAD: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr,
+    QUEUED: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: half of a tile's rows, in blocks of 64."""
+    TYPE: gl.constexpr = x_shared.dtype
+    TOKENS: gl.constexpr = x_shared.shape[1]
+    BLOCKS: gl.constexpr = ROWS // 128
+    HALVES: gl.constexpr = 2 if GATED else 1
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    stage = 0
+    phase = 0
     slot = 0
     slot_phase = 0
-    for _ in range(gl.cdiv(num_tiles - gl.program_id(0), gl.num_programs(0)) * (part // 128)):
+    for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
+        token_tile, row_tile, split = place_of(tile, token_tiles, row_tiles)
+        accs = ()
+        for _ in gl.static_range(BLOCKS):
+            accs += (gl.full([64, TOKENS], 0.0, gl.float32, SUMS),)  # type: ignore[assignment]
         hopper.mbarrier.wait(arrived.index(slot), slot_phase)
-        scales: tl.tuple = ()
-        for group in gl.static_range(SCALES):
-            scales += (_whole(scale_shared, AHEAD * SCALES, slot * SCALES + group).load(ROW),)
-        zeros = None
-        if ZEROS:
-            zeros = zero_shared.index(slot * HALVES).load(ROW)
-            if HALVES == 2:
-                up = zero_shared.index(slot * HALVES + 1).load(ROW)
-                zeros = gl.where(gl.arange(0, ROWS, layout=ROW) < ROWS // 2, zeros, up)
-        w = _widen(_whole(words_shared, AHEAD, slot).load(LAYOUT), zeros, scales, TYPE)
-        second, second_phase = next_of(first, phase, STAGES)
-        hopper.mbarrier.wait(empty.index(first), phase)
-        hopper.mbarrier.wait(empty.index(second), second_phase)
-        _whole(w_shared[0], STAGES, first).store(beside(w[0], w[1], w[2], w[3]))
-        _whole(w_shared[0], STAGES, second).store(beside(w[4], w[5], w[6], w[7]))
-        hopper.fence_async_shared()
-        hopper.mbarrier.arrive(full.index(first))
-        hopper.mbarrier.arrive(full.index(second))
-        hopper.mbarrier.arrive(taken.index(slot))
-        slot, slot_phase = next_of(slot, slot_phase, AHEAD)
-        first, phase = next_of(second, second_phase, STAGES)
+        read = _read_blocks(words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS)
+        lower = _widen_blocks(read, 0, TYPE, LAYOUT)
+        if QUEUED:
+            for step in range(part // 128):
+                hopper.mbarrier.wait(full.index(stage), phase)
+                sums = _begin(lower, x_shared.index(stage).permute((1, 0)), accs)
+                upper = _widen_blocks(read, 1, TYPE, LAYOUT)
+                before = stage
+                stage, phase = next_of(stage, phase, STAGES)
+                hopper.mbarrier.wait(full.index(stage), phase)
+                accs = _end(sums, 0)
+                sums = _begin(upper, x_shared.index(stage).permute((1, 0)), accs)
+                after = slot
+                slot, slot_phase = next_of(slot, slot_phase, AHEAD)
+                if step + 1 < part // 128:
+                    hopper.mbarrier.wait(arrived.index(slot), slot_phase)
+                # Behind the last step this is what was there before, and is not used.
+                read = _read_blocks(
+                    words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS
+                )
+                lower = _widen_blocks(read, 0, TYPE, LAYOUT)
+                accs = _end(sums, 0)
+                hopper.mbarrier.arrive(taken.index(after))
+                hopper.mbarrier.arrive(empty.index(before))
+                hopper.mbarrier.arrive(empty.index(stage))
+                stage, phase = next_of(stage, phase, STAGES)
+        else:
+            for step in range(part // 128):
+                hopper.mbarrier.wait(full.index(stage), phase)
+                sums = _begin(lower, x_shared.index(stage).permute((1, 0)), accs)
+                upper = _widen_blocks(read, 1, TYPE, LAYOUT)
+                hopper.mbarrier.arrive(taken.index(slot))
+                slot, slot_phase = next_of(slot, slot_phase, AHEAD)
+                accs = _end(sums, 0)
+                hopper.mbarrier.arrive(empty.index(stage))
+                stage, phase = next_of(stage, phase, STAGES)
+                hopper.mbarrier.wait(full.index(stage), phase)
+                sums = _begin(upper, x_shared.index(stage).permute((1, 0)), accs)
+                if step + 1 < part // 128:
+                    hopper.mbarrier.wait(arrived.index(slot), slot_phase)
+                # Behind the last step this is what was there before, and is not used.
+                read = _read_blocks(
+                    words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS
+                )
+                lower = _widen_blocks(read, 0, TYPE, LAYOUT)
+                accs = _end(sums, 0)
+                hopper.mbarrier.arrive(empty.index(stage))
+                stage, phase = next_of(stage, phase, STAGES)
+        out = out_ptr
+        if SPLITS > 1:
+            out += split * num_tokens.to(gl.int64) * num_rows
+        for block in gl.static_range(BLOCKS):
+            row = (row_tile * ROWS + (GROUP * BLOCKS + block) * 64) // HALVES
+            _store_rows(
+                accs[block], bias_ptr, out, token_tile * TOKENS, row, num_rows // HALVES, num_tokens, GATED, BIASED
+            )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_tiles", "token_tiles", "row_tiles", "num_tokens"])
@@ -229,23 +294,19 @@ def widening_kernel(
     ROWS: gl.constexpr,
     STAGES: gl.constexpr,
     AHEAD: gl.constexpr,
-    GROUPS: gl.constexpr,
+    EARLY: gl.constexpr,
     WIDTH: gl.constexpr,
     ZEROS: gl.constexpr,
+    QUEUED: gl.constexpr,
     REGISTERS: gl.constexpr,  # of a multiplying thread
-    WIDENING_REGISTERS: gl.constexpr,
     LOADING_REGISTERS: gl.constexpr,
     PDL: gl.constexpr,
 ):
     HALVES: gl.constexpr = 2 if GATED else 1
     PART: gl.constexpr = ROWS // HALVES
     SCALES: gl.constexpr = 128 // WIDTH if WIDTH % 128 else 1
-    TOKENS: gl.constexpr = x.block_shape[0]
-    DEPTH: gl.constexpr = x.block_shape[1]
     barriers: gl.constexpr = hopper.mbarrier.MBarrierLayout()
-    x_shared = gl.allocate_shared_memory(x.dtype, [STAGES, TOKENS, DEPTH], x.layout)
-    x_groups = x_shared._reinterpret(x.dtype, [STAGES * GROUPS, TOKENS // GROUPS, DEPTH], x.layout)
-    w_shared = (gl.allocate_shared_memory(x.dtype, [STAGES * HALVES, PART, DEPTH], x.layout),)
+    x_shared = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_shape[0], x.block_shape[1]], x.layout)
     words_shared = gl.allocate_shared_memory(words.dtype, [AHEAD * HALVES, PART, 16], words.layout)
     scale_shared = gl.allocate_shared_memory(scale.dtype, [AHEAD * SCALES * HALVES, PART], scale.layout)
     zero_shared = scale_shared
@@ -256,26 +317,24 @@ def widening_kernel(
     arrived = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], barriers)
     taken = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], barriers)
     for stage in gl.static_range(STAGES):
-        hopper.mbarrier.init(full.index(stage), count=2)
-        hopper.mbarrier.init(empty.index(stage), count=GROUPS)
+        hopper.mbarrier.init(full.index(stage), count=1)
+        hopper.mbarrier.init(empty.index(stage), count=2)
     for slot in gl.static_range(AHEAD):
         hopper.mbarrier.init(arrived.index(slot), count=1)
-        hopper.mbarrier.init(taken.index(slot), count=1)
+        hopper.mbarrier.init(taken.index(slot), count=2)
     gl.warp_specialize([
-        (multiply_all, (
-            0, x_groups, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, num_tokens,
-            num_rows, part, ROWS, STAGES, GROUPS, GATED, SPLITS, BIASED,
+        (_multiply_words, (
+            0, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr, out_ptr,
+            num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, AHEAD, GATED, SPLITS, BIASED,
+            ZEROS, QUEUED,
         )),
-        (multiply_all, (
-            1, x_groups, w_shared, full, empty, bias_ptr, out_ptr, num_tiles, token_tiles, row_tiles, num_tokens,
-            num_rows, part, ROWS, STAGES, GROUPS, GATED, SPLITS, BIASED,
-        )),
-        (_widen_all, (
-            w_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, num_tiles, part, STAGES,
-            AHEAD, ZEROS,
+        (_multiply_words, (
+            1, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr, out_ptr,
+            num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, AHEAD, GATED, SPLITS, BIASED,
+            ZEROS, QUEUED,
         )),
         (load_all_words, (
             x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken,
-            num_tiles, token_tiles, row_tiles, num_rows, part, stride_group, STAGES, AHEAD, WIDTH, ZEROS, PDL,
+            num_tiles, token_tiles, row_tiles, num_rows, part, stride_group, STAGES, AHEAD, EARLY, WIDTH, ZEROS, PDL,
         )),
-    ], [4, 4, 1], [REGISTERS, WIDENING_REGISTERS, LOADING_REGISTERS])  # fmt: skip
+    ], [4, 1], [REGISTERS, LOADING_REGISTERS])  # fmt: skip

@@ -1,6 +1,4 @@
-"""Launches products with words of eight 4-bit codes on Hopper: some warps widen words for others
-(`pagebus.kernels.specialized.hopper_widening`), or those that multiply do so
-(`pagebus.kernels.specialized.hopper_direct`)."""
+"""Launches products with words of eight 4-bit codes on Hopper: `pagebus.kernels.specialized.hopper_widening`."""
 
 from __future__ import annotations
 
@@ -12,61 +10,51 @@ from pagebus.kernels.coded.weights import WORD_TILE, Code, Coded
 from pagebus.kernels.common.pdl import pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import LayoutDescriptor, gl
-from pagebus.kernels.specialized.hopper_direct import widening_direct_kernel
-from pagebus.kernels.specialized.hopper_gemm import DEPTH, GROUPS
+from pagebus.kernels.specialized.hopper_gemm import DEPTH
 from pagebus.kernels.specialized.hopper_widening import widening_kernel
 
 ROWS = 128
-"""Of a tile: as many zeros have the 128 bytes that the tensor memory accelerator wants."""
-AHEAD = 3
-"""Steps for which words are on their way."""
+"""Of a tile, at least: as many zeros have the 128 bytes that the tensor memory accelerator wants."""
+AHEAD, EARLY, MOST_STAGES = 5, 2, 8
+"""Steps for which words are on their way, with tiles of 128 rows, and by how many they are asked for before tokens are;
+stages, at most."""
+MOST_OF_TWO = 64
+"""Tokens of tiles of which a multiprocessor has room for two programs, at most."""
 SHARED_BYTES = 226 * 1024
-LAUNCH_REGISTERS, LOADING_REGISTERS, MOST_REGISTERS = 128, 24, 168
-"""Of a thread: with four times four warps at launch; of loading ones, and of widening ones at most."""
-DIRECT_REGISTERS = 168, 240, 240
-"""Of a thread at launch, with three times four warps, and of multiplying ones, which widen."""
-DIRECT_AHEAD, MOST_STAGES = 4, 8
+REGISTERS, LOADING_REGISTERS = ((168, 240), (80, 104)), 24
+"""Of a thread at launch, with three times four warps, and of a multiplying one, by programs of a multiprocessor; and of
+loading ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class WideningConfig:
-    """Launch shape: tiles of ``rows`` by ``tokens``, K in ``splits`` parts. Some warps widen words for others (128 rows
-    by 128 or 256 tokens), or each those that it multiplies (``direct``; 128 or 256 rows, 16 to 256 tokens, 256 of both
-    are too many)."""
+    """Launch shape: tiles of ``rows`` (128 or 256) by ``tokens`` (16 to 256; 128 with 256 rows), K in ``splits``
+    parts."""
 
     tokens: int
     splits: int = 1
-    direct: bool = False
     rows: int = ROWS
+    queued: bool = False
 
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights, and up to ``tokens`` tokens."""
         return -(-num_rows // self.rows)
 
     @property
-    def stages(self) -> int:
-        """As many as fit shared memory beside the words."""
-        words = self.ahead * self.rows * (WORD_TILE // 2 + 4 * 4 + 2)
-        row = 2 * DEPTH
-        if self.direct:
-            return min(MOST_STAGES, (SHARED_BYTES - words) // (row * self.tokens))
-        return (SHARED_BYTES - words) // (row * (self.rows + self.tokens))
+    def programs(self) -> int:
+        """Of a multiprocessor: two where their registers suffice, because each waits much."""
+        return 2 if self.rows == ROWS and self.tokens <= MOST_OF_TWO else 1
 
     @property
     def ahead(self) -> int:
         """Steps for which words are on their way."""
-        return DIRECT_AHEAD if self.direct else AHEAD
+        return AHEAD if self.rows == ROWS else AHEAD - 1
 
     @property
-    def registers(self) -> tuple[int, int, int]:
-        """Of each thread at launch, and of a multiplying and a widening one after the others have given theirs away.
-        Beside accumulators a thread needs those of its tokens; the compiler needs some more than those of the largest
-        instruction."""
-        if self.direct:
-            return DIRECT_REGISTERS
-        multiplying = self.rows * self.tokens // 256 + 64
-        widening = min(MOST_REGISTERS, 4 * LAUNCH_REGISTERS - LOADING_REGISTERS - 2 * multiplying)
-        return LAUNCH_REGISTERS, multiplying, widening
+    def stages(self) -> int:
+        """As many as fit shared memory beside the words."""
+        words = self.ahead * self.rows * (WORD_TILE // 2 + 4 * 4 + 2)
+        return min(MOST_STAGES, (SHARED_BYTES // self.programs - words) // (2 * DEPTH * self.tokens))
 
     def fits(self, num_inputs: int) -> bool:
         """Whether K can be divided in this way."""
@@ -106,9 +94,8 @@ def widened_linear(
     part = config.rows // (2 if gated else 1)
     target = target_of(x.device)
     assert target is not None
-    launch, multiplying, widening = config.registers
-    more = {} if config.direct else {"GROUPS": GROUPS, "WIDENING_REGISTERS": widening}
-    (widening_direct_kernel if config.direct else widening_kernel)[(min(num_tiles, target.num_multiprocessors),)](
+    launch, multiplying = REGISTERS[config.programs - 1]
+    widening_kernel[(min(num_tiles, config.programs * target.num_multiprocessors),)](
         LayoutDescriptor.from_tensor(x, [config.tokens, DEPTH], _shared(128, 16)),
         LayoutDescriptor.from_tensor(weight.numbers, [part, 16], _shared(64, 32)),
         _in_a_row(weight.scale, part),
@@ -128,13 +115,14 @@ def widened_linear(
         ROWS=config.rows,
         STAGES=config.stages,
         AHEAD=config.ahead,
+        EARLY=EARLY,
         WIDTH=weight.width,
         ZEROS=weight.zero is not None,
+        QUEUED=config.queued,
         REGISTERS=multiplying,
         LOADING_REGISTERS=LOADING_REGISTERS,
         num_warps=4,
         maxnreg=launch,
-        **more,
         **pdl(x.device),
     )
     return out

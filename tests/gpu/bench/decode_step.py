@@ -13,21 +13,26 @@ import torch
 from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.executor.tuning import decode_step
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.local import local_config
+from pagebus.actors.settings import Settings
 
 CUDA = torch.device("cuda", 0)
 
 
 class DecodeStep(decode_step.DecodeStep):
-    """Of the model of this ``name`` (:func:`model_folder`); with a ``world`` of ranks, of the first one alone."""
+    """Of the model of this ``name`` (:func:`model_folder`); with a ``world`` of ranks, of the first one alone.
+    ``quantization``: as of ``--quantization``."""
 
     def __init__(
         self, name: str, max_rows: int, max_context: int, num_tokens: int, cache_dtype: torch.dtype = torch.bfloat16,
-        world: int = 1,
+        world: int = 1, quantization: str | None = None,
     ) -> None:  # fmt: skip
         torch.cuda.set_device(CUDA)
         with tempfile.TemporaryDirectory() as parent:
-            config = local_config(ModelConfig.load(model_folder(name, Path(parent))), 0, world)
+            folder = model_folder(name, Path(parent))
+            asked = with_quantization(Settings(model=str(folder), quantization=quantization), ModelConfig.load(folder))
+            config = local_config(asked, 0, world)
         super().__init__(config, CUDA, max_rows, max_context, num_tokens, cache_dtype=cache_dtype)
 
 

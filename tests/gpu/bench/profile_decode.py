@@ -75,13 +75,14 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["8x576", "32x576", "64x576"])
     parser.add_argument("--kv-cache-dtype", default="bfloat16", choices=["bfloat16", *KV_DTYPES])
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"), help="of random weights")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes]
     num_tokens = max(rows * (context + 16) for rows, context in shapes)
     step = DecodeStep(
         arguments.model, max(rows for rows, _ in shapes), max(context for _, context in shapes), num_tokens,
-        KV_DTYPES.get(arguments.kv_cache_dtype, torch.bfloat16), arguments.ranks,
+        KV_DTYPES.get(arguments.kv_cache_dtype, torch.bfloat16), arguments.ranks, arguments.quantization,
     )  # fmt: skip
     report = []
     for rows, context in shapes:

@@ -4,10 +4,9 @@ Norms, roundings, activation and products, each alone in a CUDA graph, and what 
 own, and with norms and activation that round themselves. Attention, rotation and the cache are left out. The floor is
 bytes at 4.30 TB/s, or operations at 1,580 TFLOP/s.
 
-``--gated`` compares two ways of gate and up: the library's product and a kernel for activation and rounding, and our
-kernel of prompts, which activates, with a kernel that rounds. ``--scalings`` times the products alone for 0.3 seconds
-each, with the GPU's clock and power at the end: with scales of rows, or of tensors, by sums of 14 bits or of float32,
-and of numbers that are normal or uniform. It says whether power or the library's kernel bounds them.
+``--scalings`` times the products alone for 0.3 seconds each, with the GPU's clock and power at the end: with scales of
+rows, or of tensors, by sums of 14 bits or of float32, and of numbers that are normal or uniform. It says whether power
+or the library's kernel bounds them.
 """
 
 from __future__ import annotations
@@ -21,14 +20,10 @@ from typing import NamedTuple
 
 import torch
 
-from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens
+from pagebus.kernels.coded.rounding import round_tokens
 from pagebus.kernels.layers.norm import add_rms_norm
 from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
-from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.linear.timing import graph_microseconds
-from pagebus.kernels.quantized.layouts import W8Rows
-from pagebus.kernels.quantized.library import library_product
-from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 
 HIDDEN, WIDTH, PROJECTED = 4096, 14336, 6144
 BYTES_PER_US, OPERATIONS_PER_US = 4.30e6, 1.58e9
@@ -115,48 +110,13 @@ def scalings(tokens: int) -> None:
             print(f"{tokens:>6} {name} {us:8.1f} us {flops / us / 1e6:6.0f} TF/s {said}", flush=True)
 
 
-def gated(tokens: int) -> None:
-    """Prints what gate and up with their rounded activation take, by turns for 0.1 seconds each."""
-    x = RoundedTokens(*round_tokens(torch.randn(tokens, HIDDEN, device=CUDA).bfloat16(), E4M3), torch.bfloat16)
-    numbers, scale = round_tokens(torch.randn(2 * WIDTH, HIDDEN, device=CUDA).bfloat16() * 0.02, E4M3)
-    weight = W8Rows(numbers, scale.flatten(), rounded=True)
-
-    def librarys() -> torch.Tensor:
-        return library_product(LinearKernel.SCALED_MM, x, weight, None, None)
-
-    def ours(band: int) -> torch.Tensor:
-        out = torch.empty((tokens, WIDTH), dtype=x.dtype, device=CUDA)
-        return prompt_linear(
-            x.values, numbers, None, out, PromptConfig(band), gated=1, scales=(x.scale, weight.scale)
-        )  # fmt: skip
-
-    ways: dict[str, Callable[[], object]] = {
-        "library's product": librarys,
-        "library": lambda: rounded_activation_mul(librarys(), "silu", E4M3),
-        **{f"ours alone, bands of {band}": partial(ours, band) for band in (8, 16)},
-        **{f"ours, bands of {band}": lambda band=band: round_tokens(ours(band), E4M3) for band in (8, 16)},
-    }
-    expected = activation_mul(librarys()).float()
-    error = float((ours(8).float() - expected).norm() / expected.norm())
-    calls = max(8, int(SUSTAINED_US * OPERATIONS_PER_US / (4 * tokens * WIDTH * HIDDEN)))
-    for _ in range(2):
-        for name, call in ways.items():
-            us = graph_microseconds([call] * calls, 3)
-            said = subprocess.run(QUERY, capture_output=True, text=True, check=False).stdout.splitlines()[:1]
-            print(f"{tokens:>6} {name:24} {us:8.1f} us {said} error {error:.1e}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", nargs="+", type=int, default=[2048, 8192])
     parser.add_argument("--scalings", action="store_true", help="time ways to scale the products instead")
-    parser.add_argument("--gated", action="store_true", help="time gate and up by two kernels instead")
     torch.manual_seed(0)
     arguments = parser.parse_args()
     for tokens in arguments.tokens:
-        if arguments.gated:
-            gated(tokens)
-            continue
         if arguments.scalings:
             scalings(tokens)
             continue

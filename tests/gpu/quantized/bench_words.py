@@ -1,6 +1,6 @@
 """Times products with words of 4 bits of more than a few tokens: `python -m tests.gpu.quantized.bench_words`.
 
-Each launch shape of the kernels in which warps widen words, the one that is chosen, and the library's bfloat16, in
+Each launch shape of the kernel that widens words, the one that is chosen, and the library's bfloat16, in
 microseconds; the largest error, relative to the product with the dequantized weight. ``--prompts``: how long
 dequantizing takes, and products of prompts by each way, for hundredths of a second each, because power bounds them.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-import pagebus.kernels.quantized.library as library
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.linear.activation import activation_mul
 from pagebus.kernels.linear.linear import gated_linear, linear
@@ -24,24 +24,24 @@ from pagebus.kernels.quantized.choice import choose_quantized
 from pagebus.kernels.quantized.coding import coded_of
 from pagebus.kernels.quantized.dequantize import dequantize, dequantize_numbers
 from pagebus.kernels.quantized.layouts import W4Words
-from pagebus.kernels.quantized.library import library_product
+from pagebus.kernels.quantized.library import library_product, prompt_product
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 from tests.gpu.quantized.bench_quantized import CUDA, LAYOUTS, Bench
 
 SHAPES = ("plain:6144x4096", "partial:4096x4096", "gated:28672x4096", "partial:4096x14336")
-TILES = (
-    (128, 256), (256, 128), (128, 128), (256, 64), (128, 64), (256, 32), (128, 32), (128, 16), (256, 16),
-)  # fmt: skip
+TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (128, 64), (128, 32))
 """Rows and tokens that are tried."""
 SUSTAINED_US = 5e4
 
 
 def configs(product: Product, tokens: int) -> list[WideningConfig]:
     """What is tried: tiles of fewer than four times as many tokens."""
-    parts = (1, 2, 4) if product.form == "partial" else (1,)
-    found = [WideningConfig(width, split) for width in (128, 256) for split in parts if tokens >= 64]
-    found += [WideningConfig(width, split, True, rows) for rows, width in TILES for split in parts]
+    parts = (1, 2, 4, 8) if product.form == "partial" else (1,)
+    found = [WideningConfig(width, split, rows) for rows, width in TILES for split in parts]
+    found += [replace(each, queued=True) for each in found if each.rows == 128]
+    found = [each for each in found if each.splits < 8 or each.programs > 1]
+    found = [each for each in found if product.form != "partial" or each.splits > 2 or each.tokens > 128]
     return [each for each in found if each.fits(product.inputs) and tokens / 4 <= each.tokens < 2 * max(tokens, 16)]
 
 
@@ -60,7 +60,7 @@ class Job:
 
 def name_of(config: object) -> str:
     if isinstance(config, WideningConfig):
-        return f"{'direct' if config.direct else 'widening'} {config.rows}x{config.tokens} {config.splits}"
+        return f"{config.rows}x{config.tokens} {config.splits}{' late' * config.queued}"
     return "library" if config is None else "chosen tiles"
 
 
@@ -123,22 +123,17 @@ def prompts(product: Product, layout: str, tokens: int) -> None:
         "dequantize, as it was": lambda: dequantize_numbers(weight, out, 0),
         "dequantize": lambda: dequantize(weight, out, 0),
         "bfloat16": lambda: act(F.linear(x, dense)),
-        "small scratch": lambda: act(library_product(LinearKernel.DEQUANTIZED, x, weight, None, None)),
-        "scratch": lambda: act(library_product(LinearKernel.DEQUANTIZED, x, weight, None, None)),
+        "library": lambda: act(library_product(LinearKernel.DEQUANTIZED, x, weight, None, None)),
     }
     if gated:
         ways["bfloat16, ours"] = lambda: gated_linear(x, dense, None, config=PromptConfig())
-        ways["scratch, ours"] = lambda: library.prompt_product(
-            x, weight, None, "silu", PromptConfig(), None, float8=False
-        )
+        ways["ours"] = lambda: prompt_product(x, weight, None, "silu", PromptConfig())
     for rows, width in ((256, 128), (128, 256)):
-        config = WideningConfig(width, 1, True, rows)
-        ways[f"direct {rows}x{width}"] = partial(gated_linear if gated else linear, x, coded, None, config=config)
+        config = WideningConfig(width, 1, rows)
+        ways[f"{rows}x{width}"] = partial(gated_linear if gated else linear, x, coded, None, config=config)
     times = {}
     for name, call in ways.items():
-        large, library.PROMPTS = library.PROMPTS, 1 << 30 if name == "small scratch" else library.PROMPTS
         times[name] = sustained(call)
-        library.PROMPTS = large
     print(
         f"{product.name} {tokens} prompts | {'; '.join(f'{name}: {us:.1f}' for name, us in times.items())}", flush=True
     )

@@ -21,7 +21,6 @@ from pagebus.kernels.quantized.experts import QuantizedExperts, moe_experts
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 from pagebus.kernels.quantized.products import gated_linear, linear_invariant, partial_linear
 from pagebus.kernels.quantized.words import num_words
-from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
@@ -94,7 +93,7 @@ EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = 
 FEW_EXPERTS = ("fp8 128x128", "mxfp4", "rounded fp8 128x128")
 FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
-DIRECT = ((128, 256), (256, 128), (128, 32), (256, 64))
+WIDENED = ((128, 256), (256, 128), (128, 32), (256, 64))
 """Rows and tokens of tiles whose words are widened where they are multiplied."""
 ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
 """Of weights whose tokens are rounded, on Hopper."""
@@ -111,12 +110,10 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"quantized {name}, 256 tokens, invariant", partial(_launch, linear_invariant, KINDS[name], 256)
         yield f"quantized {name}, dequantized", partial(_dequantize, KINDS[name])
     yield "words dequantized by numbers", partial(_dequantize, KINDS["int4 32"], dequantize_numbers)
-    for number, (rows, tokens) in enumerate(DIRECT if arch == 90 else ()):
+    for number, (rows, tokens) in enumerate(WIDENED if arch == 90 else ()):
         kind, product = KINDS[("int4 128 zeros", "int4 32")[number % 2]], (gated_coded, linear_coded)[number // 2 % 2]
-        config = WideningConfig(tokens, 1, True, rows)
+        config = WideningConfig(tokens, 1, rows)
         yield f"words widened by {rows} x {tokens}", partial(_launch_coded, product, kind, config)
-    if arch == 90:
-        yield "float8 prompts", _launch_prompts
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
         yield f"rounded to {dtype}", partial(round_tokens, _meta(300, 4096, dtype=torch.bfloat16), dtype)
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
@@ -173,12 +170,6 @@ def _norm(dtype: torch.dtype) -> None:
 
 def _launch_coded(product: Callable[..., object], make: Callable[[int, int], Layout], config: WideningConfig) -> None:
     product(_meta(256, 4096, dtype=torch.bfloat16), coded_of(make(8192, 4096)), config=config)
-
-
-def _launch_prompts() -> None:
-    x, out = _meta(4096, 4096, dtype=E4M3), _meta(4096, 14336, dtype=torch.bfloat16)
-    weight, scales = _meta(28672, 4096, dtype=E4M3), (_meta(4096, 1), _meta(28672))
-    prompt_linear(x, weight, None, out, PromptConfig(), gated=1, scales=scales)
 
 
 def _dequantize(

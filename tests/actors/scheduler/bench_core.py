@@ -222,8 +222,7 @@ def pull(prompt_tokens: int) -> None:
     assert len(lender.slots) == 1
     for number, prompt in enumerate(prompts):
         sent = [
-            request(f"{turn} {number}", [*prompt, number, turn], block_size=BLOCK_SIZE, max_tokens=1)
-            for turn in (1, 2)
+            request(f"{turn} {number}", [*prompt, number, turn], block_size=BLOCK_SIZE, max_tokens=1) for turn in (1, 2)
         ]
         plans = timed(sent[0], pulled)
         (order,) = plans[0].pulls

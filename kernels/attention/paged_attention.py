@@ -17,6 +17,7 @@ from pagebus.kernels.attention.prefill_plan import (
     Ints,
     PrefillConfig,
     QuerySpans,
+    few_config,
     fixed_config,
     most_pieces,
     num_shares,
@@ -28,6 +29,7 @@ from pagebus.kernels.attention.prefill_plan import (
 from pagebus.kernels.attention.reference import paged_attention_reference
 from pagebus.kernels.common.int8 import check_scales
 from pagebus.kernels.common.target import Target, target_of
+from pagebus.kernels.common.triton import next_power_of_2
 
 __all__ = [
     "AttentionPlan",
@@ -63,10 +65,9 @@ class AttentionShape:
     run: int = 1
     """The most queries of a row with drafts, if such rows are computed as decodes are."""
 
-    @property
-    def programs_per_query(self) -> int:
-        """Programs of prompts among which the heads are divided."""
-        return self.q_heads
+    def shares(self, config: PrefillConfig, processors: int) -> int:
+        """Into how many equal shares the keys of prompts are cut."""
+        return num_shares(config, -(-self.q_heads // config.heads), processors)
 
     def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:
         """The launch shape of decodes, or of runs of so many queries."""
@@ -81,6 +82,16 @@ class AttentionShape:
         return prefill_config(
             longest, context, self.head_dim, self.element_size, float8=self.float8, capability=self.capability
         )
+
+    @property
+    def packs_few(self) -> bool:
+        """Whether there is a launch shape of its own for few tokens behind a long past (:meth:`few`)."""
+        large = next_power_of_2(self.head_dim) > 128 or self.element_size > 2 or self.float8
+        return self.capability // 10 == 9 and self.kv_heads < self.q_heads and not large
+
+    def few(self) -> PrefillConfig:
+        """The launch shape of a step of at most FEW_TOKENS tokens: all heads that share keys read these together."""
+        return few_config(self.prompts(0, 0), self.q_heads // self.kv_heads)
 
     def alone(self) -> PrefillConfig:
         """The launch shape for all rows of any pass in which a token's result depends on no other."""
@@ -125,14 +136,14 @@ def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> Prefill
 
 def cut_prompts(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
+    most_spans: int | None = None, long_rows: Sequence[LongRow] = (), config: PrefillConfig | None = None,
 ) -> QuerySpans:  # fmt: skip
     """Cut the rows from first_row on, except the parts in ``long_rows``, into at most ``most_spans`` spans for
-    ``device``; see `query_spans`."""
+    ``device``; see `query_spans`. ``config``: the launch shape of a captured graph."""
     ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in long_rows])
     longest, context = (ranges[:, 2] - ranges[:, 1]).max(initial=0), context_lens[first_row:].max(initial=0)
-    config = shape.prompts(int(longest), int(context))
-    shares = num_shares(config, shape.programs_per_query, num_multiprocessors(device))
+    config = config or shape.prompts(int(longest), int(context))
+    shares = shape.shares(config, num_multiprocessors(device))
     return query_spans(query_start, context_lens, ranges, config, shares, most_spans)
 
 
@@ -143,7 +154,7 @@ def _range_in_row(part: LongRow, query_start: Ints) -> tuple[int, int, int]:
 
 def cut_prompts_invariant(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
+    most_spans: int | None = None, long_rows: Sequence[LongRow] = (), config: PrefillConfig | None = None,
 ) -> QuerySpans:  # fmt: skip
     """Cut all rows, decodes included, so that a query's result does not depend on the rest of the pass: in one launch
     shape, without cutting keys."""
@@ -166,8 +177,7 @@ def plan_attention(
     processors = num_multiprocessors(slots.device)
     prefills = None
     if spans is not None:
-        shares = num_shares(spans.config, shape.programs_per_query, processors)
-        pieces = most_pieces(shares) if spans.config.heads == 1 else 0  # of packed heads no keys are cut
+        pieces = most_pieces(shape.shares(spans.config, processors))
         prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)

@@ -27,7 +27,7 @@ class LatentShape(AttentionShape):
 
     @property
     def programs_per_query(self) -> int:
-        """Programs among which the heads are divided."""
+        """Programs among which the heads of decodes are divided."""
         return -(-self.q_heads // self.heads)
 
     def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:

@@ -39,6 +39,7 @@ __all__ = [
     "cut_prompts",
     "cut_prompts_invariant",
     "cut_prompts_reference",
+    "graph_configs",
     "paged_attention",
     "paged_attention_invariant",
     "paged_attention_reference",
@@ -132,6 +133,12 @@ def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> Prefill
     """The launch shape for prompts of a pass whose lengths are unknown at launch; ``invariant``: for all rows of any
     pass, decodes included, so that a token's result does not depend on what it is computed with."""
     return shape.alone() if invariant else shape.prompts(0, 0)
+
+
+def graph_configs(shape: AttentionShape, *, invariant: bool = False) -> dict[bool, PrefillConfig]:
+    """Launch shapes of prompts in graphs, by whether these are for few tokens behind a long past."""
+    few = {True: shape.few()} if shape.packs_few and not invariant else {}
+    return {False: prompts_config(shape, invariant=invariant), **few}
 
 
 def cut_prompts(

@@ -37,7 +37,7 @@ from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.decode import num_multiprocessors
-from pagebus.kernels.attention.paged_attention import Spans, prompts_config
+from pagebus.kernels.attention.paged_attention import Spans, graph_configs
 from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges
 
 
@@ -97,10 +97,7 @@ class Runner:
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
-        self._configs = {False: prompts_config(self._shape, invariant=not decodes_apart)}
-        """Launch shapes of prompts in graphs, which know no lengths; True: of few tokens behind a long past."""
-        if decodes_apart and self._shape.packs_few:
-            self._configs[True] = self._shape.few()
+        self._configs = graph_configs(self._shape, invariant=not decodes_apart)
         block_queries = self._configs[False].block_queries
         self.buckets = Buckets(
             limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
@@ -206,13 +203,12 @@ class Runner:
 
     def _cut(self, work: StepWork, bucket: Bucket | None, long_rows: tuple[LongRow, ...]) -> QuerySpans:
         """The division for attention of the step's prompts, except ``long_rows``."""
-        most_spans, config = len(self.uploader.header.spans), None
+        most, config = len(self.uploader.header.spans), None
         if bucket is not None:
-            most_spans, config = bucket.spans, self._configs[bucket.long_past]
-        where, lens = self.kv_cache.device, work.starts + np.diff(work.query_start)
-        return self._ops.cut_prompts(
-            work.query_start, lens, work.num_decodes, self._shape, where, most_spans, long_rows, config
-        )
+            most, config = bucket.spans, self._configs[bucket.long_past]
+        starts, device = work.query_start, self.kv_cache.device
+        lens = work.starts + np.diff(starts)
+        return self._ops.cut_prompts(starts, lens, work.num_decodes, self._shape, device, most, long_rows, config)
 
     def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
         """Prepare inputs from the slots and run the model. Returns hidden states [T, H] if prompts are scored or they
@@ -235,8 +231,8 @@ class Runner:
         """:meth:`forward` of a step padded to ``bucket``: states [rows, H], pooled numbers, or a stage's states."""
         spans, header = None, self.uploader.header
         if bucket.spans:
-            config = self._configs[bucket.long_past]
-            most = most_merges(self._shape.shares(config, num_multiprocessors(header.spans.device)))
+            shape, config = self._shape, self._configs[bucket.long_past]
+            most = most_merges(shape.shares(config, num_multiprocessors(self.kv_cache.device)))
             spans = Spans(config, header.spans[: bucket.spans], header.merges[:most])
         hidden = self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,

@@ -88,7 +88,7 @@ class AttentionShape:
     def packs_few(self) -> bool:
         """Whether there is a launch shape of its own for few tokens behind a long past (:meth:`few`)."""
         large = next_power_of_2(self.head_dim) > 128 or self.element_size > 2 or self.float8
-        return self.capability // 10 == 9 and self.kv_heads < self.q_heads and not large
+        return self.capability // 10 == 9 and self.kv_heads < self.q_heads and not large and 0 in self.windows
 
     def few(self) -> PrefillConfig:
         """The launch shape of a step of at most FEW_TOKENS tokens: all heads that share keys read these together."""

@@ -30,6 +30,11 @@ class LatentShape(AttentionShape):
         """Programs among which the heads of decodes are divided."""
         return -(-self.q_heads // self.heads)
 
+    @property
+    def packs_few(self) -> bool:
+        """All of its prompts are packed."""
+        return False
+
     def decodes(self, processors: int, queries: int = 1) -> DecodeConfig:
         """Of 16 heads two programs share a multiprocessor, of 32 it has one. Rows have one query."""
         if self.element_size > 2:

@@ -10,7 +10,13 @@ import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.hopper_prefill import hopper_attention
-from pagebus.kernels.attention.paged_attention import AttentionShape, paged_attention, plan_attention
+from pagebus.kernels.attention.paged_attention import (
+    AttentionShape,
+    Spans,
+    capability_of,
+    paged_attention,
+    plan_attention,
+)
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
 
 CASES = (  # query heads, KV heads, head dim, format, window, soft cap, sinks
@@ -38,9 +44,10 @@ def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.
 
 
 def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Of long prompts, and of decodes with drafts, by name."""
+    """Of long prompts, of decodes with drafts, and of few tokens behind a long past, by name."""
     yield from long_prompts()
     yield from runs()
+    yield from few()
 
 
 def long_prompts() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -57,6 +64,26 @@ def runs() -> Iterator[tuple[str, Callable[[], None]]]:
         for run in (4, 8) if head_dim <= 128 else (4,):
             name = f"{q_heads}/{kv_heads} d{head_dim} {run=} {dtype} window {window} softcap {softcap} {sinks=}"
             yield name, partial(_launch_runs, q_heads, kv_heads, head_dim, dtype, window, softcap, sinks, run)
+
+
+def few() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Few tokens behind a long past, where they have a launch shape of their own, by name."""
+    for q_heads, kv_heads, head_dim, dtype, window, softcap, sinks in (*CASES, WIDE):
+        device = torch.device("meta")
+        shape = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}), capability=capability_of(device))
+        if shape.packs_few:
+            name = f"{q_heads}/{kv_heads} d{head_dim} few {dtype} window {window} softcap {softcap} {sinks=}"
+            yield name, partial(_launch_few, shape, dtype, window, softcap, sinks)
+
+
+def _launch_few(shape: AttentionShape, dtype: torch.dtype, window: int, softcap: float, sinks: bool) -> None:
+    plan = plan_attention(meta(0), meta(0), shape, Spans(shape.few(), meta(33, 5), meta(12, 4)))
+    paged_attention(
+        meta(32, shape.q_heads, shape.head_dim, dtype=dtype), *meta_cache(dtype, shape.kv_heads, shape.head_dim)[:2],
+        slots=meta(16), query_start=meta(17), context_lens=meta(16), block_tables=meta(64, 512), scale=0.1,
+        num_decodes=0, sliding_window=window, softcap=softcap,
+        sinks=meta(shape.q_heads, dtype=torch.float32) if sinks else None, plan=plan,
+    )  # fmt: skip
 
 
 def _launch_runs(

@@ -160,7 +160,7 @@ def test_tiles_of_other_gpus() -> None:
 
 
 def test_few_tokens_behind_a_long_past_have_a_launch_shape() -> None:
-    """On Hopper GPUs, where heads share keys and some layer sees all of them; all of its blocks have room in a graph."""
+    """On Hopper GPUs, where heads share keys and some layer sees all of them."""
     shape = AttentionShape(32, 8, 128, 2)
     configs = graph_configs(shape)
     assert configs[True] == PrefillConfig(block_queries=32, tile=64, num_warps=8, num_stages=3, heads=4)

@@ -20,6 +20,7 @@ from pagebus.kernels.attention.prefill_plan import (
     Ints,
     PrefillConfig,
     QuerySpans,
+    few_config,
     fixed_config,
     most_pieces,
     num_shares,
@@ -31,6 +32,7 @@ from pagebus.kernels.attention.prefill_plan import (
 from pagebus.kernels.attention.reference import paged_attention_reference
 from pagebus.kernels.common.int8 import check_scales
 from pagebus.kernels.common.target import Target, num_multiprocessors, target_of
+from pagebus.kernels.common.triton import next_power_of_2
 
 __all__ = [
     "AttentionPlan",
@@ -40,6 +42,7 @@ __all__ = [
     "cut_prompts",
     "cut_prompts_invariant",
     "cut_prompts_reference",
+    "graph_configs",
     "paged_attention",
     "paged_attention_invariant",
     "paged_attention_reference",
@@ -66,10 +69,9 @@ class AttentionShape:
     run: int = 1
     """The most queries of a row with drafts, if such rows are computed as decodes are."""
 
-    @property
-    def programs_per_query(self) -> int:
-        """Programs of prompts among which the heads are divided."""
-        return self.q_heads
+    def shares(self, config: PrefillConfig, processors: int) -> int:
+        """Into how many equal shares the keys of prompts are cut."""
+        return num_shares(config, -(-self.q_heads // config.heads), processors)
 
     def form(self, num_rows: int, target: Target | None) -> DecodeForm:
         """In which so many decodes attend."""
@@ -91,6 +93,16 @@ class AttentionShape:
         return prefill_config(
             longest, context, self.head_dim, self.element_size, float8=self.float8, capability=self.capability
         )
+
+    @property
+    def packs_few(self) -> bool:
+        """Whether there is a launch shape of its own for few tokens behind a long past (:meth:`few`)."""
+        large = next_power_of_2(self.head_dim) > 128 or self.element_size > 2 or self.float8
+        return self.capability // 10 == 9 and self.kv_heads < self.q_heads and not large and 0 in self.windows
+
+    def few(self) -> PrefillConfig:
+        """The launch shape of a step of at most FEW_TOKENS tokens: all heads that share keys read these together."""
+        return few_config(self.prompts(0, 0), self.q_heads // self.kv_heads)
 
     def alone(self) -> PrefillConfig:
         """The launch shape for all rows of any pass in which a token's result depends on no other."""
@@ -133,16 +145,22 @@ def prompts_config(shape: AttentionShape, *, invariant: bool = False) -> Prefill
     return shape.alone() if invariant else shape.prompts(0, 0)
 
 
+def graph_configs(shape: AttentionShape, *, invariant: bool = False) -> dict[bool, PrefillConfig]:
+    """Launch shapes of prompts in graphs, by whether these are for few tokens behind a long past."""
+    few = {True: shape.few()} if shape.packs_few and not invariant else {}
+    return {False: prompts_config(shape, invariant=invariant), **few}
+
+
 def cut_prompts(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
+    most_spans: int | None = None, long_rows: Sequence[LongRow] = (), config: PrefillConfig | None = None,
 ) -> QuerySpans:  # fmt: skip
     """Cut the rows from first_row on, except the parts in ``long_rows``, into at most ``most_spans`` spans for
-    ``device``; see `query_spans`."""
+    ``device``; see `query_spans`. ``config``: the launch shape of a captured graph."""
     ranges = query_ranges(query_start, first_row, [_range_in_row(part, query_start) for part in long_rows])
     longest, context = (ranges[:, 2] - ranges[:, 1]).max(initial=0), context_lens[first_row:].max(initial=0)
-    config = shape.prompts(int(longest), int(context))
-    shares = num_shares(config, shape.programs_per_query, num_multiprocessors(device))
+    config = config or shape.prompts(int(longest), int(context))
+    shares = shape.shares(config, num_multiprocessors(device))
     return query_spans(query_start, context_lens, ranges, config, shares, most_spans)
 
 
@@ -153,7 +171,7 @@ def _range_in_row(part: LongRow, query_start: Ints) -> tuple[int, int, int]:
 
 def cut_prompts_invariant(
     query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-    most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
+    most_spans: int | None = None, long_rows: Sequence[LongRow] = (), config: PrefillConfig | None = None,
 ) -> QuerySpans:  # fmt: skip
     """Cut all rows, decodes included, so that a query's result does not depend on the rest of the pass: in one launch
     shape, without cutting keys."""
@@ -176,8 +194,7 @@ def plan_attention(
     processors = num_multiprocessors(slots.device)
     prefills = None
     if spans is not None:
-        shares = num_shares(spans.config, shape.programs_per_query, processors)
-        pieces = most_pieces(shares) if spans.config.heads == 1 else 0  # of packed heads no keys are cut
+        pieces = most_pieces(shape.shares(spans.config, processors))
         prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)

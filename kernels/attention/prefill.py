@@ -328,12 +328,12 @@ def prefill_attention(
     q_heads, head_dim = q.shape[1:]
     kv_heads, config = k_cache.shape[2], plan.config
     group = q_heads // kv_heads
-    assert config.heads == 1 or config.heads >= group
-    _prefill_kernel[(q_heads if config.heads == 1 else kv_heads, len(plan.spans))](
+    heads = config.heads if config.heads >= group else 1  # spans may be cut for a model with smaller groups
+    _prefill_kernel[(q_heads if heads == 1 else kv_heads, len(plan.spans))](
         q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         kv_scales, sinks, scale * LOG2_E, sliding_window,
         q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
-        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window != 0, SOFTCAP=softcap, HEADS=config.heads,
+        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window != 0, SOFTCAP=softcap, HEADS=heads,
         HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
         INT8=k_cache.dtype == torch.int8, **pdl(q.device),

@@ -29,8 +29,13 @@ class LatentShape(AttentionShape):
 
     @property
     def programs_per_query(self) -> int:
-        """Programs among which the heads are divided."""
+        """Programs among which the heads of decodes are divided."""
         return -(-self.q_heads // self.heads)
+
+    @property
+    def packs_few(self) -> bool:
+        """All of its prompts are packed."""
+        return False
 
     def form(self, num_rows: int, target: Target | None) -> DecodeForm:
         """One for all."""

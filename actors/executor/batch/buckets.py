@@ -8,12 +8,13 @@ and those with long chunks, only the layers between attentions are padded, to a 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pagebus.actors.executor.batch.layout import PADDED_SAMPLES, VERIFIED_SIZES
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.kernels.attention.prefill_plan import FEW_PAST, FEW_TOKENS
 
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32
@@ -35,7 +36,8 @@ class Bucket:
 
     Without spans it is for decodes alone, one token per row. With ``pieces`` it is for the tokens of any rows, outside
     attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`). If it is ``adapted``, its rows may have
-    adapters: any of them, of any rank. With ``runs`` no row has more tokens than one with drafts may have.
+    adapters: any of them, of any rank. With ``runs`` no row has more tokens than one with drafts may have. With
+    ``long_past`` few tokens attend in the launch shape that is quicker behind a long past.
     """
 
     rows: int
@@ -44,6 +46,7 @@ class Bucket:
     pieces: bool = False
     adapted: bool = False
     runs: bool = False
+    long_past: bool = False
 
 
 def decode_sizes(largest: int) -> list[int]:
@@ -98,6 +101,7 @@ class Buckets:
         largest_pieces: int = 0,
         max_samples: int = 0,
         max_verified: int = 0,
+        packs_few: bool = False,
     ) -> None:
         self.block_queries = block_queries
         self._decodes_apart = decodes_apart
@@ -109,6 +113,8 @@ class Buckets:
         self._rows = sorted({*sizes, full, min(full + full // 4, most_samples), most_samples})
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
+        few = sorted((each for each in mixed if packs_few and each.tokens <= FEW_TOKENS), key=lambda each: each.rows)
+        self._few = {each: replace(each, long_past=True) for each in few}
         self._pieces = [Bucket(0, size, pieces=True) for size in token_sizes(largest_pieces) if size >= LONG_QUERY]
         most = min(max_verified, largest)
         self._verified = [self._verifying(size) for size in VERIFIED_SIZES if size < most]
@@ -146,7 +152,8 @@ class Buckets:
     def covering_kernels(self) -> list[Bucket]:
         """The first buckets, decodes of powers of two, and the largest pieces: together they launch every kernel."""
         powers = [self._decode(size) for size in reversed(self._decodes) if size & (size - 1) == 0]
-        return list(dict.fromkeys([*self.first(), *powers, *reversed(self._verified), *self._pieces[-1:]]))
+        others = [*reversed(self._verified), *self._few.values(), *self._pieces[-1:]]
+        return list(dict.fromkeys([*self.first(), *powers, *others]))
 
     def later(self) -> list[Bucket]:
         """The other buckets, in order of capture: pieces of the largest steps, which simultaneous prompts make; all
@@ -156,7 +163,8 @@ class Buckets:
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
         pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
-        wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed, *reversed(self._verified)])
+        few = self._few.values()
+        wanted = dict.fromkeys([*pieces[:1], *decodes, *pieces, *mixed, *few, *reversed(self._verified)])
         return [bucket for bucket in wanted if bucket not in self.first()]
 
     def row_sizes(self, least: int = 1) -> list[int]:
@@ -189,7 +197,7 @@ class Buckets:
             if sampled <= self._rows[-1]:
                 bucket = self._mixed(sampled, work.num_tokens)
                 if num_spans <= bucket.spans:
-                    return bucket
+                    return self._few.get(bucket, bucket) if work.max_context_len >= FEW_PAST else bucket
         if work.num_tokens < LONG_QUERY:
             return None
         return next((bucket for bucket in self._pieces if bucket.tokens >= work.num_tokens), None)

@@ -9,7 +9,7 @@ import torch
 
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, Spans
-from pagebus.kernels.attention.prefill_plan import Ints, QuerySpans
+from pagebus.kernels.attention.prefill_plan import Ints, PrefillConfig, QuerySpans
 from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.moe.routing import Routing
@@ -144,7 +144,7 @@ class CutPrompts(Protocol):
 
     def __call__(
         self, query_start: Ints, context_lens: Ints, first_row: int, shape: AttentionShape, device: torch.device,
-        most_spans: int | None = None, long_rows: Sequence[LongRow] = (),
+        most_spans: int | None = None, long_rows: Sequence[LongRow] = (), config: PrefillConfig | None = None,
     ) -> QuerySpans: ...  # fmt: skip
 
 

@@ -36,8 +36,8 @@ from pagebus.actors.executor.step.launch import Launch
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
-from pagebus.kernels.attention.paged_attention import Spans, prompts_config
-from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges, num_shares
+from pagebus.kernels.attention.paged_attention import Spans, graph_configs
+from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges
 from pagebus.kernels.common.target import num_multiprocessors
 
 
@@ -97,15 +97,15 @@ class Runner:
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
         most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
-        self._config = prompts_config(self._shape, invariant=not decodes_apart)
-        block_queries = self._config.block_queries
+        self._configs = graph_configs(self._shape, invariant=not decodes_apart)
+        block_queries = self._configs[False].block_queries
         self.buckets = Buckets(
             limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
             largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens), max_samples=limits.padded_samples,
-            max_verified=limits.verified_tokens,
+            max_verified=limits.verified_tokens, packs_few=True in self._configs,
         )  # fmt: skip
-        programs = self._shape.programs_per_query
-        shares = num_shares(self._config, programs, num_multiprocessors(device)) if decodes_apart else 0
+        processors = num_multiprocessors(device) if decodes_apart else 0
+        shares = max(self._shape.shares(each, processors) for each in self._configs.values())
         most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
         self.uploader = Uploader(
             device, limits.max_num_seqs, tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens), depth + 2,
@@ -203,13 +203,12 @@ class Runner:
 
     def _cut(self, work: StepWork, bucket: Bucket | None, long_rows: tuple[LongRow, ...]) -> QuerySpans:
         """The division for attention of the step's prompts, except ``long_rows``."""
-        most_spans = len(self.uploader.header.spans) if bucket is None else bucket.spans
-        lens = work.starts + np.diff(work.query_start)
-        cut = self._ops.cut_prompts(
-            work.query_start, lens, work.num_decodes, self._shape, self.kv_cache.device, most_spans, long_rows
-        )
-        assert bucket is None or cut.config == self._config
-        return cut
+        most, config = len(self.uploader.header.spans), None
+        if bucket is not None:
+            most, config = bucket.spans, self._configs[bucket.long_past]
+        starts, device = work.query_start, self.kv_cache.device
+        lens = work.starts + np.diff(starts)
+        return self._ops.cut_prompts(starts, lens, work.num_decodes, self._shape, device, most, long_rows, config)
 
     def forward(self, work: StepWork, cut: QuerySpans | None, launch: Launch) -> torch.Tensor:
         """Prepare inputs from the slots and run the model. Returns hidden states [T, H] if prompts are scored or they
@@ -232,7 +231,9 @@ class Runner:
         """:meth:`forward` of a step padded to ``bucket``: states [rows, H], pooled numbers, or a stage's states."""
         spans, header = None, self.uploader.header
         if bucket.spans:
-            spans = Spans(self._config, header.spans[: bucket.spans], header.merges)
+            shape, config = self._shape, self._configs[bucket.long_past]
+            most = most_merges(shape.shares(config, num_multiprocessors(self.kv_cache.device)))
+            spans = Spans(config, header.spans[: bucket.spans], header.merges[:most])
         hidden = self._forward(
             bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
             sampled=bucket.rows if bucket.spans and not (self._pools_all or bucket.runs) else None,

@@ -111,7 +111,7 @@ class BlockPool:
             ValueError: a block is free already; nothing was released.
         """
         blocks, counts, used, step = list(blocks), self._counts, self._used, self._index.step + 1
-        if not all(map(counts.__getitem__, blocks)):
+        if not all([counts[block] for block in blocks]):
             raise ValueError(f"of the blocks {blocks} one is released but nobody holds it")
         if len(blocks) > MANY:
             at = np.array(blocks)
@@ -151,11 +151,13 @@ class BlockPool:
 
     def last_used(self, blocks: Iterable[int]) -> int:
         """The last plan that may use any of these blocks for whom they had before."""
-        return max(map(self._used.__getitem__, blocks))
+        used = self._used
+        return max([used[block] for block in blocks])
 
     def num_unheld(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` would leave the free list if they were retained."""
-        return list(map(self._counts.__getitem__, blocks)).count(0)
+        counts = self._counts
+        return len([block for block in blocks if not counts[block]])
 
     def head(self, count: int) -> list[int]:
         """The free blocks that would be taken next, at most ``count``."""

@@ -6,7 +6,7 @@ it. If two sequences computed the same tokens, only the first one's block is lis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pagebus.actors.model.window import EVERYTHING, Window
 
@@ -33,6 +33,17 @@ def adapter_of(content: bytes) -> str | None:
     if len(content) <= 17 or not content.startswith(_ADAPTER):
         return None
     return content[len(_ADAPTER) :].rpartition(b" ")[0].decode()
+
+
+def leading(find: Callable[[bytes], int | None], contents: Iterable[bytes]) -> list[int]:
+    """What is found for the first contents, up to one for which nothing is."""
+    found: list[int] = []
+    for content in contents:
+        block = find(content)
+        if block is None:
+            break
+        found.append(block)
+    return found
 
 
 class PrefixIndex:
@@ -70,7 +81,7 @@ class PrefixIndex:
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
         unless they are retained before the next allocation."""
-        return list(iter(map(self.blocks.get, hashes[:limit]).__next__, None))  # no line of Python for each block
+        return leading(self.blocks.get, hashes[:limit])
 
     def insert(self, block_hash: bytes, block: int, step: int | None = None) -> bool:
         """List a block; False if other content is listed for it or another block for the hash. ``step``: the plan that
@@ -143,13 +154,13 @@ class PrefixIndex:
 
     def hashes_of(self, blocks: Sequence[int]) -> list[bytes | None]:
         """:meth:`hash_of` each."""
-        if max(blocks, default=-1) < len(self._hashes):
-            return list(map(self._hashes.__getitem__, blocks))
-        return list(map(self.hash_of, blocks))
+        hashes, count = self._hashes, len(self._hashes)
+        return [hashes[block] if block < count else None for block in blocks]
 
     def newest_step(self, blocks: Iterable[int]) -> int:
         """The plan up to which all must have been carried out for listed blocks to have their contents."""
-        return max(map(self._steps.__getitem__, blocks))
+        steps = self._steps
+        return max([steps[block] for block in blocks])
 
     def forget(self, blocks: Sequence[int]) -> list[tuple[int, bytes]]:
         """Remove blocks whose contents are about to change. Returns those that are listed, each with its hash."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pagebus.actors.scheduler.kv.prefix_index import page_keys
+from pagebus.actors.scheduler.kv.prefix_index import leading, page_keys
 from pagebus.actors.scheduler.kv.window_match import Find, Match, match_window
 from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.moves.loan import Loan
@@ -172,8 +172,7 @@ def _match(replica: ReplicaBase, sequence: Sequence, limit: int, find_host: Find
     if find_host is None:
         hosts = replica.host_tier.match(sequence.hashes, len(cached), limit)
     else:
-        behind = map(find_host, sequence.hashes[len(cached) : limit])
-        hosts = list(iter(behind.__next__, None))  # no line of Python for each block
+        hosts = leading(find_host, sequence.hashes[len(cached) : limit])
     match = Match(0, cached, hosts)
     return _with_pages(replica, sequence, match, find_host) if replica.windowed_pages else (match, NOTHING)
 

@@ -13,6 +13,7 @@ import argparse
 import random
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from pagebus.kernels.attention.decode import num_multiprocessors
 from pagebus.kernels.attention.prefill import plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import (
     PrefillConfig,
+    few_config,
     most_merges,
     most_pieces,
     prefill_config,
@@ -38,14 +40,25 @@ PAST, FEW = 15_000, 24
 PLAIN = prefill_config(0, 0, HEAD_DIM, 2)
 SHAPES = (
     PLAIN,
+    few_config(PLAIN, 4),
     replace(PLAIN, block_queries=16, heads=4),
-    replace(PLAIN, block_queries=32, heads=4, num_warps=8),
     replace(PLAIN, block_queries=32, heads=4, num_warps=8, num_stages=2),
     replace(PLAIN, block_queries=16, heads=4, tile=128, num_stages=2),
     replace(PLAIN, block_queries=8, heads=4),
     replace(PLAIN, block_queries=4, heads=4),
 )
-CASES = ((1, 24, PAST), (1, 8, PAST), (1, 32, PAST), (1, 64, PAST), (1, 24, 0), (4, 8, 4096), (16, 2, 1024))
+CASES = (
+    (1, 24, PAST),
+    (1, 24, 1000),
+    (1, 24, 4000),
+    (1, 24, 8000),
+    (1, 8, PAST),
+    (1, 32, PAST),
+    (1, 64, PAST),
+    (1, 24, 0),
+    (4, 8, 4096),
+    (16, 2, 1024),
+)
 """Rows, new tokens of each, and the past of each."""
 
 
@@ -77,11 +90,11 @@ def kernel_time(cache: Cache, rows: int, queries: int, past: int, config: Prefil
     return graph_microseconds(calls, replays=5), error, len(host.spans)
 
 
-def kernels() -> None:
+def kernels(shapes: Sequence[PrefillConfig]) -> None:
     """All cases in all launch shapes."""
     cache = Cache(2048)
     for rows, queries, past in CASES:
-        for config in SHAPES:
+        for config in shapes:
             try:
                 time_us, error, count = kernel_time(cache, rows, queries, past, config)
             except Exception as problem:  # such as no room for its tiles
@@ -123,6 +136,11 @@ def step(model: str) -> None:
                     elif plan.num_decodes:
                         decodes.append(busy[-1] * 1e3)
                 scheduler.process(result)
+            if number == 0 and count == FEW:  # the same prompt, the last tokens of which have another launch shape
+                others = driver.scheduler(budget=5012)
+                again = others.add(scheduler.all[1].prompt, 6)
+                driver.drive(others)
+                print(f"tokens {scheduler.all[1].output}, in other chunks {again.output}")
         runner = driver.engine._loaded.runner
         print(f"{count} behind {PAST}: device {[round(each, 3) for each in last]}, launched to done "
               f"{[round(each, 3) for each in host]} ms; a decode {statistics.median(decodes):.3f} ms; {runner.kernels}",
@@ -134,11 +152,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=["step", "kernels"])
     parser.add_argument("--model", default="llama8b")
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only so many launch shapes")
     asked = parser.parse_args()
     if "step" in asked.only:
         step(asked.model)
     if "kernels" in asked.only:
-        kernels()
+        kernels(SHAPES[: asked.shapes])
 
 
 if __name__ == "__main__":

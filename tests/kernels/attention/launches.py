@@ -12,7 +12,14 @@ from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.forms.form import FORMS, DecodeForm
 from pagebus.kernels.attention.hopper_prefill import hopper_attention
-from pagebus.kernels.attention.paged_attention import AttentionPlan, AttentionShape, paged_attention, plan_attention
+from pagebus.kernels.attention.paged_attention import (
+    AttentionPlan,
+    AttentionShape,
+    Spans,
+    capability_of,
+    paged_attention,
+    plan_attention,
+)
 from pagebus.kernels.attention.rotary_attention import rotary_attention
 from pagebus.kernels.common.int8 import block_bytes, split_blocks
 
@@ -41,9 +48,10 @@ def meta_cache(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[torch.
 
 
 def attentions() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Of long prompts, of decodes with drafts, and of decodes in every form, by name."""
+    """Of long prompts, of decodes with drafts, of few tokens behind a past, and of decodes in every form, by name."""
     yield from long_prompts()
     yield from runs()
+    yield from few()
     for form in FORMS:
         yield f"raw 32/2 d128 cache bf16 {form}", partial(_launch_form, torch.bfloat16, form)
     yield "raw 32/2 d128 cache fp8e4nv", partial(_launch_form, torch.float8_e4m3fn, DecodeForm(apart=True))
@@ -63,6 +71,26 @@ def runs() -> Iterator[tuple[str, Callable[[], None]]]:
         for run in (4, 8) if head_dim <= 128 else (4,):
             name = f"{q_heads}/{kv_heads} d{head_dim} {run=} {dtype} window {window} softcap {softcap} {sinks=}"
             yield name, partial(_launch_runs, q_heads, kv_heads, head_dim, dtype, window, softcap, sinks, run)
+
+
+def few() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Few tokens behind a long past, where they have a launch shape of their own, by name."""
+    for q_heads, kv_heads, head_dim, dtype, window, softcap, sinks in (*CASES, WIDE):
+        device = torch.device("meta")
+        shape = AttentionShape(q_heads, kv_heads, head_dim, 2, frozenset({window}), capability=capability_of(device))
+        if shape.packs_few:
+            name = f"{q_heads}/{kv_heads} d{head_dim} few {dtype} window {window} softcap {softcap} {sinks=}"
+            yield name, partial(_launch_few, shape, dtype, window, softcap, sinks)
+
+
+def _launch_few(shape: AttentionShape, dtype: torch.dtype, window: int, softcap: float, sinks: bool) -> None:
+    plan = plan_attention(meta(0), meta(0), shape, Spans(shape.few(), meta(33, 5), meta(12, 4)))
+    paged_attention(
+        meta(32, shape.q_heads, shape.head_dim, dtype=dtype), *meta_cache(dtype, shape.kv_heads, shape.head_dim)[:2],
+        slots=meta(16), query_start=meta(17), context_lens=meta(16), block_tables=meta(64, 512), scale=0.1,
+        num_decodes=0, sliding_window=window, softcap=softcap,
+        sinks=meta(shape.q_heads, dtype=torch.float32) if sinks else None, plan=plan,
+    )  # fmt: skip
 
 
 def _launch_runs(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagebus.kernels.attention.paged_attention import AttentionShape, graph_configs
 from pagebus.kernels.attention.prefill_plan import (
     LEAST_KEYS,
     PIECE_KEYS,
@@ -156,3 +157,18 @@ def test_tiles_of_other_gpus() -> None:
             assert num_shares(config, 8, 132) > 0
         assert prefill_config(queries, queries, head_dim, 2, capability=100) == hopper
     assert prefill_config(9, 9, 256, 4, capability=80) == prefill_config(9, 9, 256, 4)
+
+
+def test_few_tokens_behind_a_long_past_have_a_launch_shape() -> None:
+    """On Hopper GPUs, where heads share keys and some layer sees all of them."""
+    shape = AttentionShape(32, 8, 128, 2)
+    configs = graph_configs(shape)
+    assert configs[True] == PrefillConfig(block_queries=32, tile=64, num_warps=8, num_stages=3, heads=4)
+    assert (shape.shares(configs[False], 132), shape.shares(configs[True], 132)) == (8, 16)
+    assert list(graph_configs(shape, invariant=True)) == [False]
+    for other in (
+        AttentionShape(32, 32, 128, 2), AttentionShape(32, 8, 256, 2), AttentionShape(32, 8, 128, 4),
+        AttentionShape(32, 8, 128, 2, float8=True), AttentionShape(32, 8, 128, 2, capability=120),
+        AttentionShape(32, 8, 128, 2, frozenset({4096})),
+    ):  # fmt: skip
+        assert list(graph_configs(other)) == [False]

@@ -111,6 +111,6 @@ def test_changes_lead_to_the_same_map_as_the_whole(history: list[tuple[dict[int,
 
 
 def test_more_than_255_holders_are_shown_as_255() -> None:
-    drawn = TierMap.draw(1, np.arange(1, 301, dtype=np.int32), np.zeros(300, np.int32), *[np.empty(0, np.int32)] * 2)
+    drawn = TierMap.draw(1, np.arange(1, 301, dtype=np.int32), np.zeros(300, np.int32), *[np.empty(0, np.int32)] * 3)
     assert drawn.shares.tolist() == [255]
     assert drawn.owners.tolist() == [1]

@@ -147,7 +147,8 @@ def plan_adapters(
     device, num_rows = adapters.device, len(adapters)
     assert query_start.shape == (num_rows + 1,)
     capacity = most_segments(num_tokens, runs, tokens)
-    first, count, adapter = torch.empty(3, capacity, dtype=torch.int32, device=device)
+    # Each list begins at a multiple of 16 bytes: where it did not, other kernels would be compiled.
+    first, count, adapter = torch.empty(3, -(-capacity // 4) * 4, dtype=torch.int32, device=device)[:, :capacity]
     number = torch.empty(1, dtype=torch.int32, device=device)
     counts = torch.empty(PRODUCTS, dtype=torch.int32, device=device)
     of_token = torch.empty(num_tokens, dtype=torch.int32, device=device)

@@ -114,8 +114,8 @@ ROOMS: dict[str, str] = {
     "actors.scheduler.order": "",
     "actors.scheduler.config": "actors.model actors.settings",
     "actors.executor.adapters": (
-        "actors.executor.models actors.executor.layers actors.executor.device actors.model actors.settings "
-        "kernels.lora kernels.moe.adapted bus.messages"
+        "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.device actors.model "
+        "actors.settings kernels.lora kernels.moe.adapted bus bus.messages"
     ),
     "actors.executor": (
         "actors.executor.tuning actors.executor.loading actors.executor.ranks actors.executor.step "

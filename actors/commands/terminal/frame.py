@@ -80,7 +80,7 @@ class View:
                        each["pulled_blocks"])  # fmt: skip
             drafted, accepted = each["num_drafted"], each["num_accepted"]
             drafts = (str(drafted), _share(accepted / drafted if drafted else None)) if each["most_drafts"] else "--"
-            adapters = f"{len(each['adapters'])}/{each['most_adapters']}" if each["most_adapters"] else "-"
+            adapters = f"{len(each['adapters'])} ({each['num_adapter_blocks']})" if each["most_adapters"] else "-"
             name = f"{each['name']} ({each['role']})" if each["role"] else each["name"]
             table.add_row(escape(name), *map(str, numbers), *drafts, adapters)
         return table

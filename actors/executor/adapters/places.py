@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 
 from pagebus.actors.executor.adapters.images import Image, ImageMaker, Product
+from pagebus.actors.executor.adapters.pages import BlockPages
 from pagebus.actors.executor.adapters.reading import HostAdapter
 from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts, AdaptedHead
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.memory.block_loads import BlockLoad
-from pagebus.actors.executor.memory.pages import BlockPages
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
 from pagebus.bus.messages import Int32Array

@@ -224,6 +224,11 @@ class Snapshot:
             for table, first in _tables(self.core.replicas, each, replica.windowed_pages, on_host=asked.on_host)
             if asked.block in table
         ]
+        if not owners and not asked.on_host:
+            for name, blocks in replica.adapters.resident:
+                if asked.block in blocks:
+                    place = blocks.index(asked.block)
+                    return BlockState(serial=asked.serial, adapter=name, place=place, table=ints(blocks))
         if not owners:
             index = replica.host_tier.pool.index if asked.on_host else replica.index
             content = index.hash_of(asked.block)

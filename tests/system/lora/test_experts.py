@@ -142,7 +142,7 @@ async def test_preemption_and_few_places(tmp_path: Path) -> None:
     """Adapters come and go, and places hold none of the one before."""
     base = family(tmp_path, "qwen3-moe")
     cases = make_cases(base, tmp_path, "qwen3-moe", 4)
-    tight = {"num_gpu_blocks_override": 10, "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01}
+    tight = {"num_gpu_blocks_override": 24, "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01}
     async with serving(base, 2, max_num_batched_tokens=24, **tight) as system:
         await ask(system, cases)
         await ask(system, cases)

@@ -81,7 +81,7 @@ async def test_few_blocks_and_drafts(tmp_path: Path) -> None:
     """Rows have several tokens to verify, and are preempted."""
     base = base_of("llama3", tmp_path)
     cases = make_cases(base, tmp_path, "llama3", 4)
-    tight = {"num_gpu_blocks_override": 10, "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01}
+    tight = {"num_gpu_blocks_override": 24, "max_model_len": 96, "preemption_mode": "swap", "swap_space": 0.01}
     drafts = {"spec_method": "ngram", "spec_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
     async with serving(base, 2, max_num_batched_tokens=24, **tight, **drafts) as system:
         await ask(system, cases)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagebus.bus.messages import REQUEST_COLUMNS, REQUEST_MARKS, SEQUENCE_COLUMNS, ReplicaState, SchedulerState
-from pagebus.web.observatory.board import CACHED, FREE, PINNED, Board, TierMap
+from pagebus.web.observatory.board import ADAPTER, CACHED, FREE, PINNED, Board, TierMap
 
 SIZE = 12
 
@@ -21,8 +21,9 @@ def replica(**counts: int) -> ReplicaState:
 
 
 def state(
-    tables: dict[int, list[int]], cached: list[int] = (), pinned: list[int] = (), at_s: float = 100.0
-) -> SchedulerState:
+    tables: dict[int, list[int]], cached: list[int] = (), pinned: list[int] = (), at_s: float = 100.0,
+    adapted: list[int] = (),
+) -> SchedulerState:  # fmt: skip
     """One replica of 12 blocks; each sequence is that of a request of its own, which has arrived at 90 s."""
     rows = []
     for place, (sequence_id, table) in enumerate(tables.items()):
@@ -34,11 +35,16 @@ def state(
         request_ids=tuple(f"request-{each}" for each in tables),
         requests=np.zeros(len(tables) * len(REQUEST_COLUMNS), np.int32),
         request_marks=np.array(marks * len(tables), "<f4").view(np.int32),
-        replicas=(replica(num_blocks=SIZE, num_cached=len(cached), num_pinned=len(pinned)),),
+        replicas=(
+            replica(
+                num_blocks=SIZE, num_cached=len(cached), num_pinned=len(pinned), num_adapter_blocks=len(adapted)
+            ),
+        ),
         sequences=np.array(rows, np.int32).reshape(-1),
         blocks=np.array([block for table in tables.values() for block in table], np.int32),
         cached_blocks=np.array(cached, np.int32),
         pinned_blocks=np.array(pinned, np.int32),
+        adapter_blocks=np.array(adapted, np.int32),
     )  # fmt: skip
 
 
@@ -67,8 +73,8 @@ class Page:
 def test_a_map_tells_holders_and_what_is_free() -> None:
     """The first holder in order is shown, with how many there are."""
     page = Page()
-    page.take(Board().update(state({7: [0, 1], 9: [1, 2]}, cached=[4, 5], pinned=[6])))
-    assert page.owners == [7, 7, 9, FREE, CACHED, CACHED, PINNED, *[FREE] * 5]
+    page.take(Board().update(state({7: [0, 1], 9: [1, 2]}, cached=[4, 5], pinned=[6], adapted=[8, 11])))
+    assert page.owners == [7, 7, 9, FREE, CACHED, CACHED, PINNED, FREE, ADAPTER, FREE, FREE, ADAPTER]
     assert page.shares == [1, 2, 1, *[0] * 9]
 
 
@@ -105,6 +111,6 @@ def test_changes_lead_to_the_same_map_as_the_whole(history: list[tuple[dict[int,
 
 
 def test_more_than_255_holders_are_shown_as_255() -> None:
-    drawn = TierMap.draw(1, np.arange(1, 301, dtype=np.int32), np.zeros(300, np.int32), *[np.empty(0, np.int32)] * 2)
+    drawn = TierMap.draw(1, np.arange(1, 301, dtype=np.int32), np.zeros(300, np.int32), *[np.empty(0, np.int32)] * 3)
     assert drawn.shares.tolist() == [255]
     assert drawn.owners.tolist() == [1]

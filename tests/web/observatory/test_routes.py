@@ -257,7 +257,7 @@ async def test_a_block_is_asked_for(serve, http) -> None:
         serial=asked.serial, owners=(f"{asked.replica} {asked.block}",), hashes=("ab",), place=0
     )
     async with http.get(served.url + "/api/blocks?replica=gpu-0&block=5") as response:
-        told = {"owners": ["gpu-0 5"], "hashes": ["ab"], "place": 0, "table": [], "first_block": 0}
+        told = {"owners": ["gpu-0 5"], "hashes": ["ab"], "place": 0, "table": [], "first_block": 0, "adapter": ""}
         assert await response.json() == told
     async with http.get(served.url + "/api/blocks?replica=gpu-0&block=x") as response:
         assert response.status == 400

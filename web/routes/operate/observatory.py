@@ -59,7 +59,7 @@ async def block(request: web.Request) -> web.Response:
         ),
     )
     shown = {"owners": told.owners, "hashes": told.hashes, "place": told.place, "table": told.table.tolist()}
-    return json_response(shown | {"first_block": told.first_block})
+    return json_response(shown | {"first_block": told.first_block, "adapter": told.adapter})
 
 
 async def tables(request: web.Request) -> web.Response:

@@ -1,6 +1,6 @@
 // The deployment as far as it is known: filled by the live feed or by a replay, shown by the views.
 
-export const FREE = 0, CACHED = -1, PINNED = -2;
+export const FREE = 0, CACHED = -1, PINNED = -2, ADAPTER = -3;
 export const FLASH_PULLED = 3, FLASH_MS = 900;
 const KEPT_STEPS = 6000;
 export const KEPT_OVER = 1000;
@@ -42,13 +42,14 @@ export class Tier {
 
   /** Blocks by what they are. */
   counts() {
-    let held = 0, cached = 0, shared = 0;
+    let held = 0, cached = 0, shared = 0, adapted = 0;
     for (let i = 0; i < this.owners.length; i++) {
       if (this.owners[i] > 0 || this.owners[i] === PINNED) held++;
       else if (this.owners[i] === CACHED) cached++;
+      else if (this.owners[i] === ADAPTER) adapted++;
       if (this.shares[i] > 1) shared++;
     }
-    return { held, cached, shared, free: this.owners.length - held - cached, size: this.owners.length };
+    return { held, cached, shared, adapted, free: this.owners.length - held - cached - adapted, size: this.owners.length };
   }
 }
 

@@ -61,14 +61,14 @@ def test_roles(options, server, monkeypatch, capsys) -> None:
 
 
 def test_adapters(options, server, monkeypatch, capsys) -> None:
-    """How many have a place on the device, of how many."""
+    """How many are on the device, and in how many of its blocks."""
     told = state({7: [0, 1]})
-    adapted = replace(told.replicas[0], most_adapters=4, adapters=("sql", "legal"))
+    adapted = replace(told.replicas[0], most_adapters=4, adapters=("sql", "legal"), num_adapter_blocks=80)
     told = replace(told, replicas=(adapted,))
     monkeypatch.setattr(server.backend, "answer", lambda asked: told if isinstance(asked, StateRequested) else None)
     assert main(["top", *options, "--once"]) == 0
     (row,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("gpu-0"))
-    assert row[-1] == "2/4"
+    assert row[-2:] == ["2", "(80)"]
 
 
 def test_a_silent_scheduler_is_said(options, server, monkeypatch, capsys) -> None:

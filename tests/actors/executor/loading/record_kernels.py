@@ -10,6 +10,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,9 +51,11 @@ def run_workload(settings: Settings, config: ModelConfig, num_sequences: int, lo
     for number in range(num_sequences):
         length = min(longest, round(rng.expovariate(4 / longest)) + 1) if number < num_sequences - 1 else longest
         scheduler.add([1] * length, rng.randint(1, 12), **rng.choice(PARAMS))
+    adapters = runner.adapters
     while (plan := scheduler.plan()) is not None:
         work = batch.apply(plan)
-        runner.run(work)
+        with nullcontext() if adapters is None or not rng.randrange(3) else adapters.assumed():
+            runner.run(work)
         ends = work.length_ended.astype(np.int32)
         tokens = np.zeros(len(ends), np.int32)
         result: Any = SimpleNamespace(

@@ -102,6 +102,19 @@ def test_experts_are_foreseen_too(folder: Path, tmp_path: Path, fields: dict[str
 
 
 @pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2, "rank": 1}], ids=["one rank", "a rank of two"])
+def test_adapters_are_foreseen_too(folder: Path, tmp_path: Path, ranks: dict[str, Any]) -> None:
+    """What steps launch in which some token has an adapter, beside those in which none has."""
+    settings = json.dumps({"max_model_len": 4096, "enable_lora": True, "max_loras": 4, **ranks})
+
+    done = run([str(Path(__file__).with_name("record_kernels.py")), str(folder), settings], tmp_path / "cache")
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {"_shrink_kernel", "_shrink_prompts_kernel", "_expand_kernel"} <= set(found["recorded"])
+    assert found["unforeseen"] == []
+
+
+@pytest.mark.parametrize("ranks", [{}, {"tensor_parallel_size": 2, "rank": 1}], ids=["one rank", "a rank of two"])
 def test_draft_models_are_foreseen_too(folder: Path, tmp_path: Path, ranks: dict[str, Any]) -> None:
     """Other heads and widths than those of the model, in the same steps; of a rank its part of them."""
     small = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "head_dim": 64}

@@ -13,7 +13,16 @@ from msgspec import structs
 from pagebus.actors.model.block_hash import hash_blocks, hashes_to_array
 from pagebus.actors.scheduler.events import CachesReset, ReplicaJoined
 from pagebus.actors.scheduler.replica.replica import Replica
-from pagebus.bus.messages import AbortRequest, AdapterRead, AdapterSource, StepPlan, TokenizedRequest
+from pagebus.actors.scheduler.service.snapshot import Snapshot
+from pagebus.bus.messages import (
+    AbortRequest,
+    AdapterRead,
+    AdapterSource,
+    BlockRequested,
+    StateRequested,
+    StepPlan,
+    TokenizedRequest,
+)
 from tests.actors.scheduler.fake_executor import FakeExecutor, Slot
 from tests.actors.scheduler.world import World, prompt, request
 
@@ -134,6 +143,28 @@ def test_random_schedules(seed: int) -> None:
     assert not world.failed
     assert executor.num_placed >= len(SIZES)
     assert world.core.leftovers()["gpu-0: blocks"] == 0
+
+
+def test_the_page_is_told_whose_blocks_they_are() -> None:
+    """Of those in use and of those that nobody has, which are free and not shown as cached."""
+    world = World(epoch=1)
+    executor = Adapting(num_blocks=24, max_model_len=48)
+    world.join(executor)
+    for name in ("middle", "other"):
+        world.send(adapted(name, name, 5, 2))
+        settle(world, executor)
+    world.send(adapted("runs", "other", 5, 8))
+    snapshot, replica = Snapshot(world.core), only(world)
+    state = snapshot.build(StateRequested(ingress="web", serial=1), world.now_s)
+    shown = state.replicas[0]
+    assert (shown.adapters, shown.num_adapter_blocks) == (("middle", "other"), 7)
+    assert (shown.num_free, replica.adapters.num_held) == (24 - 4 - 2, 4)
+    of_adapters = dict(replica.adapters.resident)
+    assert state.adapter_blocks.tolist() == of_adapters["middle"] + of_adapters["other"]
+    assert not set(state.adapter_blocks.tolist()) & {*state.cached_blocks.tolist(), *state.blocks.tolist()}
+    block = of_adapters["middle"][1]
+    told = snapshot.block(BlockRequested(ingress="web", serial=2, replica="gpu-0", block=block))
+    assert (told.adapter, told.place, told.table.tolist()) == ("middle", 1, of_adapters["middle"])
 
 
 def test_idle_adapters_go_by_age_like_cached_blocks() -> None:

@@ -80,13 +80,13 @@ function updateRow(card, row, nowS, most) {
   for (const button of card.buttons) button.disabled = row.state === "gone";
 }
 
-/** Which adapters have a place on the device of this replica, the one used last in front; the rest on the tip. */
+/** Which adapters are on the device of this replica, the one used last in front; the rest, and their blocks, on the tip. */
 function showAdapters(card, replica) {
   card.adapted.hidden = !replica?.most_adapters;
   if (card.adapted.hidden) return;
   const names = [...replica.adapters].reverse();
-  say(card.adapters, `${names.length} of ${replica.most_adapters}${names.length ? `: ${names[0]}` : ""}${names.length > 1 ? ` +${names.length - 1}` : ""}`);
-  card.adapted.title = names.length ? `On the device, the one used last in front: ${names.join(", ")}` : "None is on the device";
+  say(card.adapters, `${names.length}${names.length ? `: ${names[0]}` : ""}${names.length > 1 ? ` +${names.length - 1}` : ""}`);
+  card.adapted.title = names.length ? `In ${replica.num_adapter_blocks} blocks of the device, the one used last in front: ${names.join(", ")}` : "None is on the device";
 }
 
 function set({ fillBar, value }, share, text) {

@@ -2,7 +2,7 @@
 
 import { mix, pixel, rgbOf, rgbOfName } from "../colors.js";
 import { announce, h } from "../dom.js";
-import { CACHED, FLASH_MS, FREE, PINNED } from "../world.js";
+import { ADAPTER, CACHED, FLASH_MS, FREE, PINNED } from "../world.js";
 import { hideTip, showTip } from "./tip.js";
 
 const ASK_AFTER_MS = 120;
@@ -133,13 +133,14 @@ export class BlockMap {
       ink: rgbOfName("ink"),
       free: rgbOfName("free"),
       cached: rgbOfName("cached"),
+      adapter: rgbOfName("prefill"),
       flashes: [[255, 255, 255], rgbOfName("prefill"), rgbOfName("good"), rgbOfName("accent")],
     };
   }
 
   #cell(block, palette, dirty, flash, kind = 0) {
     const owner = this.tier.owners[block], shared = this.tier.shares[block] > 1;
-    let colour = owner > 0 ? rgbOf(owner) : owner === CACHED ? palette.cached : owner === PINNED ? palette.ink : palette.free;
+    let colour = owner > 0 ? rgbOf(owner) : owner === CACHED ? palette.cached : owner === PINNED ? palette.ink : owner === ADAPTER ? palette.adapter : palette.free;
     if (palette.followed && owner !== FREE && !palette.followed.has(block)) colour = mix(colour, palette.free, 0.82);
     if (flash) colour = mix(colour, palette.flashes[kind], flash);
     const width = this.canvas.width, row = Math.floor(block / this.columns), column = block % this.columns;

@@ -4,7 +4,7 @@ import { getJson } from "../api.js";
 import { colourOf } from "../colors.js";
 import { fill, h, say } from "../dom.js";
 import { count, percent, shortId } from "../format.js";
-import { CACHED, PINNED } from "../world.js";
+import { ADAPTER, CACHED, PINNED } from "../world.js";
 import { BlockMap } from "./blockmap.js";
 import { pairs } from "./tip.js";
 
@@ -37,13 +37,14 @@ export class Memory {
     }
     this.copying = entry("", "var(--ink)", "Being copied");
     this.pulled = entry("", "var(--accent)", "Just pulled from another executor");
-    this.copying.hidden = this.pulled.hidden = true; // until there is something of it
+    this.adapters = entry("", "var(--prefill)", "Adapters");
+    this.copying.hidden = this.pulled.hidden = this.adapters.hidden = true; // until there is something of it
     this.hostMap = h("div", { class: "below" }, this.maps.host.element);
     this.hostCard = h("section", { class: "card", hidden: true },
       h("header", {}, h("h2", {}, "Host tier"), this.texts.host), this.bars.host, this.hostMap);
     this.element = h("div", { class: "view" }, this.stale,
       h("section", { class: "card" }, h("header", {}, h("h2", {}, "Device tier"), this.texts.device),
-        this.bars.device, h("div", { class: "spacer" }), this.maps.device.element, h("div", { class: "spacer" }), legend([this.copying, this.pulled])),
+        this.bars.device, h("div", { class: "spacer" }), this.maps.device.element, h("div", { class: "spacer" }), legend([this.adapters, this.copying, this.pulled])),
       this.hostCard);
     world.on("state", () => this.update(), signal);
     for (const change of ["follow", "tables", "theme"]) world.on(change, () => this.refresh(), signal);
@@ -70,6 +71,7 @@ export class Memory {
     say(this.stale, replica.lostS ? `${this.name} is gone: these were its blocks when it was there last.` : "");
     this.copying.hidden &&= !replica.num_pinned;
     this.pulled.hidden &&= !replica.pulled_blocks;
+    this.adapters.hidden = !replica.most_adapters;
     const host = replica.host.counts();
     this.hostCard.hidden = !host.size;
     this.hostMap.hidden = host.free === host.size;
@@ -77,8 +79,10 @@ export class Memory {
       const counts = replica[tier].counts();
       this.maps[tier].show(replica[tier]);
       const shared = counts.shared ? `, ${count(counts.shared)} of them shared` : "";
-      say(this.texts[tier], `${count(counts.held)} of ${count(counts.size)} held${shared} · ${count(counts.cached)} cached`);
+      const adapted = counts.adapted ? ` · ${count(counts.adapted)} of adapters` : "";
+      say(this.texts[tier], `${count(counts.held)} of ${count(counts.size)} held${shared} · ${count(counts.cached)} cached${adapted}`);
       fill(this.bars[tier], h("i", { style: { width: percentOf(counts.held, counts), "--colour": "var(--accent)" } }),
+        h("i", { style: { width: percentOf(counts.adapted, counts), "--colour": "var(--prefill)" } }),
         h("i", { style: { width: percentOf(counts.cached, counts), "--colour": "var(--cached)" } }));
     }
   }
@@ -87,12 +91,13 @@ export class Memory {
     const replica = this.world.shownReplicas().get(this.name);
     const owner = replica?.[tier].owners[block], shares = replica?.[tier].shares[block];
     const sequence = this.world.sequences.get(owner);
-    const what = owner > 0 ? "held" : owner === CACHED ? "free, still cached" : owner === PINNED ? "being copied" : "free";
+    const what = owner > 0 ? "held" : owner === CACHED ? "free, still cached" : owner === PINNED ? "being copied" : owner === ADAPTER ? "an adapter" : "free";
     const hashes = more?.hashes ?? [];
     return [
       h("h3", {}, `Block ${block} · ${what}`),
       pairs([
         ["Sequence", sequence ? `${shortId(sequence.requestId)}${sequence.choice ? `, choice ${sequence.choice + 1}` : ""}` : owner > 0 ? String(owner) : null],
+        ["Adapter", more?.adapter || null],
         ["Held by", shares > 1 ? `${shares} sequences` : null],
         ["Place", more && more.place >= 0 ? placed(more) : null],
         ["Table", more?.table.length ? h("span", { class: "mono" }, table(more.table, more.place)) : null],

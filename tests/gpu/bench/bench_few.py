@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from pagebus.actors.bench.driver.shapes import write_model_folder
-from pagebus.kernels.attention.decode import num_multiprocessors
 from pagebus.kernels.attention.prefill import plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import (
     PrefillConfig,
@@ -32,6 +31,7 @@ from pagebus.kernels.attention.prefill_plan import (
     query_spans,
 )
 from pagebus.kernels.attention.reference import paged_attention_reference
+from pagebus.kernels.common.target import num_multiprocessors
 from tests.gpu.bench.bench_kernels import CUDA, HEAD_DIM, KV_HEADS, Q_HEADS, Cache, graph_microseconds, ints
 from tests.gpu.bench.profile_steps import device_times, kernel_table, profiled
 from tests.helpers.engine_driver import Driver

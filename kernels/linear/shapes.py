@@ -105,7 +105,7 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return False
     if isinstance(config, TileConfig):
         return True
-    return product.form != "residual" and (bucket > 64 or (bucket == 64 and isinstance(config, WideningConfig)))
+    return product.form != "residual" and bucket >= (32 if isinstance(config, WideningConfig) else 65)
 
 
 def _is_legal_of_dense(config: Config) -> bool:

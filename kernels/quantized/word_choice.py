@@ -6,12 +6,11 @@
   give fewer than that, and K cannot be cut further, a step takes 1,024 columns. Programs have four steps at least.
 - With 17 to 64 tokens, tiles of 128 rows with K in parts were within 4% of the fastest, where they are enough for the
   GPU. Where they are not, narrow tiles with deep steps were twice as fast, though words are read for each of them.
-- More take Hopper's kernel in which some warps widen words for others that multiply, if there are programs for a
-  quarter of the multiprocessors; and up to 64, if there are for three quarters. A step of 128 columns took 1.12
-  microseconds with tiles of 128 tokens, and 1.6 with those of 256.
-- 257 to 1,024 tokens take it if waves of such steps should end before the library would: that one takes 1.2
-  microseconds for a million numbers that are dequantized first, and multiplies at 800 TFLOP/s. Both estimates were
-  within 7% of what was measured, and every pick was the fastest.
+- More take Hopper's kernel whose warps widen the words that they multiply, if there are programs for a quarter of the
+  multiprocessors; and up to 64, if there are for three quarters. A step of 128 columns took 0.95 microseconds with
+  tiles of 128 rows by 128 tokens, and 1.38 with twice as many tokens.
+- 257 to 1,024 tokens take it if waves of such steps should end before the library would: that one takes 0.68
+  microseconds for a million numbers that are dequantized first, and multiplies at 800 TFLOP/s.
 - Otherwise, more take tiles of 128 by 128, if they are enough, or else of 128 by 64. Above 128 tokens those would wait
   for the matrix instructions, and leave multiprocessors idle: there the library multiplies by dequantized rows.
 - Registers do not suffice for that where a tile has several scales, nor on other GPUs: tiles have 64 by 64 there.
@@ -39,17 +38,17 @@ STEPS, LEAST_PART, PARTS = 4, 1024, (8, 4, 2)
 DEEP, DEEPEST = 512, 1024
 WIDENING_US = {
     WideningConfig(256): 1.38, WideningConfig(128, rows=256): 1.7,
-    WideningConfig(128): 0.95, WideningConfig(64, rows=256): 1.25,
-    WideningConfig(64): 1.1,
+    WideningConfig(128): 0.95, WideningConfig(64): 1.28,
 }  # fmt: skip
-BEGIN_US, SPLIT_US = 3.0, 0.7
-"""Of a step of 128 columns by a tile, before and behind all of them, and for sums of parts of K."""
+BEGIN_US, SPLIT_US = 3.0, 0.002
+"""Of a step of 128 columns by a tile, or by two where a multiprocessor has two programs; before and behind all of them;
+and for the sum of a part of K of each token of a tile."""
 DEQUANTIZED_PER_US, LIBRARY_FLOPS_PER_US, LIBRARY_BEGIN_US = 1e6 / 0.68, 8e8, 2.0
 """What the library takes for many tokens: numbers that are dequantized, operations of its product, and what is left."""
 
 
 def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -> WideningConfig | None:
-    """The launch shape of the kernel in which some warps widen words for others; None: another is faster."""
+    """The launch shape of the kernel whose warps widen the words that they multiply; None: another is faster."""
     fitting = widening_configs(product, tokens, kind, target)
     if not fitting:
         return None
@@ -66,10 +65,11 @@ def widening_configs(product: Product, tokens: int, kind: Kind, target: Target) 
         return []
     if not _widens(kind) or (kind.zeros and product.rows % (2 * ROWS if product.form == "gated" else ROWS)):
         return []
-    splits = (1, *reversed(PARTS[1:])) if product.form in SPLIT_FORMS else (1,)
+    splits = (1, *reversed(PARTS)) if product.form in SPLIT_FORMS else (1,)
     most = 256 if tokens > MOST_OF_OURS else 128
     configs = [replace(config, splits=parts) for config in WIDENING_US if config.tokens <= most for parts in splits]
-    return [config for config in configs if config.fits(product.inputs)]
+    small = (config for config in configs if config.splits <= 4 * config.programs)
+    return [config for config in small if config.fits(product.inputs)]
 
 
 def _widens(kind: Kind) -> bool:
@@ -84,7 +84,7 @@ def widening_us(config: WideningConfig, product: Product, tokens: int, target: T
     """What it takes, in microseconds."""
     waves = -(-_widening_programs(config, product, tokens) // (config.programs * target.num_multiprocessors))
     steps = product.inputs // config.splits // WORD_TILE
-    return BEGIN_US + SPLIT_US * config.splits + waves * steps * WIDENING_US[replace(config, splits=1)]
+    return BEGIN_US + SPLIT_US * config.tokens * config.splits + waves * steps * WIDENING_US[replace(config, splits=1)]
 
 
 def _library_us(product: Product, tokens: int) -> float:

@@ -132,9 +132,9 @@ def _begin(weights, tokens, accs):
 
 
 @gluon.jit
-def _end(sums, OUTSTANDING: gl.constexpr):
-    """What they are when all but so many have."""
-    done = hopper.warpgroup_mma_wait(num_outstanding=OUTSTANDING, deps=sums)
+def _end(sums):
+    """What they are when they have."""
+    done = hopper.warpgroup_mma_wait(num_outstanding=0, deps=sums)
     if len(sums) == 1:
         return (done,)
     else:
@@ -196,7 +196,6 @@ def _multiply_words(
     GROUP: gl.constexpr, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr,
     out_ptr, num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS: gl.constexpr, STAGES: gl.constexpr,
     AHEAD: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr,
-    QUEUED: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: half of a tile's rows, in blocks of 64."""
     TYPE: gl.constexpr = x_shared.dtype
@@ -217,52 +216,29 @@ def _multiply_words(
         hopper.mbarrier.wait(arrived.index(slot), slot_phase)
         read = _read_blocks(words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS)
         lower = _widen_blocks(read, 0, TYPE, LAYOUT)
-        if QUEUED:
-            for step in range(part // 128):
-                hopper.mbarrier.wait(full.index(stage), phase)
-                sums = _begin(lower, x_shared.index(stage).permute((1, 0)), accs)
-                upper = _widen_blocks(read, 1, TYPE, LAYOUT)
-                before = stage
-                stage, phase = next_of(stage, phase, STAGES)
-                hopper.mbarrier.wait(full.index(stage), phase)
-                accs = _end(sums, 0)
-                sums = _begin(upper, x_shared.index(stage).permute((1, 0)), accs)
-                after = slot
-                slot, slot_phase = next_of(slot, slot_phase, AHEAD)
-                if step + 1 < part // 128:
-                    hopper.mbarrier.wait(arrived.index(slot), slot_phase)
-                # Behind the last step this is what was there before, and is not used.
-                read = _read_blocks(
-                    words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS
-                )
-                lower = _widen_blocks(read, 0, TYPE, LAYOUT)
-                accs = _end(sums, 0)
-                hopper.mbarrier.arrive(taken.index(after))
-                hopper.mbarrier.arrive(empty.index(before))
-                hopper.mbarrier.arrive(empty.index(stage))
-                stage, phase = next_of(stage, phase, STAGES)
-        else:
-            for step in range(part // 128):
-                hopper.mbarrier.wait(full.index(stage), phase)
-                sums = _begin(lower, x_shared.index(stage).permute((1, 0)), accs)
-                upper = _widen_blocks(read, 1, TYPE, LAYOUT)
-                hopper.mbarrier.arrive(taken.index(slot))
-                slot, slot_phase = next_of(slot, slot_phase, AHEAD)
-                accs = _end(sums, 0)
-                hopper.mbarrier.arrive(empty.index(stage))
-                stage, phase = next_of(stage, phase, STAGES)
-                hopper.mbarrier.wait(full.index(stage), phase)
-                sums = _begin(upper, x_shared.index(stage).permute((1, 0)), accs)
-                if step + 1 < part // 128:
-                    hopper.mbarrier.wait(arrived.index(slot), slot_phase)
-                # Behind the last step this is what was there before, and is not used.
-                read = _read_blocks(
-                    words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS
-                )
-                lower = _widen_blocks(read, 0, TYPE, LAYOUT)
-                accs = _end(sums, 0)
-                hopper.mbarrier.arrive(empty.index(stage))
-                stage, phase = next_of(stage, phase, STAGES)
+        for step in range(part // 128):
+            hopper.mbarrier.wait(full.index(stage), phase)
+            sums = _begin(lower, x_shared.index(stage).permute((1, 0)), accs)
+            upper = _widen_blocks(read, 1, TYPE, LAYOUT)
+            before = stage
+            stage, phase = next_of(stage, phase, STAGES)
+            hopper.mbarrier.wait(full.index(stage), phase)
+            accs = _end(sums)
+            sums = _begin(upper, x_shared.index(stage).permute((1, 0)), accs)
+            after = slot
+            slot, slot_phase = next_of(slot, slot_phase, AHEAD)
+            if step + 1 < part // 128:
+                hopper.mbarrier.wait(arrived.index(slot), slot_phase)
+            # Behind the last step this is what was there before, and is not used.
+            read = _read_blocks(
+                words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS
+            )
+            lower = _widen_blocks(read, 0, TYPE, LAYOUT)
+            accs = _end(sums)
+            hopper.mbarrier.arrive(taken.index(after))
+            hopper.mbarrier.arrive(empty.index(before))
+            hopper.mbarrier.arrive(empty.index(stage))
+            stage, phase = next_of(stage, phase, STAGES)
         out = out_ptr
         if SPLITS > 1:
             out += split * num_tokens.to(gl.int64) * num_rows
@@ -297,7 +273,6 @@ def widening_kernel(
     EARLY: gl.constexpr,
     WIDTH: gl.constexpr,
     ZEROS: gl.constexpr,
-    QUEUED: gl.constexpr,
     REGISTERS: gl.constexpr,  # of a multiplying thread
     LOADING_REGISTERS: gl.constexpr,
     PDL: gl.constexpr,
@@ -326,12 +301,12 @@ def widening_kernel(
         (_multiply_words, (
             0, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr, out_ptr,
             num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, AHEAD, GATED, SPLITS, BIASED,
-            ZEROS, QUEUED,
+            ZEROS,
         )),
         (_multiply_words, (
             1, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr, out_ptr,
             num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, AHEAD, GATED, SPLITS, BIASED,
-            ZEROS, QUEUED,
+            ZEROS,
         )),
         (load_all_words, (
             x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken,

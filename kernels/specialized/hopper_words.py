@@ -34,7 +34,6 @@ class WideningConfig:
     tokens: int
     splits: int = 1
     rows: int = ROWS
-    queued: bool = False
 
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights, and up to ``tokens`` tokens."""
@@ -118,7 +117,6 @@ def widened_linear(
         EARLY=EARLY,
         WIDTH=weight.width,
         ZEROS=weight.zero is not None,
-        QUEUED=config.queued,
         REGISTERS=multiplying,
         LOADING_REGISTERS=LOADING_REGISTERS,
         num_warps=4,

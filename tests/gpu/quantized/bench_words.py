@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -39,7 +38,6 @@ def configs(product: Product, tokens: int) -> list[WideningConfig]:
     """What is tried: tiles of fewer than four times as many tokens."""
     parts = (1, 2, 4, 8) if product.form == "partial" else (1,)
     found = [WideningConfig(width, split, rows) for rows, width in TILES for split in parts]
-    found += [replace(each, queued=True) for each in found if each.rows == 128]
     found = [each for each in found if each.splits < 8 or each.programs > 1]
     found = [each for each in found if product.form != "partial" or each.splits > 2 or each.tokens > 128]
     return [each for each in found if each.fits(product.inputs) and tokens / 4 <= each.tokens < 2 * max(tokens, 16)]
@@ -60,7 +58,7 @@ class Job:
 
 def name_of(config: object) -> str:
     if isinstance(config, WideningConfig):
-        return f"{config.rows}x{config.tokens} {config.splits}{' late' * config.queued}"
+        return f"{config.rows}x{config.tokens} {config.splits}"
     return "library" if config is None else "chosen tiles"
 
 

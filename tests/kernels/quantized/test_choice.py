@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from pagebus.kernels.quantized.coding import Kind, kind_of
 from pagebus.kernels.quantized.library import fits_scratch
 from pagebus.kernels.quantized.products import gated_linear, linear, linear_invariant, partial_linear
 from pagebus.kernels.quantized.word_choice import widening_config, word_config
+from pagebus.kernels.specialized.hopper_words import WideningConfig
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 
 BF16 = torch.bfloat16
@@ -43,7 +45,7 @@ KINDS = (
 )  # fmt: skip
 ZEROS = Kind(Code.WORDS, 1, 128, zeros=True)
 MANY = 2000
-WIDENING_TIMES = Path(__file__).parents[3] / "docs/measurements/h200-quantized/widening.txt"
+WIDENING_TIMES = Path(__file__).parents[3] / "docs/measurements/h200-quantized/words.txt"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -83,7 +85,7 @@ def test_words_have_the_measured_launch_shapes(product: str, tokens: int, shape:
 @pytest.mark.parametrize(
     ("product", "tokens", "shape"),
     [
-        ("gated:28672x4096", 64, (128, 1)), ("gated:28672x4096", 256, (256, 1)), ("plain:6144x4096", 64, None),
+        ("gated:28672x4096", 64, (64, 1)), ("gated:28672x4096", 256, (256, 1)), ("plain:6144x4096", 64, None),
         ("plain:6144x4096", 256, (128, 1)), ("partial:4096x4096", 128, (128, 4)), ("partial:4096x14336", 256, (256, 4)),
         ("residual:4096x14336", 128, None), ("gated:28672x4096", 32, None), ("plain:1024x4096", 256, None),
         ("gated:28672x4160", 256, None),
@@ -97,22 +99,28 @@ def test_words_are_widened_for_many_tokens(product: str, tokens: int, shape: tup
 
 
 def _measured_times() -> Iterator[tuple[Product, int, dict[str, float]]]:
-    """Product, tokens, and microseconds of each launch shape (``256 1``: tokens and splits) and of what was `chosen`
-    before: of more than 256 tokens, the library."""
+    """Product, tokens, and microseconds of each launch shape (``128x256 1``: rows, tokens and splits) and of the tiles
+    that would be chosen else."""
     for line in WIDENING_TIMES.read_text().splitlines():
-        if found := re.match(r"(\S+:\S+) (\d+) chosen [\d.]+ \| (.*)", line):
-            times = {name: float(us) for name, us in re.findall(r"(\d+ \d+|chosen): ([\d.]+)", found[3])}
+        if found := re.match(r"(\S+:\S+) (\d+) chosen [^|]+ \| (.*) \|", line):
+            times: dict[str, float] = {}
+            for name, us in re.findall(r"([\w ]+?)(?: late)?: ([\d.]+)", found[3]):
+                times[name.strip()] = min(float(us), times.get(name.strip(), math.inf))
             yield Product.parse(found[1]), int(found[2]), times
 
 
 def test_words_are_widened_where_that_was_fastest() -> None:
-    """Of all that was timed on an H200 the fastest is chosen, up to 1,024 tokens."""
+    """Of all that was timed on an H200 the fastest is chosen, or what took 6% longer; the tables have it for 32
+    tokens."""
     measured = list(_measured_times())
-    assert len(measured) == 24
+    assert len(measured) == 16
     for product, tokens, times in measured:
-        config = widening_config(product, tokens, ZEROS, H200)
-        chosen = "chosen" if config is None else f"{config.tokens} {config.splits}"
-        assert times[chosen] == min(times.values()), (product.name, tokens)
+        kind = ZEROS if tokens == 32 else ZEROS._replace(zeros=False)  # which tables do not have
+        config = choose_quantized(product.form, tokens, product.rows, product.inputs, kind, BF16, H200).config
+        chosen = "chosen tiles"
+        if isinstance(config, WideningConfig):
+            chosen = f"{config.rows}x{config.tokens} {config.splits}"
+        assert times[chosen] <= 1.06 * min(times.values()), (product.name, tokens)
 
 
 def test_many_words_are_widened_up_to_a_thousand_tokens() -> None:
@@ -128,7 +136,7 @@ def test_many_words_are_widened_up_to_a_thousand_tokens() -> None:
         assert found("plain", tokens, 1024) == LinearKernel.DEQUANTIZED  # few tiles
         assert found("gated", tokens, 28672, kind=FP8) == LinearKernel.SCALED_MM
     assert found("plain", 1024, 6144) == LinearKernel.DEQUANTIZED
-    assert found("gated", 1025, 28672) == LinearKernel.DEQUANTIZED
+    assert found("gated", 1025, 28672) == LinearKernel.HOPPER_PROMPTS
     assert choose_quantized_residual(512, 4096, 4096, ZEROS, BF16, H200).form == "partial"
     assert choose_quantized_residual(1024, 4096, 4096, ZEROS, BF16, H200).form == "plain"
 

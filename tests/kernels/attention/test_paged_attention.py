@@ -18,6 +18,7 @@ from pagebus.kernels.attention.paged_attention import (
     Spans,
     cut_prompts,
     cut_prompts_invariant,
+    graph_configs,
     paged_attention,
     paged_attention_invariant,
     paged_attention_reference,
@@ -177,6 +178,30 @@ def test_a_pass_of_fixed_shape_gives_the_same(name: str, device: torch.device) -
         out = torch.full(q.shape, torch.nan, dtype=q.dtype, device=device)
         attend(q, case.k_cache, case.v_cache, **padded, out=out)
         torch.testing.assert_close(out[live], expected[live], atol=TOLERANCE[case.q.dtype], rtol=1e-3)
+
+
+def test_few_tokens_behind_a_long_past_in_a_graph(device: torch.device) -> None:
+    """In a launch shape of its own: beside a decode, keys in pieces, and more rows, spans and merges than needed."""
+    case = make_case([70, 1500, 40], [1, 9, 3], q_heads=8, kv_heads=2, head_dim=64, dtype=torch.float16, device=device)
+    words, shape = case.keywords, AttentionShape(8, 2, 64, 2)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    cut = cut_prompts(starts, lens, 1, shape, device, 33, config=graph_configs(shape)[True])
+    assert (cut.config.heads, len(cut.merges)) == (4, 1)
+    pad = torch.nn.functional.pad
+    spans = Spans(
+        cut.config, pad(torch.from_numpy(cut.spans), (0, 0, 0, 33 - len(cut.spans)), value=-1).to(device),
+        pad(torch.from_numpy(cut.merges), (0, 0, 0, 1)).to(device),
+    )  # fmt: skip
+    padded = words | {
+        "slots": pad(words["slots"], (0, 2)),
+        "query_start": pad(words["query_start"], (0, 2), value=13),
+        "context_lens": pad(words["context_lens"], (0, 2)),
+        "num_decodes": 5,
+        "decode_lens": pad(words["context_lens"][:1], (0, 4)),
+    }
+    padded["plan"] = plan_attention(padded["slots"], padded["decode_lens"], shape, spans)
+    out = paged_attention(case.q, case.k_cache, case.v_cache, **padded)
+    torch.testing.assert_close(out[:13].double(), naive_attention(case)[:13], atol=2e-3, rtol=1e-3)
 
 
 def test_reference_in_bfloat16() -> None:

@@ -30,7 +30,6 @@ from pagebus.actors.executor.loading.limits import (
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
-from pagebus.kernels.attention.prefill_plan import FEW_PAST
 from tests.actors.model.pooling.tiny_models import make_encoder
 
 
@@ -179,23 +178,6 @@ def test_a_bucket_is_the_smallest_that_holds_the_step() -> None:
     assert {each.rows for each in buckets.covering_kernels() if not each.spans} == {20, 16, 8, 4, 2, 1}
     assert [each for each in buckets.later() if each.rows == 20][:2] == [Bucket(20, 96, 34), Bucket(20, 160, 35)]
     assert Bucket(16, 512, 40) in buckets.later()
-
-
-def test_few_tokens_behind_a_long_past_have_a_bucket() -> None:
-    """Where they have a launch shape; until it is captured a larger one, or the same for any past, holds them."""
-    buckets, few = Buckets(256, 512, 64, packs_few=True), Bucket(16, 32, 33, long_past=True)
-
-    def fitting(*lengths: int, past: int, num_decodes: int = 0) -> Bucket | None:
-        work = rows_of(*lengths, num_decodes=num_decodes)
-        return buckets.fitting(dataclasses.replace(work, max_context_len=past + max(lengths)))
-
-    assert fitting(24, past=FEW_PAST) == fitting(1, 8, past=FEW_PAST, num_decodes=1) == few
-    assert fitting(24, past=1000) == dataclasses.replace(few, long_past=False) == buckets.above(few)[0]
-    assert fitting(40, past=FEW_PAST) == Bucket(16, 64, 33)
-    assert fitting(1, past=FEW_PAST, num_decodes=1) == Bucket(1, 1)
-    assert few in buckets.covering_kernels()
-    assert few in buckets.later()
-    assert not any(each.long_past for each in Buckets(256, 512, 64).later())
 
 
 def test_decodes_that_are_not_apart_have_a_block_of_queries_each() -> None:

@@ -1,6 +1,6 @@
 """A step of few new tokens behind a long cached past: its attention by launch shape, and where the step's time goes.
 
-    python -m tests.gpu.bench.bench_few [--only kernels step] [--model llama8b]
+    python -m tests.gpu.moves.bench_few [--only kernels step] [--model llama8b]
 
 First prefill attention of a llama8b layer over pages, in each of some launch shapes. Then an engine without bus and
 scheduler process: prompts whose last chunk has 24 tokens behind 15,000; that step's time on the device, beside a decode

@@ -49,12 +49,16 @@ def test_what_fills_pieces_is_left_to_the_library(
     context_lens: list[int], query_lens: list[int], device: torch.device
 ) -> None:
     """And the rest to our kernel: whole prompts and chunks that begin and end anywhere, one row or several, beside
-    decodes, in every number of segments; keys and values of new tokens out of the pages, or where they were made."""
+    decodes, in every number of segments; keys and values of new tokens out of the pages, or where they were made;
+    with and without a place for the result."""
     case = make_case(context_lens, query_lens, q_heads=4, kv_heads=2, head_dim=32, device=device)
     parts, words = filled_parts(long_rows(case), 8), case.keywords
     assert parts
     out = torch.full(case.q.shape, torch.nan, device=device)
-    for given, projected in ((None, case.projected()), (None, None), (out, case.projected()), (out, None)):
+    ways = [(None, case.projected()), (out, None)]
+    if len(query_lens) > 3:  # the place and the source are independent: all four once
+        ways += [(None, None), (out, case.projected())]
+    for given, projected in ways:
         result = paged_attention(
             case.q, case.k_cache, case.v_cache, **words, long_rows=parts, projected=projected, out=given
         )

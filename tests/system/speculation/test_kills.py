@@ -33,13 +33,24 @@ async def tokens(client: Client) -> float:
     return await client.metric(lambda line: line.startswith("vllm:generation_tokens_total"))
 
 
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """Without drafts, and undisturbed."""
+
+    async def ask() -> list[Any]:
+        async with serving(SHIPPED, spec_method="none") as client:
+            return await answers(client)
+
+    return asyncio.run(ask())
+
+
 @pytest.mark.parametrize("drafter", [DRAFTS, EAGLE3, ITSELF], ids=["lookup", "head", "small model"])
-async def test_kills_change_no_token(drafter: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_kills_change_no_token(
+    drafter: dict[str, Any], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The executor, the detokenizer and the scheduler, one after another, when some drafts were right. Whatever these
     cost here, they are planned."""
     monkeypatch.setattr(Prices, "done", lambda self, launched_s, done_s: self._in_flight.popleft())
-    async with serving(SHIPPED, spec_method="none") as client:
-        expected = await answers(client)
     server = MemoryServer()
     async with serving(SHIPPED, open_bus=lambda _: MemoryBus(server), lease_ttl_s=1.0, **drafter) as client:
         asking = asyncio.create_task(answers(client))

@@ -20,7 +20,7 @@ from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.common.user_tables import until_tables_change, user_folder
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, PROMPTS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
 
@@ -178,7 +178,7 @@ def _residual_product(
 
 def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> _Decision:
     """Our own kernel's launch shape, if it is faster, and why it is chosen or not."""
-    prompts = tokens == MANY and product.form == "gated"
+    prompts = tokens == PROMPTS and product.form == "gated"
     if not 0 < tokens <= BUCKETS[-1] and not prompts:
         return _library(f"more than {BUCKETS[-1]} tokens" if tokens else "no tokens")
     if dtype.itemsize != 2:
@@ -193,7 +193,7 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
     if found is not None:
         config, source = found
         return _Decision(config, source, f"{source}: {'the library was' if config is None else 'this was'} fastest")
-    return _library(f"{MANY} and more tokens, not measured") if prompts else _modelled(product, tokens, target)
+    return _library(f"{PROMPTS} and more tokens, not measured") if prompts else _modelled(product, tokens, target)
 
 
 def measured(product: Product, tokens: int, target: Target) -> tuple[Config | None, Source] | None:

@@ -23,7 +23,9 @@ the library multiplies weights of 16 and of 8 bits."""
 WIDE_BUCKETS = (384, 512, 768, 1024)
 """Buckets above those, for words of 4 bits. Above the last one the library always wins."""
 MANY = WIDE_BUCKETS[-1] + 1
-"""Stands for all token counts above the buckets: for prompts."""
+"""Stands for token counts above the buckets, and below those of prompts."""
+PROMPTS = 4096
+"""Stands for this token count and all above: for steps full of prompts."""
 FORMS = ("plain", "wide", "gated", "partial", "residual")
 """What becomes of a product: see `pagebus.kernels.linear.linear`."""
 SPLIT_FORMS = ("partial", "residual")
@@ -94,9 +96,9 @@ def kernel_of(config: Config) -> LinearKernel:
 
 def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
-    if bucket == MANY or isinstance(config, PromptConfig):
+    if bucket == PROMPTS or isinstance(config, PromptConfig):
         ours = isinstance(config, PromptConfig) and config.fits(product.inputs)
-        return ours and bucket == MANY and product.form == "gated" and not product.layout.endswith(ROUNDED)
+        return ours and bucket == PROMPTS and product.form == "gated" and not product.layout.endswith(ROUNDED)
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
@@ -129,7 +131,9 @@ def bucket_of(num_tokens: int) -> int:
 
 def tokens_class(num_tokens: int) -> int:
     """A token count that stands for all counts with the same choices."""
-    return bucket_of(num_tokens) if 0 < num_tokens < MANY else min(num_tokens, MANY)
+    if 0 < num_tokens < MANY:
+        return bucket_of(num_tokens)
+    return MANY if MANY <= num_tokens < PROMPTS else min(num_tokens, PROMPTS)
 
 
 def pack(config: Config | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import until_tables_change
 from pagebus.kernels.linear.dispatch import LinearChoice, Source, measured
-from pagebus.kernels.linear.shapes import BUCKETS, MANY, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import BUCKETS, MANY, PROMPTS, Config, LinearKernel, Product, kernel_of, tokens_class
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
@@ -94,7 +94,7 @@ def _choose(
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     library, why = _library(product, kind, dtype, target)
     if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
-        prompts = _of_prompts(product, kind, dtype, target) if tokens == MANY else None
+        prompts = _of_prompts(product, kind, dtype, target) if tokens == PROMPTS else None
         return prompts or LinearChoice(library, form, None, why, product=product)
     rounded = _rounds(product, kind, dtype, target)
     kind = kind._replace(rounded=rounded)
@@ -123,7 +123,7 @@ def _of_prompts(product: Product, kind: Kind | None, dtype: torch.dtype, target:
     if _rounds(product, kind, dtype, target):
         return None
     for each in (product._replace(layout=layout) for layout in (kind._replace(rounded=False).name, "")):
-        found = measured(each, MANY, target)
+        found = measured(each, PROMPTS, target)
         if found is not None and found[0] is not None:
             config, source = found
             why = f"{source}: this was fastest"

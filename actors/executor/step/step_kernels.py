@@ -19,7 +19,16 @@ from pagebus.kernels.linear.dispatch import (
     choose_product,
     choose_residual_product,
 )
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, SPLIT_FORMS, WIDE_BUCKETS, Product, tokens_class
+from pagebus.kernels.linear.shapes import (
+    BUCKETS,
+    FORMS,
+    MANY,
+    PROMPTS,
+    SPLIT_FORMS,
+    WIDE_BUCKETS,
+    Product,
+    tokens_class,
+)
 from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts, token_counts
 from pagebus.kernels.moe.launch.shapes import Shape, brought_here
 from pagebus.kernels.quantized.choice import (
@@ -221,7 +230,7 @@ class KernelChooser:
     def summary(self) -> dict[str, str]:
         """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""
         lines = {"attention": ", ".join(self.attention.possible)}
-        by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, *WIDE_BUCKETS, MANY)}
+        by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, *WIDE_BUCKETS, MANY, PROMPTS)}
         for name in by_tokens[1]:
             runs: list[tuple[str, int, int]] = []
             for tokens, products in by_tokens.items():
@@ -274,6 +283,6 @@ def expert_shape(moe: Moe, hidden: int) -> Shape:
 
 
 def _span(first: int, last: int) -> str:
-    if last == MANY:
+    if last == PROMPTS:
         return "" if first == 1 else f" from {first} tokens"
     return f" {first}" if first == last else f" {first} to {last}"

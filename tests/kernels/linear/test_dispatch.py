@@ -17,7 +17,7 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import LAUNCHES
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, MANY, LinearKernel, Product, bucket_of, is_legal
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, PROMPTS, LinearKernel, Product, bucket_of, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
 from pagebus.kernels.specialized.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
@@ -46,7 +46,7 @@ def test_shipped_tables(path: Path) -> None:
     assert table
     for product, choices in table.items():
         assert product.form in FORMS
-        buckets = tuple(bucket for bucket in choices if bucket != MANY)
+        buckets = tuple(bucket for bucket in choices if bucket != PROMPTS)
         assert set(buckets) <= set(BUCKETS)
         assert product.layout or buckets in ((), BUCKETS) or BUCKETS[0] not in buckets
         for bucket, config in choices.items():
@@ -95,7 +95,9 @@ def test_every_kernel_and_form_is_reachable() -> None:
     """Each row of the table of kernels is some product's, and our own ones can all be launched. Some kernels are of
     quantized weights alone."""
     table = load_table(table_path(H200))
-    whole = [product for product in table if tuple(table[product]) in (BUCKETS, (MANY,))]  # a rank's have some buckets
+    whole = [
+        product for product in table if tuple(table[product]) in (BUCKETS, (PROMPTS,), (*BUCKETS, PROMPTS))
+    ]  # a rank's have some buckets
     products = [product[:3] for product in whole if not product.layout]
     quantized = {
         LinearKernel.SCALED_MM, LinearKernel.INT_MM, LinearKernel.DEQUANTIZED, LinearKernel.HOPPER_WORDS,
@@ -103,7 +105,7 @@ def test_every_kernel_and_form_is_reachable() -> None:
     chosen = [
         choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)
         for (form, rows, inputs) in products
-        for tokens in (*BUCKETS, 257, MANY)
+        for tokens in (*BUCKETS, 257, 2048, PROMPTS)
         for target in (H200, None)
         for half in (False, True)
         if form not in ("partial", "residual")
@@ -125,26 +127,26 @@ def test_every_kernel_and_form_is_reachable() -> None:
 
 
 def test_prompts() -> None:
-    """A gated product of more than 1,024 tokens takes what was measured, and all others the library; so does every
+    """A gated product of 4,096 tokens or more takes what was measured, and all others the library; so does every
     product in float32, between the buckets, and on a GPU that was not measured."""
     words, bf16 = (28672, 3584), torch.bfloat16
     chosen = choose_product("gated", 8192, *words, bf16, H200)
     assert (chosen.kernel, chosen.source) == (LinearKernel.HOPPER_PROMPTS, Source.MEASURED)
-    assert chosen == choose_product("gated", MANY, *words, bf16, H200)
-    assert choose_product("gated", MANY, *words, torch.float16, H200).kernel is LinearKernel.HOPPER_PROMPTS
+    assert chosen == choose_product("gated", PROMPTS, *words, bf16, H200)
+    assert choose_product("gated", PROMPTS, *words, torch.float16, H200).kernel is LinearKernel.HOPPER_PROMPTS
     for others in (
-        ("plain", MANY, *words, bf16, H200), ("gated", 1024, *words, bf16, H200),
-        ("gated", MANY, 28672, 3648, bf16, H200), ("gated", MANY, *words, torch.float32, H200),
-        ("gated", MANY, *words, bf16, Target(90, 114)),
+        ("plain", PROMPTS, *words, bf16, H200), ("gated", PROMPTS - 1, *words, bf16, H200),
+        ("gated", PROMPTS, 28672, 3648, bf16, H200), ("gated", PROMPTS, *words, torch.float32, H200),
+        ("gated", PROMPTS, *words, bf16, Target(90, 114)),
     ):  # fmt: skip
         assert choose_product(*others).kernel is LinearKernel.CUBLAS
-    assert not is_legal(Product("plain", *words), MANY, PromptConfig())
+    assert not is_legal(Product("plain", *words), PROMPTS, PromptConfig())
     assert not is_legal(Product("gated", *words), 256, PromptConfig())
-    assert not is_legal(Product("gated", 28672, 3600), MANY, PromptConfig())
+    assert not is_legal(Product("gated", 28672, 3600), PROMPTS, PromptConfig())
     layouts = ("fp8-rounded", "int4-1x128", "int8-rounded", "fp8-128x128-rounded")
-    legal = [is_legal(Product("gated", *words, layout), MANY, PromptConfig()) for layout in layouts]
+    legal = [is_legal(Product("gated", *words, layout), PROMPTS, PromptConfig()) for layout in layouts]
     assert legal == [False, True, False, False]
-    assert not is_legal(Product("gated", *words), MANY, SpecializedConfig(224))
+    assert not is_legal(Product("gated", *words), PROMPTS, SpecializedConfig(224))
 
 
 def test_half_norms_are_completed() -> None:

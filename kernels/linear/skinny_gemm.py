@@ -372,15 +372,10 @@ def tiles_linear(
         grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)
     _tiles_kernel[grid](
         *sources,
-        numbers if prefetched else None,
-        bias,
-        out,
+        numbers if prefetched else None, bias, out,
         None if before is None else before.squares,
         *((None,) * 5 if after is None else after),
-        x.stride(0),
-        num_tokens,
-        num_rows,
-        size,
+        x.stride(0), num_tokens, num_rows, size,
         0.0 if before is None else before.eps,
         **meaning,
         tokens_ptr=tokens,
@@ -393,17 +388,12 @@ def tiles_linear(
         SPLITS=config.splits,
         EVEN_K=size % config.depth == 0,
         EVEN_N=config.rows == block and num_rows % block == 0,
-        ROWS=config.rows,
-        BLOCK_N=block,
-        BLOCK_M=config.tokens,
-        BLOCK_K=config.depth,
-        STAGES=config.stages,
-        TMA=config.tma,
-        PREFETCHED=prefetched,
+        ROWS=config.rows, BLOCK_N=block, BLOCK_M=config.tokens, BLOCK_K=config.depth,
+        STAGES=config.stages, TMA=config.tma, PREFETCHED=prefetched,
         PIECES=max(1, min(8, 32 * config.warps // block)),
         PRECISION="ieee",
         UNPROMOTED=config.depth if numbers.dtype == torch.float8_e4m3fn else None,
         num_warps=config.warps,
         **pdl(x.device),
-    )
+    )  # fmt: skip
     return out

@@ -115,7 +115,7 @@ ROOMS: dict[str, str] = {
     "actors.scheduler.config": "actors.model actors.settings",
     "actors.executor.adapters": (
         "actors.executor.models actors.executor.layers actors.executor.memory actors.executor.device actors.model "
-        "actors.settings kernels.lora kernels.moe.adapted bus bus.messages"
+        "actors.settings kernels.lora kernels.moe.adapted bus.messages"
     ),
     "actors.executor": (
         "actors.executor.tuning actors.executor.loading actors.executor.ranks actors.executor.step "

@@ -59,10 +59,11 @@ class Group:
             MoveError: none has some head, or blocks differ otherwise.
         """
         own, theirs = self.ranks[self.rank].parts, address.ranks
-        found = cuts_of(own, [each.parts for each in theirs], self.rank / len(self.ranks))
-        if len(found) == 1 and theirs[rank := next(iter(found))].parts == own:
-            return [(theirs[rank], [])]
-        return [(theirs[rank], cuts) for rank, cuts in found.items()]
+        share = self.rank / len(self.ranks)
+        alike = [rank for rank, each in enumerate(theirs) if each.parts == own]
+        if alike:
+            return [(theirs[_nearest(alike, share * len(theirs))], [])]
+        return [(theirs[rank], cuts) for rank, cuts in cuts_of(own, [each.parts for each in theirs], share).items()]
 
 
 def meet(own: Address | None, kind: str, comm: Comm) -> Group | None:
@@ -90,7 +91,7 @@ def cuts_of(own: Parts, ranks: Sequence[Parts], share: float) -> dict[int, list[
             holders = [each for each, parts in enumerate(ranks) if _has(parts, index, part, done)]
             if not holders:
                 raise MoveError(f"none of the source's {len(ranks)} ranks has head {done}, or its blocks are others")
-            rank = min(holders, key=lambda each: abs(each - share * len(ranks)))
+            rank = _nearest(holders, share * len(ranks))
             theirs = ranks[rank][index]
             count = min(part.first + part.count, theirs.first + theirs.count) - done
             found.setdefault(rank, []).append(
@@ -99,6 +100,10 @@ def cuts_of(own: Parts, ranks: Sequence[Parts], share: float) -> dict[int, list[
             )  # fmt: skip
             done += count
     return found
+
+
+def _nearest(ranks: Sequence[int], place: float) -> int:
+    return min(ranks, key=lambda each: abs(each - place))
 
 
 def _has(parts: Parts, index: int, own: HeadRows, head: int) -> bool:

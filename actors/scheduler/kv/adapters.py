@@ -35,11 +35,11 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Known:
-    """``blocks``: where it is, or will be with the next plan; None: only in host memory."""
+    """``pages``: the blocks where it is, or will be with the next plan; None: only in host memory."""
 
     name: str
     num_blocks: int
-    blocks: list[int] | None = None
+    pages: list[int] | None = None
     num_sequences: int = 0
 
 
@@ -68,7 +68,7 @@ class Adapters:
     def resident(self) -> list[tuple[str, list[int]]]:
         """All that are on the device, the one used last behind: the name that each was first asked for by, and its
         blocks."""
-        return [(each.name, each.blocks) for each in self._known.values() if each.blocks is not None]
+        return [(each.name, each.pages) for each in self._known.values() if each.pages is not None]
 
     @property
     def num_held(self) -> int:
@@ -77,7 +77,7 @@ class Adapters:
 
     def held_blocks(self) -> list[int]:
         """These blocks."""
-        return [block for each in self._known.values() if each.num_sequences for block in each.blocks or ()]
+        return [block for each in self._known.values() if each.num_sequences for block in each.pages or ()]
 
     def is_known(self, digest: str) -> bool:
         """Whether the executor has it in memory."""
@@ -108,12 +108,12 @@ class Adapters:
         known = self._known[digest] = self._known.pop(digest)
         if not known.num_sequences:
             self.num_in_use += 1
-            if known.blocks is None:
+            if known.pages is None:
                 self.num_placed += 1
-                known.blocks = self._placed[digest] = self._pool.allocate(known.num_blocks)
-                self._list(digest, known.blocks)
+                known.pages = self._placed[digest] = self._pool.allocate(known.num_blocks)
+                self._list(digest, known.pages)
             else:
-                self._pool.retain(known.blocks)
+                self._pool.retain(known.pages)
         known.num_sequences += 1
 
     def leave(self, digest: str) -> None:
@@ -122,7 +122,7 @@ class Adapters:
         known.num_sequences -= 1
         if not known.num_sequences:
             self.num_in_use -= 1
-            self._pool.release(reversed(known.blocks or ()))
+            self._pool.release(reversed(known.pages or ()))
 
     def want(self, adapter: AdapterSource, kept: Collection[str] = ()) -> bool:
         """Have the next plan load an adapter, in place of one that no sequence has, nor is ``kept``, if need be. False:
@@ -146,17 +146,17 @@ class Adapters:
     def _lose(self, digest: str) -> None:
         """One that no sequence has is not on the device any more."""
         known = self._known[digest]
-        self._index.forget(known.blocks or ())
-        known.blocks = None
+        self._index.forget(known.pages or ())
+        known.pages = None
         self._placed.pop(digest, None)
 
     def list_again(self) -> None:
         """The index was emptied: those without sequences are gone, and the others stay where they are."""
         for digest, known in self._known.items():
-            if known.blocks is not None and known.num_sequences:
-                self._list(digest, known.blocks)
+            if known.pages is not None and known.num_sequences:
+                self._list(digest, known.pages)
             else:
-                known.blocks = None
+                known.pages = None
                 self._placed.pop(digest, None)
 
     # -- what plans say, and are answered ------------------------------------------------------------------------------
@@ -212,11 +212,11 @@ class Adapters:
         assert len(self._known) + len(self._reading) <= self.most
         listed = dict[bytes, int]()
         for digest, each in self._known.items():
-            assert each.blocks is not None or not each.num_sequences, f"adapter {digest} has sequences, but no blocks"
-            assert digest not in self._placed or self._placed[digest] is each.blocks
-            if each.blocks is not None:
-                assert len(each.blocks) == each.num_blocks
-                listed |= dict(zip(adapter_keys(digest, each.num_blocks), each.blocks, strict=True))
+            assert each.pages is not None or not each.num_sequences, f"adapter {digest} has sequences, but no blocks"
+            assert digest not in self._placed or self._placed[digest] is each.pages
+            if each.pages is not None:
+                assert len(each.pages) == each.num_blocks
+                listed |= dict(zip(adapter_keys(digest, each.num_blocks), each.pages, strict=True))
         found = {key: block for key, block in self._index.blocks.items() if adapter_of(key) is not None}
         assert found == listed, "blocks of adapters are not listed as they lie"
         assert self._placed.keys() <= self._known.keys()

@@ -23,7 +23,7 @@ def test_profile_steps(folder: Path) -> None:
     """A workload's steps are told by kind, with the host's time by part."""
     arguments = argparse.Namespace(
         workload="prefill", requests=2, runs=1, max_num_seqs=4, max_cudagraph_capture_size=None, device="cpu",
-        enforce_eager=False, trace=None,
+        enforce_eager=False, trace=None, quantization=None,
     )  # fmt: skip
     (run,) = profile_model(str(folder), arguments)["runs"]
     prompts = next(kind for kind in run["kinds"] if kind["kind"] == "prompts")

@@ -132,8 +132,8 @@ def test_kernels_compile(arch: int, part: int) -> None:
             assert variant["wgmma"] > 0, variant
             assert variant["cp_async"] > 0, variant
             assert variant["waits"] == 1, variant
-            # Keys are cut for two programs of 64 queries on every multiprocessor, or for one of few tokens and all heads
-            # of a KV head. It must hold them.
+            # Keys are cut for two programs of 64 queries on every multiprocessor, or for one of few tokens with all
+            # heads of a KV head. It must hold them.
             alone = any(each in variant["case"] for each in ("d256", "4096 window", " few "))
             programs = 1 if alone else 2
             assert programs * variant["shared"] <= SHARED_LIMIT[arch], variant

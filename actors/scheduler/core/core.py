@@ -162,10 +162,7 @@ class Core:
             case StopSequence():
                 self.lifecycle.stop(message)
             case AdapterRead():
-                if error := self.planner.adapter_read(message, self.config.epoch):
-                    self.lifecycle.fail_adapter(message.digest, error)
-                elif message.num_blocks:  # with that many fewer blocks, some may fit nowhere
-                    self.lifecycle.refuse_misfits()
+                self._adapter_read(message)
             case DiskReport():
                 self.planner.disk_report(message, self.config.epoch)
             case PullReport():
@@ -211,6 +208,12 @@ class Core:
         out = self._out.copy()
         self._out.clear()
         return out
+
+    def _adapter_read(self, message: AdapterRead) -> None:
+        if error := self.planner.adapter_read(message, self.config.epoch):
+            self.lifecycle.fail_adapter(message.digest, error)
+        elif message.num_blocks:  # with that many fewer blocks, some may fit nowhere
+            self.lifecycle.refuse_misfits()
 
     def _take_result(self, message: ReplicaResult) -> None:
         replica = self.replicas.get(message.replica)

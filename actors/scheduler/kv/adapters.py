@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_keys, adapter_of
@@ -45,7 +48,7 @@ class _Known:
 
 class Adapters:
     """Adapters of sequences in slots, ``capacity`` at a time, in blocks of ``pool``; ``most`` in the memory of each of
-    ``ranks``. ``loaded`` and ``dropped`` are what the next plan has to say, and the ``placements``."""
+    ``ranks``. ``loaded`` and ``dropped`` are what the next plan has to say, with where others are placed."""
 
     def __init__(self, capacity: int, pool: BlockPool, index: PrefixIndex, *, most: int = 0, ranks: int = 1) -> None:
         self.capacity, self.most, self._ranks = capacity, max(capacity, most), ranks
@@ -165,14 +168,17 @@ class Adapters:
         """Whether the next plan has anything to say."""
         return bool(self.loaded or self.dropped or self._placed)
 
-    @property
-    def placements(self) -> tuple[AdapterPlaced, ...]:
-        """What the next plan copies into :meth:`placed_blocks`."""
-        return tuple(AdapterPlaced(digest=each, num_blocks=len(blocks)) for each, blocks in self._placed.items())
-
-    def placed_blocks(self) -> list[int]:
-        """Those of all placements."""
-        return [block for blocks in self._placed.values() for block in blocks]
+    def columns(self) -> dict[str, Any]:
+        """The fields of :class:`StepPlan` that say what the next plan has to."""
+        if not self.has_news:
+            return {}
+        placed = tuple(AdapterPlaced(digest=each, num_blocks=len(pages)) for each, pages in self._placed.items())
+        return {
+            "loaded_adapters": tuple(self.loaded),
+            "dropped_adapters": tuple(self.dropped),
+            "placed_adapters": placed,
+            "adapter_blocks": np.array([page for pages in self._placed.values() for page in pages], np.int32),
+        }
 
     def planned(self, step: int) -> None:
         """This plan says what was to be said."""

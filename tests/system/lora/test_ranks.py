@@ -105,10 +105,11 @@ async def test_fewer_places_than_adapters(tmp_path: Path) -> None:
     base = family(tmp_path, "qwen2")
     cases = test_tokens.make_cases(base, tmp_path, 5, asked=3)
     options = {
-        "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 30, "max_model_len": 96,
+        "max_loras": 2, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 29, "max_model_len": 96,
         "preemption_mode": "swap", "swap_space": 0.01,
     }  # fmt: skip
     async with running(base, make_bus(), **RANKS, **options) as system:
+        await ask(system, cases)
         await ask(system, cases)
         assert system.scheduler.core.num_preemptions
 

@@ -107,7 +107,7 @@ def test_a_flat_row_needs_all_its_logits_and_others_do_not() -> None:
 
     for tokens, calls in together(2, sample):
         assert tokens.tolist() == WHOLE.sample(logits, **wanted).tolist()
-        assert [shape for shape, _ in calls] == [(2, 257), (1, 2000), (2, 3), (6,)]
+        assert [shape for shape, _ in calls] == [(2, 257), (1, 2000), (2, 3), (4 + WORDS,)]
 
 
 def test_greedy_steps_exchange_a_token_and_its_logit() -> None:

@@ -219,6 +219,6 @@ def test_a_plan_names_no_placement_that_was_evicted_before_it() -> None:
     replica.adapters.use(_digest("large"))
     replica.adapters.leave(_digest("large"))
     assert replica.pool.allocate(12)
-    assert not replica.adapters.placements
+    assert not replica.adapters.columns()
     assert not replica.adapters.resident
     assert np.all([replica.index.hash_of(block) is None for block in range(12)])

@@ -21,7 +21,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
 the library multiplies weights of 16 and of 8 bits."""
 WIDE_BUCKETS = (384, 512, 768, 1024)
-"""Buckets above those, for words of 4 bits. Above the last one the library always wins."""
+"""Buckets above those, for words of 4 bits. Above the last one the library wins, but for prompts."""
 MANY = WIDE_BUCKETS[-1] + 1
 """Stands for token counts above the buckets, and below those of prompts."""
 PROMPTS = 4096

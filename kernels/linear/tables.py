@@ -30,11 +30,9 @@ def load_table(path: Path) -> Table:
     Raises:
         ValueError, TypeError, KeyError: the file is no table.
     """
-    if not path.is_file():
-        return {}
     return {
-        _product(entry): {int(bucket): parse(stored) for bucket, stored in entry["buckets"].items()}
-        for entry in json.loads(path.read_text())
+        _product(row): {int(bucket): parse(stored) for bucket, stored in row["buckets"].items()}
+        for row in read_rows(path)
     }
 
 
@@ -67,6 +65,23 @@ def _write(path: Path, table: Table) -> None:
     )
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table; none if there is no file. Raises ValueError: it is damaged."""
+    return list(json.loads(path.read_text())) if path.is_file() else []
+
+
+def replace_in_row(path: Path, named: dict[str, Any], bucket: int, stored: dict[str, Any] | None) -> None:
+    """The row with the fields ``named`` has ``stored`` for ``bucket`` in the table at ``path``, or (None) nothing;
+    all else stays."""
+    rows = {tuple(row[name] for name in named): row for row in read_rows(path)}
+    key = tuple(named.values())
+    row = rows.get(key, {**named, "buckets": {}})
+    kept = {each: found for each, found in row["buckets"].items() if int(each) != bucket}
+    kept |= {} if stored is None else {str(bucket): stored}
+    rows[key] = {**row, "buckets": {each: kept[each] for each in sorted(kept, key=int)}}
+    write_rows(path, (rows[each] for each in sorted(rows) if rows[each]["buckets"]))
+
+
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Make a table of these rows, a line for each. Choices depend on it from now on."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,10 +91,10 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     forget_choices()
 
 
-def _product(entry: dict[str, Any]) -> Product:
-    if entry["form"] not in FORMS:
-        raise ValueError(f"no form of a product: {entry['form']!r}")
-    return Product(entry["form"], int(entry["rows"]), int(entry["inputs"]), str(entry.get("layout", "")))
+def _product(row: dict[str, Any]) -> Product:
+    if row["form"] not in FORMS:
+        raise ValueError(f"no form of a product: {row['form']!r}")
+    return Product(row["form"], int(row["rows"]), int(row["inputs"]), str(row.get("layout", "")))
 
 
 def load_user_table(target: Target, folder: Path) -> Table:

@@ -209,11 +209,8 @@ class _Loading:
             model, self.path, settings.load_format, settings.seed, lambda share: self.progress("weights", share)
         )
         drafter = None if self.head is None else self.head.build(model, settings)
-        return (
-            model,
-            drafter,
-            make_residents(settings, model, ops, limits.most_samples, self.memory.block_bytes, self.tell),
-        )
+        block_bytes = self.memory.block_bytes
+        return model, drafter, make_residents(settings, model, ops, limits.most_samples, block_bytes, self.tell)
 
     def make_runner(
         self, model: Model, ops: Ops, limits: BatchLimits, most_tokens: int, drafter: DraftHead | None,

@@ -6,7 +6,6 @@ if it is shipped, and for each bucket of rows a form.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from pagebus.kernels.attention.forms.form import FORMS, DecodeForm, DecodeHeads
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, until_tables_change, user_path
 from pagebus.kernels.linear.shapes import BUCKETS
-from pagebus.kernels.linear.tables import write_rows
+from pagebus.kernels.linear.tables import read_rows, replace_in_row
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -29,11 +28,7 @@ def load_table(path: Path) -> Table:
     Raises:
         ValueError, TypeError, KeyError: the file is no table.
     """
-    return {_heads(row): _forms(row) for row in _rows(path)}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return list(json.loads(path.read_text())) if path.is_file() else []
+    return {_heads(row): _forms(row) for row in read_rows(path)}
 
 
 def _heads(row: dict[str, Any]) -> DecodeHeads:
@@ -46,13 +41,7 @@ def _forms(row: dict[str, Any]) -> dict[int, DecodeForm]:
 
 def replace_bucket(path: Path, bucket: int, heads: DecodeHeads, form: DecodeForm | None) -> None:
     """Such heads have this form for ``bucket`` in the table at ``path``, or (None) none of it; all else stays."""
-    rows = {_heads(row): row for row in _rows(path)}
-    known = _forms(rows[heads]) if heads in rows else {}
-    known.pop(bucket, None)
-    known |= {} if form is None else {bucket: form}
-    packed = {str(each): known[each]._asdict() for each in sorted(known)}
-    rows[heads] = {**rows.get(heads, heads._asdict()), "buckets": packed}
-    write_rows(path, (rows[each] for each in sorted(rows) if rows[each]["buckets"]))
+    replace_in_row(path, heads._asdict(), bucket, None if form is None else form._asdict())
 
 
 def load_user_table(target: Target, folder: Path) -> Table:

@@ -6,7 +6,6 @@ shipped, and for each bucket of tokens the launch shapes of both products.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, until_tables_change, user_path
-from pagebus.kernels.linear.tables import write_rows
+from pagebus.kernels.linear.tables import read_rows, replace_in_row, write_rows
 from pagebus.kernels.moe.launch.candidates import is_known
 from pagebus.kernels.moe.launch.rule import by_rule
 from pagebus.kernels.moe.launch.shapes import Config, Shape, buckets, pack, parse
@@ -32,11 +31,7 @@ def load_table(path: Path) -> Table:
     Raises:
         ValueError, TypeError, KeyError: the file is no table.
     """
-    return {_shape(row): _choices(row) for row in _rows(path)}
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return list(json.loads(path.read_text())) if path.is_file() else []
+    return {_shape(row): _choices(row) for row in read_rows(path)}
 
 
 def _shape(row: dict[str, Any]) -> Shape:
@@ -49,7 +44,7 @@ def _choices(row: dict[str, Any]) -> dict[int, Config]:
 
 def merge_table(path: Path, shape: Shape, choices: dict[int, Config], **about: str) -> None:
     """Put the choices for such experts into the table at ``path``; its others stay. ``about``: more of the row."""
-    rows = {_shape(row): row for row in _rows(path)}
+    rows = {_shape(row): row for row in read_rows(path)}
     known = {**_choices(rows[shape]), **choices} if shape in rows else choices
     packed = {str(bucket): pack(known[bucket]) for bucket in sorted(known)}
     rows[shape] = {**shape._asdict(), **about, "buckets": packed}
@@ -58,13 +53,7 @@ def merge_table(path: Path, shape: Shape, choices: dict[int, Config], **about: s
 
 def replace_bucket(path: Path, bucket: int, shape: Shape, config: Config | None) -> None:
     """Such experts have this choice for ``bucket`` in the table at ``path``, or (None) none of it; all else stays."""
-    rows = {_shape(row): row for row in _rows(path)}
-    known = _choices(rows[shape]) if shape in rows else {}
-    known.pop(bucket, None)
-    known |= {} if config is None else {bucket: config}
-    packed = {str(each): pack(known[each]) for each in sorted(known)}
-    rows[shape] = {**rows.get(shape, shape._asdict()), "buckets": packed}
-    write_rows(path, (rows[each] for each in sorted(rows) if rows[each]["buckets"]))
+    replace_in_row(path, shape._asdict(), bucket, None if config is None else pack(config))
 
 
 def load_user_table(target: Target, folder: Path) -> Table:

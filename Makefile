@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
-.PHONY: slow-links families compatibility vllm-names models screenshots docs clean
+.PHONY: slow-links families grids compatibility vllm-names models screenshots docs clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -59,6 +59,9 @@ slow-links: $(VENV)/.installed-test redis ## two hosts with slow links: is the b
 families: $(VENV)/.installed-test redis ## all tiny models of all families through the whole pipeline, over both buses, and with drafts; about an hour
 	PAGEBUS_TEST_FAMILIES=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py \
 		tests/actors/executor/speculation/test_families.py $(ARGS)
+
+grids: $(VENV)/.installed-test redis ## every form of every kernel for each GPU, and every case of tests of which some run each time
+	PAGEBUS_TEST_GRIDS=full $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 SEED ?= 1
 SCHEDULES ?= 40000

@@ -34,7 +34,7 @@ from tests.helpers.engine_driver import HandScheduler
 from tests.helpers.model_factory import make_golden
 from tests.kernels.warm import run
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 TARGETS = {"sm_80": Target(80, 108), "sm_89": Target(89, 142), "sm_90": Target(90, 132)}
 SMALL: dict[str, Any] = {

@@ -28,7 +28,7 @@ from pagebus.kernels.common import target
 from pagebus.kernels.common.target import Target
 from tests.kernels.attention.cases import make_case
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 TILE = tile_of(128)
 

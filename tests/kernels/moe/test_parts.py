@@ -14,7 +14,7 @@ from pagebus.kernels.moe.routing import Routing, Score, route, route_reference
 from pagebus.kernels.moe.weights import ExpertWeights
 from tests.kernels.moe.test_experts import H200, LIMITS, WAYS, error, expected, launched, make_layer, make_tokens
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 QWEN3 = Shape(128, 8, 2048, 768)
 PARTS = (

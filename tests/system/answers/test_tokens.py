@@ -16,7 +16,7 @@ from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, num_pages, reference_generate
 from tests.system.harness import OpenBus, System, running
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 NUM_PROMPTS = 32
 NUM_TOKENS = 16

@@ -30,7 +30,7 @@ from tests.system.answers.test_tokens import memory_bus, prompts_for, tight
 from tests.system.harness import running
 from tests.system.serving import serving
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 NUM_PROMPTS, NUM_TOKENS = 12, 8
 FORMATS = {

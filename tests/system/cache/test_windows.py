@@ -21,7 +21,7 @@ from tests.system.answers.test_family_tokens import MODEL_TYPES
 from tests.system.answers.test_tokens import memory_bus
 from tests.system.harness import System, running
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 NUM_TOKENS = 40
 SMALL = {"max_model_len": 256, "max_num_batched_tokens": 32}

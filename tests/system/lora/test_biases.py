@@ -18,7 +18,7 @@ from tests.system.harness import running
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
 
 WARNINGS = "UserWarning", "RuntimeWarning"
-pytestmark = [pytest.mark.share(3), *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in WARNINGS)]
+pytestmark = [pytest.mark.share(6), *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in WARNINGS)]
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "qkv_proj", "lm_head", "bias")
 FIELDS: dict[str, list[dict[str, Any]]] = {
     "split": [

@@ -28,7 +28,7 @@ from tests.system.lora.test_peft import FULL
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
 
 pytestmark = [
-    pytest.mark.share(3),
+    pytest.mark.share(6),
     pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match"),
 ]
 """PEFT uses patterns of parameters, and warns that it does not."""

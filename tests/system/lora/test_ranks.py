@@ -31,7 +31,7 @@ from tests.system.lora import test_tokens
 from tests.system.lora.test_peft import make_cases
 from tests.system.lora.test_tokens import TOKENS, ask, family, prompts
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 ADAPTERS = 4
 DIVIDED = [

@@ -19,7 +19,7 @@ from tests.chaos.structured import OUTPUTS
 from tests.helpers.waiting import LIMIT_S
 from tests.system.ingresses import deployed
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 NAMES = ("schema", "regex", "grammar", "array", "choice", "object", "words")
 

@@ -20,7 +20,7 @@ from tests.helpers.quantized.packers import PACKERS, Tensors
 from tests.helpers.ranks.rank_driver import RankDriver, meeting
 from tests.helpers.ranks.stage_driver import StageDriver
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 APART = SMALL | {"enable_expert_parallel": True}
 CASES = (

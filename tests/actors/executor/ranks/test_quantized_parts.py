@@ -25,7 +25,7 @@ from tests.helpers.quantized.gguf_files import uniform, write_gguf
 from tests.helpers.quantized.packers import PACKERS
 from tests.helpers.ranks.rank_driver import RankDriver
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 FIELDS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 FORMATS = (

@@ -35,7 +35,7 @@ from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 
-pytestmark = pytest.mark.share(3)
+pytestmark = pytest.mark.share(6)
 
 
 @pytest.fixture(scope="module", params=[LLAMA, MISTRAL, QWEN], ids=lambda config: config.name)

@@ -22,6 +22,7 @@ from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.moves.splits import change_often, split_often
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
+from tests.grids import examples
 
 MAX_MODEL_LEN = 96
 RARELY = st.sampled_from([False, False, False, True])
@@ -280,7 +281,7 @@ class SharedHostTiers(Schedules):
 
 def settings_of(share: float) -> settings:
     return settings(
-        max_examples=int(share * int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "80"))),
+        max_examples=int(share * int(os.environ.get("PAGEBUS_TEST_SCHEDULES", examples(80)))),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -15,6 +15,8 @@ from tests.actors.executor.eager_graphs import EagerGraphs, computed_pieces, use
 from tests.actors.executor.small_engine import MAX_TOKENS, outputs
 from tests.helpers.engine_driver import Driver
 
+pytestmark = pytest.mark.share(6)
+
 
 @pytest.fixture
 def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> EagerGraphs:

@@ -9,22 +9,23 @@ from itertools import islice, takewhile
 
 from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
+from pagebus.actors.scheduler.kv.window_match import Match
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
-from pagebus.actors.scheduler.replica.prefix_match import Offer, behind_device, blocks_for_others
+from pagebus.actors.scheduler.replica.prefix_match import NOTHING, Offer, behind_device, blocks_for_others
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``most``: how many the replica's
-    device has of it."""
+    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``match``: what the replica's device
+    has of it."""
 
     replica: Replica
     hosts: bool
-    most: int = 0
+    match: Match = NOTHING
 
     @property
     def index(self) -> PrefixIndex:
@@ -58,10 +59,11 @@ class Lending:
         self._is_known = True
         sequence, fleet = self._sequence, self._fleet
         lenders = [fleet.replicas[row] for row in fleet.lenders(sequence)]
-        counts = [blocks_for_others(replica, sequence, hosts=False) for replica in lenders]
-        self._places = [Place(*each) for each in zip(lenders, [False] * len(lenders), counts, strict=True)]
+        self._places = [
+            Place(replica, False, blocks_for_others(replica, sequence, hosts=False)) for replica in lenders
+        ]
+        most = max((place.match.num_blocks for place in self._places), default=0)
         self._places += [Place(replica, hosts=True) for replica in lenders if replica.kv_host]
-        most = max(counts, default=0)
         if fleet.lends_hosts and sequence.hashes and not sequence.scores_prompt:
             most = self._most_in_all(most)
         size = fleet.replicas[0].block_size
@@ -90,13 +92,13 @@ class Lending:
         places = self._reachable(target) if self.most_tokens > offer.num_tokens else []
         if not places:
             return offer
-        num_blocks, wanted, shares = self._locate(places, target)
+        num_blocks, wanted, shares = self._in_one(places, offer, target) or self._locate(places, target)
         gained = num_blocks * target.block_size - offer.num_tokens
         if gained <= 0 or not wanted:  # a swapped sequence has all its blocks, of which the last may not be full
             return offer
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
-        lacking = [content for content in wanted if content not in awaited]
+        lacking = [content for content in wanted if content not in awaited] if awaited else wanted
         shares = _narrowed(shares, lacking)
         if num_spared := self._num_spared(lacking, shares, target):
             num_blocks = self._sequence.hashes.index(lacking[-num_spared])
@@ -112,6 +114,20 @@ class Lending:
     def _is_whole(self, offer: Offer, target: Replica) -> bool:
         """Whether the target has all that it can use; one token is always computed."""
         return offer.num_tokens + target.block_size >= len(self._sequence.tokens)
+
+    def _in_one(self, places: list[Place], offer: Offer, target: Replica) -> tuple[int, list[bytes], Shares] | None:
+        """:meth:`_locate` in the usual case, without looking for each block everywhere: all of the prefix that there is
+        lies on the nearest device, and the target has nothing of it but its beginning."""
+        nearest, hashes, start = places[0], self._sequence.hashes, len(offer.cached_blocks)
+        _, blocks, hosts = nearest.match
+        have, end = target.index.blocks, len(blocks)
+        if target.kept.num_tokens or self._sequence.swapped is not None or hosts or end <= start:
+            return None
+        behind = hashes[end] if end * target.block_size < len(self._sequence.tokens) - target.block_size else b""
+        wanted = hashes[start:end]
+        if behind in have or any(behind in place.index.blocks for place in places) or not have.keys().isdisjoint(wanted):
+            return None
+        return end, wanted, [(nearest, dict(zip(wanted, blocks[start:], strict=True)))]
 
     def _locate(self, places: list[Place], target: Replica) -> tuple[int, list[bytes], Shares]:
         """How many blocks of the prefix lie on the target's device or in some place; the contents of those that are not
@@ -143,7 +159,7 @@ class Lending:
 
         def distance(place: Place) -> tuple[bool, bool, bool, int]:
             replica = place.replica
-            return replica.kv_host != target.kv_host, place.hosts, replica is not target, -place.most
+            return replica.kv_host != target.kv_host, place.hosts, replica is not target, -place.match.num_blocks
 
         return sorted(able, key=distance)
 

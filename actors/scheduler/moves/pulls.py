@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
@@ -190,7 +191,7 @@ class Pulls:
         index = lender.host_tier.pool.index if part.hosts else lender.index
         pull.step = max(pull.step, index.newest_step(part.blocks))
         pull.add(part, blocks)
-        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(part.contents, pull.number))
+        self._bringing.setdefault(target.name, {}).update(zip(part.contents, repeat(pull.number)))
         return pull.number
 
     def _gathering(self, part: Part, lender: Replica, target: Replica) -> Pull:
@@ -289,6 +290,9 @@ class Pulls:
         pull.is_void = True
         pull.link.num_under_way -= len(pull.blocks)
         known = self._bringing[pull.target.name]
+        if len(known) == len(pull.contents):  # the only one under way
+            known.clear()
+            return
         for content in pull.contents:
             del known[content]
 

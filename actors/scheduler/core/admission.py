@@ -26,10 +26,10 @@ another replica, or for a replica of their role."""
 
 
 def admit(
-    waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours
+    waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours, most_full: int
 ) -> list[Sequence]:
-    """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
-    the queue.
+    """Give slots to waiting sequences, strictly in order, or until so many pulls are full (:attr:`Pulls.num_full`).
+    Returns those admitted, which are still to be removed from the queue.
 
     If a sequence could run on a replica but has no room there now, or was preempted in flight there, no later sequence
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
@@ -69,7 +69,7 @@ def admit(
             continue
         if reason is not None:
             num_waiting[reason] += 1
-            if num_waiting[reason] == MOST_WAITING[reason]:
+            if num_waiting[reason] == MOST_WAITING[reason] or pulls.num_full >= most_full:
                 break
     return admitted
 

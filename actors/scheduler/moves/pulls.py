@@ -100,6 +100,8 @@ class Pulls:
     _held: Counter[Side] = field(default_factory=Counter)
     """Blocks that pulls hold, once for each pull."""
     _last: int = 0
+    num_full: int = 0
+    """Pulls so far that are as large as they are to be: another loan like the last would make another pull."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -191,6 +193,7 @@ class Pulls:
         index = lender.host_tier.pool.index if part.hosts else lender.index
         pull.step = max(pull.step, index.newest_step(part.blocks))
         pull.add(part, blocks)
+        self.num_full += (len(pull.blocks) + len(blocks)) * target.block_bytes > MOST_BYTES
         self._bringing.setdefault(target.name, {}).update(zip(part.contents, repeat(pull.number)))
         return pull.number
 

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec import structs
 
 from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
-from pagebus.actors.scheduler.moves import link
+from pagebus.actors.scheduler.kv import block_pool, prefix_index
+from pagebus.actors.scheduler.moves import link, pulls
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
@@ -300,3 +301,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     split_often(monkeypatch)
     change_often(monkeypatch)
     monkeypatch.setattr(link, "PROBE_BYTES", 2000)
+    monkeypatch.setattr(pulls, "MOST_BYTES", 6000)
+    for each in (block_pool, prefix_index):
+        monkeypatch.setattr(each, "MANY", 3)

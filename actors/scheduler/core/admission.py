@@ -48,14 +48,17 @@ def admit(
             break
         if not np.count_nonzero(rows):
             continue
-        able = _able(sequence, rows, fleet, pulls, roles, neighbours)
+        is_pulling = sequence.pulls is not None and pulls.is_pulling(sequence)
+        able = rows  # while it is pulled for, nobody looks where it may run
+        if not is_pulling or sequence.request.adapter is not None:
+            able = _able(sequence, rows, fleet, pulls, roles, neighbours)
         if sequence.request.adapter is not None and np.count_nonzero(able):
             able = adapters.having(sequence, able)
             if adapters.is_over:
                 break
         if not np.count_nonzero(able):  # those behind do not wait for it
             reason = ROLE if roles.is_on else None
-        elif sequence.pulls and pulls.is_pulling(sequence):
+        elif is_pulling:
             reason = PULL
         elif chosen := choose(sequence, fleet, able, pulls) or _displace_jobs(sequence, fleet, able):
             replica, offer = chosen

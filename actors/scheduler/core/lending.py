@@ -59,9 +59,7 @@ class Lending:
         self._is_known = True
         sequence, fleet = self._sequence, self._fleet
         lenders = [fleet.replicas[row] for row in fleet.lenders(sequence)]
-        self._places = [
-            Place(replica, False, blocks_for_others(replica, sequence, hosts=False)) for replica in lenders
-        ]
+        self._places = [Place(replica, False, blocks_for_others(replica, sequence, hosts=False)) for replica in lenders]
         most = max((place.match.num_blocks for place in self._places), default=0)
         self._places += [Place(replica, hosts=True) for replica in lenders if replica.kv_host]
         if fleet.lends_hosts and sequence.hashes and not sequence.scores_prompt:
@@ -125,7 +123,9 @@ class Lending:
             return None
         behind = hashes[end] if end * target.block_size < len(self._sequence.tokens) - target.block_size else b""
         wanted = hashes[start:end]
-        if behind in have or any(behind in place.index.blocks for place in places) or not have.keys().isdisjoint(wanted):
+        if any(behind in each for each in (have, *(place.index.blocks for place in places))):
+            return None
+        if not have.keys().isdisjoint(wanted):
             return None
         return end, wanted, [(nearest, dict(zip(wanted, blocks[start:], strict=True)))]
 

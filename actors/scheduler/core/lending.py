@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
@@ -33,8 +34,15 @@ class Place:
         return self.replica.host_tier.pool.index if self.hosts else self.replica.index
 
 
-Shares = list[tuple[Place, dict[bytes, int]]]
-"""What some places lend: contents, each with the block that holds it there."""
+class Share(NamedTuple):
+    """What a place lends: contents in the order of the prefix, and the blocks that hold them there."""
+
+    place: Place
+    contents: list[bytes]
+    blocks: list[int]
+
+
+Shares = list[Share]
 
 
 class Lending:
@@ -127,7 +135,7 @@ class Lending:
             return None
         if not have.keys().isdisjoint(wanted):
             return None
-        return end, wanted, [(nearest, dict(zip(wanted, blocks[start:], strict=True)))]
+        return end, wanted, [Share(nearest, wanted, blocks[start:])]
 
     def _locate(self, places: list[Place], target: Replica) -> tuple[int, list[bytes], Shares]:
         """How many blocks of the prefix lie on the target's device or in some place; the contents of those that are not
@@ -141,10 +149,9 @@ class Lending:
         for place in places:
             left = [content for content in left if content not in found] if found else left
             blocks = list(map(place.index.blocks.get, left))  # no line of Python for each block
-            shares.append(
-                (place, {content: block for content, block in zip(left, blocks, strict=True) if block is not None})
-            )
-            found |= shares[-1][1]
+            here = {content: block for content, block in zip(left, blocks, strict=True) if block is not None}
+            shares.append(Share(place, list(here), list(here.values())))
+            found |= here
         num_blocks, behind = behind_device(target, self._sequence, found.get)
         return num_blocks, [content for content in behind if content not in have and content in found], shares
 
@@ -166,11 +173,12 @@ class Lending:
     def _num_spared(self, lacking: list[bytes], shares: Shares, target: Replica) -> int:
         """How many of the last blocks had better not be lent: a device has them whose sequences take them before they
         come back, and would preempt one more of them otherwise."""
-        for place, blocks in shares if lacking else []:
-            if lacking[-1] in blocks and not place.hosts:
+        for place, contents, blocks in shares:
+            if lacking[-1:] == contents[-1:] and not place.hosts:
                 link = self._pulls.link(place.replica, target)
-                short = self._shortage(place.replica, link, list(blocks.values()))
-                return len(list(takewhile(blocks.__contains__, islice(reversed(lacking), short))))
+                short = self._shortage(place.replica, link, blocks)
+                tail = islice(zip(reversed(contents), reversed(lacking), strict=False), short)
+                return len(list(takewhile(lambda pair: pair[0] == pair[1], tail)))
         return 0
 
     def _shortage(self, lender: Replica, link: Link, blocks: list[int]) -> int:
@@ -183,11 +191,12 @@ class Lending:
     def _parts(self, shares: Shares, gained: int, num_blocks: int) -> list[Part]:
         """What each place lends; the tokens gained are divided among them."""
         parts, left, anchors = [], gained, self._anchors(num_blocks)
-        num_lent = sum(len(blocks) for _, blocks in shares)
-        for place, blocks in shares:
+        num_lent = sum(len(share.blocks) for share in shares)
+        for place, contents, blocks in shares:
             tokens = gained * len(blocks) // num_lent
-            mine = [each for each in anchors if each in blocks]
-            parts.append(Part(place.replica.name, place.hosts, list(blocks), list(blocks.values()), mine, tokens))
+            known = contents if len(anchors) == 1 else set(contents)
+            mine = [each for each in anchors if each in known]
+            parts.append(Part(place.replica.name, place.hosts, contents, blocks, mine, tokens))
             left -= tokens
         if parts:
             parts[0] = replace(parts[0], num_tokens=parts[0].num_tokens + left)
@@ -227,6 +236,11 @@ class Lending:
 
 def _narrowed(shares: Shares, contents: list[bytes]) -> Shares:
     """Of the shares these contents, which all of them together have; without empty ones."""
-    if sum(len(blocks) for _, blocks in shares) > len(contents):
-        shares = [(place, {each: blocks[each] for each in contents if each in blocks}) for place, blocks in shares]
-    return [share for share in shares if share[1]]
+    if sum(len(share.blocks) for share in shares) > len(contents):
+        wanted = set(contents)
+        shares = [
+            Share(place, [each for each in lent if each in wanted],
+                  [block for each, block in zip(lent, blocks, strict=True) if each in wanted])
+            for place, lent, blocks in shares
+        ]  # fmt: skip
+    return [share for share in shares if share.blocks]

@@ -59,8 +59,11 @@ class BlockPool:
         for _ in range(count):
             blocks.append(block)
             block = following[block]
+        listed = True
         if count > MANY:
-            self._all_counts[as_rows(blocks)] = 1
+            rows = as_rows(blocks)
+            self._all_counts[rows] = 1
+            listed = bool(np.any(self._index.are_listed(rows)))
         else:
             for each in blocks:
                 counts[each] = 1
@@ -68,7 +71,7 @@ class BlockPool:
         self._prev[block] = end
         self.num_allocated += count
         self.num_free -= count
-        for block, content in self._index.forget(blocks):
+        for block, content in self._index.forget(blocks) if listed else ():
             self._lose(block, content)
         return blocks
 

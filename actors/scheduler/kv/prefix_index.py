@@ -196,8 +196,6 @@ class PrefixIndex:
 
     def forget(self, blocks: Sequence[int]) -> list[tuple[int, bytes]]:
         """Remove blocks whose contents are about to change. Returns those that are listed, each with its hash."""
-        if len(blocks) > MANY and not np.any(self.are_listed(as_rows(blocks))):
-            return []
         contents, known, steps = self.hashes_of(blocks), self._hashes, self._steps
         if not any(contents):
             return []

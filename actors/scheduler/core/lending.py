@@ -43,6 +43,8 @@ class Share(NamedTuple):
 
 
 Shares = list[Share]
+Located = tuple[int, list[bytes], Shares]
+"""How many blocks of a prefix lie somewhere, the contents of those that the target lacks, and who has them."""
 
 
 class Lending:
@@ -105,11 +107,11 @@ class Lending:
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
         lacking = [content for content in wanted if content not in awaited] if awaited else wanted
-        shares = _narrowed(shares, lacking)
+        shares = narrowed(shares, lacking)
         if num_spared := self._num_spared(lacking, shares, target):
             num_blocks = self._sequence.hashes.index(lacking[-num_spared])
             gained = num_blocks * target.block_size - offer.num_tokens
-            shares = _narrowed(shares, lacking[:-num_spared])
+            shares = narrowed(shares, lacking[:-num_spared])
             if gained <= 0:
                 return offer
         loan = self._loan(self._parts(shares, gained, num_blocks), gained, numbers, target)
@@ -121,7 +123,7 @@ class Lending:
         """Whether the target has all that it can use; one token is always computed."""
         return offer.num_tokens + target.block_size >= len(self._sequence.tokens)
 
-    def _in_one(self, places: list[Place], offer: Offer, target: Replica) -> tuple[int, list[bytes], Shares] | None:
+    def _in_one(self, places: list[Place], offer: Offer, target: Replica) -> Located | None:
         """:meth:`_locate` in the usual case, without looking for each block everywhere: all of the prefix that there is
         lies on the nearest device, and the target has nothing of it but its beginning."""
         nearest, hashes, start = places[0], self._sequence.hashes, len(offer.cached_blocks)
@@ -137,7 +139,7 @@ class Lending:
             return None
         return end, wanted, [Share(nearest, wanted, blocks[start:])]
 
-    def _locate(self, places: list[Place], target: Replica) -> tuple[int, list[bytes], Shares]:
+    def _locate(self, places: list[Place], target: Replica) -> Located:
         """How many blocks of the prefix lie on the target's device or in some place; the contents of those that are not
         on its device, of a sequence that the target has swapped out none; and what of these, or more, each place has
         that no place before it has."""
@@ -234,7 +236,7 @@ class Lending:
         return self._fleet.replicas[0].index.anchors(self._sequence.hashes, 0, num_blocks)
 
 
-def _narrowed(shares: Shares, contents: list[bytes]) -> Shares:
+def narrowed(shares: Shares, contents: list[bytes]) -> Shares:
     """Of the shares these contents, which all of them together have; without empty ones."""
     if sum(len(share.blocks) for share in shares) > len(contents):
         wanted = set(contents)

@@ -35,6 +35,19 @@ def test_padded_steps_have_the_same_tokens(
     assert {bucket.spans > 0 for bucket in padded.replayed} == {True, budget == 24}
 
 
+def test_padded_steps_of_few_tokens_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind any past here; without decodes, and with them."""
+    runner = driver.engine._loaded.runner
+    monkeypatch.setattr("pagebus.actors.executor.batch.buckets.FEW_PAST", 0)
+    monkeypatch.setitem(runner._configs, True, runner._configs[False])
+    graphs = use_eager_graphs(driver, monkeypatch, Buckets(6, 40, 4, packs_few=True))
+
+    assert outputs(driver, driver.scheduler(16), prompts) == expected
+    assert {bucket.decodes for bucket in graphs.replayed if bucket.long_past} == {False, True}
+
+
 def test_padded_steps_with_extras_and_scores_have_the_same_tokens(
     driver: Driver, prompts: list[list[int]], request: pytest.FixtureRequest
 ) -> None:

@@ -39,6 +39,8 @@ from pagebus.kernels.lora.within import (
     adapted_tile,
     await_arrivals,
     free_programs,
+    prefetch_b,
+    rows_of_b,
     segments_of,
     shrink_within,
     within_arguments,
@@ -105,7 +107,6 @@ def _tiles_kernel(
     stride_group,
     tokens_ptr,  # None, or [T], with WIDTH [T, ceil(K / WIDTH)]: scales of x, which is of the weights' 8 bits
     s_ptr,  # None, or what adapters add: see `Expansion`
-    of_token_ptr,
     adapted_ptr,  # [T, K]: x, if the first programs make s of it
     memory_ptr,
     pages_ptr,
@@ -127,14 +128,13 @@ def _tiles_kernel(
     NATIVE: tl.constexpr,
     WHOLE: tl.constexpr,  # weights and x are int8
     S_PARTS: tl.constexpr,  # of adapters, as the following
-    SUMS: tl.constexpr,  # S_PARTS rounded up
     LARGEST: tl.constexpr,
     MODULES: tl.constexpr,
     PAGES: tl.constexpr,
     PAGE: tl.constexpr,
     FIELDS: tl.constexpr,
     CONSTANTS: tl.constexpr,
-    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time; 0: each token's own B, in registers
+    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time
     TOKENS: tl.constexpr,  # of a segment, at most
     SHARES: tl.constexpr,  # of the inputs that a program multiplies with A at a time
     SHARE: tl.constexpr,  # inputs of it
@@ -161,11 +161,15 @@ def _tiles_kernel(
         if tile < shrinkers:
             if PDL:
                 gdc_launch_dependents()
+                if PREFETCHED:  # for a tile that this multiprocessor may compute next
+                    row, _ = tile_rows(tile % tl.cdiv(num_rows, ROWS), num_rows, ROWS, BLOCK_N, GATED)
+                    begin = tile // tl.cdiv(num_rows, ROWS) % SPLITS * (tl.cdiv(size // BLOCK_K, SPLITS) * BLOCK_K)
+                    prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
             if tl.program_id(0) == 0:
                 shrink_within(
                     tile, shrinkers, adapted_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr,
-                    count_ptr, adapter_ptr, number_ptr, arrived_ptr + turn, stride_adapted, num_tokens, num_rows, size,
-                    S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
+                    count_ptr, adapter_ptr, number_ptr, arrived_ptr + turn, stride_adapted, num_tokens, size, S_PARTS,
+                    LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
                 )  # fmt: skip
             return
         # Splits of a tile are apart in one dimension, so that none comes before those that make s.
@@ -195,12 +199,14 @@ def _tiles_kernel(
             up_scale = tl.load(scale_ptr + num_rows // 2 + pair_row)[:, None]
     if s_ptr is not None:
         adapters = (
-            s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr,
-            second_row, third_row,
+            s_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr, second_row,
+            third_row,
         )  # fmt: skip
-        segments = segments_of(0, adapters, FIELDS, TOGETHER) if TOGETHER else adapters
+        segments = segments_of(0, adapters, FIELDS, TOGETHER)
     if PDL:
         gdc_launch_dependents()
+        if s_ptr is not None and (SPLITS == 1 or split == 0):
+            prefetch_b(segments, adapters, tile, num_rows, PAGES, PAGE, TOGETHER, ROWS, BLOCK_N, GATED, SHARES * 32)
         if PREFETCHED:
             if CODE >= WORDS:
                 prefetch_rows(prefetched_ptr, row, tl.cdiv(size, 128) * 16, begin // 8, PREFETCHED, PIECES)
@@ -268,22 +274,24 @@ def _tiles_kernel(
     if s_ptr is not None:
         WHOLE_SUM: tl.constexpr = SPLITS == 1 or residual_ptr is not None
         if WHOLE_SUM or split == 0:  # of partial sums, to the first
+            first_b = rows_of_b(segments, adapters, pair_row if PAIR else row, 0, PAGES, PAGE, TOGETHER)
             if adapted_ptr is not None:
                 await_arrivals(shrinkers, number_ptr, arrived_ptr + turn, S_PARTS, MODULES)
             if PAIR:
                 acc = adapted_tile(
-                    acc, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES,
-                    PAGE, FIELDS, TOGETHER, PRECISION,
+                    acc, first_b, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, LARGEST, MODULES,
+                    PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
                 )  # fmt: skip
+                second_b = rows_of_b(segments, adapters, num_rows // 2 + pair_row, 0, PAGES, PAGE, TOGETHER)
                 up = adapted_tile(
-                    up, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS, SUMS, LARGEST,
-                    MODULES, PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+                    up, second_b, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS,
+                    LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
                 )  # fmt: skip
             else:
                 acc = adapted_tile(
-                    acc, segments, adapters, row, token, num_tokens,
-                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
-                    PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+                    acc, first_b, segments, adapters, row, token, num_tokens,
+                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST, MODULES, PAGES,
+                    PAGE, FIELDS, TOGETHER, GATED > 0, PRECISION,
                 )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]

@@ -15,7 +15,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
-from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
+from pagebus.kernels.lora.plan import PROMPT_TOKENS, AdapterPlan
 
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
@@ -186,6 +186,6 @@ def expand(
         segments.number, rows, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
         PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block,
-        STAGES=1 if plan.tokens == DECODE_TOKENS else 3, PRECISION="ieee", num_warps=4, **pdl(y.device),
+        STAGES=3 if plan.tokens == PROMPT_TOKENS else 1, PRECISION="ieee", num_warps=4, **pdl(y.device),
     )  # fmt: skip
     return y

@@ -25,6 +25,7 @@ from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import Matrices, PagedTable
 from pagebus.kernels.lora.plan import (
+    BATCH_TOKENS,
     DECODE_TOKENS,
     PRODUCTS,
     PROMPT_TOKENS,
@@ -114,7 +115,7 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 3)), min_size=1, max_size=12),
     padding=st.integers(0, 5),
-    tokens=st.sampled_from([DECODE_TOKENS, PROMPT_TOKENS]),
+    tokens=st.sampled_from([DECODE_TOKENS, BATCH_TOKENS, PROMPT_TOKENS]),
 )
 def test_plans(rows: list[tuple[int, int]], padding: int, tokens: int) -> None:
     """The kernel's are the reference's: segments hold each token with an adapter once, and end at multiples."""
@@ -142,6 +143,7 @@ def test_plans(rows: list[tuple[int, int]], padding: int, tokens: int) -> None:
     [
         (QKV, 0, DECODE_TOKENS, DTYPES[-1]), (QKV, 2048, PROMPT_TOKENS, torch.float32),
         (GATE_UP, 2048, DECODE_TOKENS, torch.float32), (GATE_UP, 0, PROMPT_TOKENS, DTYPES[-1]),
+        (QKV, 2048, BATCH_TOKENS, DTYPES[-1]), (GATE_UP, 0, BATCH_TOKENS, torch.float32),
     ],
 )  # fmt: skip
 def test_both_halves(
@@ -158,6 +160,19 @@ def test_both_halves(
     assert error(y, expected) < LIMITS[dtype]
     assert torch.equal(y[plan.of_token < 0], before[plan.of_token < 0])
     assert error(add_adapters_reference(x, case.table, plan, before), expected) < LIMITS[dtype]
+
+
+def test_long_inputs(device: torch.device) -> None:
+    """Programs multiply several blocks of K, of ranks that need several turns, and then take the next unit."""
+    inputs = 2560
+    case, config = Case(ONE, device, inputs=inputs, page_size=2048), TileConfig(64, 16, 32, 2, 4)
+    x = case.random(40, inputs)
+    for tokens in (DECODE_TOKENS, BATCH_TOKENS):
+        plan = mixed(40, tokens, device)
+        expected = case.expected(x, plan, F.linear(x, case.weight))
+        y = F.linear(x, case.weight)
+        assert error(expand(shrink(x, case.table, plan), case.table, plan, y), expected) < 1e-6
+        assert error(adapted_linear(x, case.weight, None, case.table, plan, config), expected) < 1e-6
 
 
 def test_no_adapters(device: torch.device) -> None:

@@ -25,6 +25,7 @@ from pagebus.kernels.linear.epilogue import (
     gated_tile,
     inverse_rms,
     load_squares,
+    numbers_ahead,
     prefetch_rows,
     prefetched_numbers,
     split_gated,
@@ -151,6 +152,7 @@ def _tiles_kernel(
     STAGES: tl.constexpr,
     TMA: tl.constexpr,
     PREFETCHED: tl.constexpr,
+    AHEAD: tl.constexpr,  # the same, by each program that makes s
     PIECES: tl.constexpr,  # of a row that is prefetched, so that all threads take part
     PRECISION: tl.constexpr,
     UNPROMOTED: tl.constexpr,  # columns of float8 that are summed up in 14 bits: all 14336 would be 2% wrong
@@ -161,10 +163,10 @@ def _tiles_kernel(
         if tile < shrinkers:
             if PDL:
                 gdc_launch_dependents()
-                if PREFETCHED:  # for a tile that this multiprocessor may compute next
+                if AHEAD:  # for a tile that this multiprocessor may compute next
                     row, _ = tile_rows(tile % tl.cdiv(num_rows, ROWS), num_rows, ROWS, BLOCK_N, GATED)
                     begin = tile // tl.cdiv(num_rows, ROWS) % SPLITS * (tl.cdiv(size // BLOCK_K, SPLITS) * BLOCK_K)
-                    prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
+                    prefetch_rows(prefetched_ptr, row, size, begin, AHEAD, PIECES)
             if tl.program_id(0) == 0:
                 shrink_within(
                     tile, shrinkers, adapted_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr,
@@ -378,9 +380,10 @@ def tiles_linear(
     adapted = within_arguments(expansion, block, config.tokens, config.warps, free)
     if adapted["shrinkers"]:
         grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)
+    ahead = numbers_ahead(numbers, config.splits, last, adapted["shrinkers"] * block)
     _tiles_kernel[grid](
         *sources,
-        numbers if prefetched else None, bias, out,
+        numbers if prefetched or ahead else None, bias, out,
         None if before is None else before.squares,
         *((None,) * 5 if after is None else after),
         x.stride(0), num_tokens, num_rows, size,
@@ -397,7 +400,7 @@ def tiles_linear(
         EVEN_K=size % config.depth == 0,
         EVEN_N=config.rows == block and num_rows % block == 0,
         ROWS=config.rows, BLOCK_N=block, BLOCK_M=config.tokens, BLOCK_K=config.depth,
-        STAGES=config.stages, TMA=config.tma, PREFETCHED=prefetched,
+        STAGES=config.stages, TMA=config.tma, PREFETCHED=prefetched, AHEAD=ahead,
         PIECES=max(1, min(8, 32 * config.warps // block)),
         PRECISION="ieee",
         UNPROMOTED=config.depth if numbers.dtype == torch.float8_e4m3fn else None,

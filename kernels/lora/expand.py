@@ -53,6 +53,17 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
 
 
 @triton.jit
+def parts_of_sums(sums, distance, held, S_PARTS: tl.constexpr):
+    """The parts of ``sums`` [tokens, ranks], all loaded at once: [parts, tokens, ranks], to be summed over the first.
+    One by one, each would be in its layout, by way of shared memory, before the next is asked for."""
+    SUMS: tl.constexpr = 1 if S_PARTS == 1 else 2 if S_PARTS == 2 else 4 if S_PARTS <= 4 else 8 if S_PARTS <= 8 else 16
+    tl.static_assert(S_PARTS <= 16)
+    part = tl.arange(0, SUMS)
+    places = sums[None, :, :] + part.to(tl.int64)[:, None, None] * distance
+    return tl.load(places, mask=held[None, :, :] & (part < S_PARTS)[:, None, None], other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
 def module_of(row, second_row, third_row):
     """The module that output ``row`` belongs to."""
     return (row >= second_row).to(tl.int32) + (row >= third_row).to(tl.int32)
@@ -153,9 +164,7 @@ def _expand_kernel(
         for begin in tl.range(0, rank, 16, num_stages=STAGES):
             column = begin + tl.arange(0, 16)
             inside = present[:, None] & (column < rank)[None, :]
-            s = tl.load(sums + column[None, :], mask=inside, other=0.0)
-            for part in tl.static_range(1, S_PARTS):
-                s += tl.load(sums + part * distance + column[None, :], mask=inside, other=0.0)
+            parts = parts_of_sums(sums + column[None, :], distance, inside, S_PARTS)
             eights = begin + panel * RANKS
             held = exists[:, None] & (eights < rank)[None, :]
             offset = b + row[:, None] * rank + eights[None, :]
@@ -163,6 +172,7 @@ def _expand_kernel(
             place = tl.multiple_of(tl.where(held, place, 0), [8, 8])
             weights = tl.load(memory_ptr + place[:, :, None] + number[None, None, :], mask=held[:, :, None], other=0.0)
             weights = weights.reshape(BLOCK_N, 2 * RANKS)
+            s = tl.sum(parts, axis=0)
             y = tl.dot(s.to(weights.dtype), tl.trans(weights), y, input_precision=PRECISION)
         tl.store(targets, y.to(y_ptr.dtype.element_ty), mask=mask)
 

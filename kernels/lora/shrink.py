@@ -18,7 +18,7 @@ from pagebus.kernels.lora.units import rows_of_a, shrink_units
 
 PART, PART_OF_FLOATS, WARPS = 1024, 256, 4
 """Inputs that a program multiplies, in 16 bits and in float32; each of its warps takes its share of them."""
-BATCH_WARPS, FEW_PARTS, MOST_PARTS = 8, 8, 16
+BATCH_WARPS, FEW_PARTS, MOST_PARTS = 8, 4, 8
 """Of segments of decodes in large steps: half as many inputs at a time, by twice as many warps; parts of one such block
 each, or of two where there are more than the first number, up to the second."""
 PROGRAMS = 8

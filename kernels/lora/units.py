@@ -87,7 +87,6 @@ def shrink_units(
             for block in tl.range(part, blocks, S_PARTS, num_stages=1):
                 inputs = (block * SHARES + share) * SHARE
                 present = (token < count)[None, :, None] & (inputs[:, None] + column[None, :] < size)[:, None, :]
-                x = tl.load(values + inputs[:, None, None], mask=present, other=0.0)
                 mine = weights
                 # The next block: of these rows, of the next ones, or of the next unit.
                 more, goes_on = block + S_PARTS < blocks, begin + 16 < rank
@@ -96,6 +95,7 @@ def shrink_units(
                     tl.where(more, block + S_PARTS, tl.where(goes_on, part, following % S_PARTS)), size, memory_ptr,
                     pages_ptr, PAGES, PAGE, SHARES, SHARE,
                 )  # fmt: skip
+                x = tl.load(values + inputs[:, None, None], mask=present, other=0.0)
                 acc = tl.dot(x, tl.permute(mine, (0, 2, 1)), acc, input_precision=PRECISION)
             s = tl.sum(acc, axis=0) * scale
             if CONSTANTS:

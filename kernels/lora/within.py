@@ -15,7 +15,7 @@ import torch
 
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
-from pagebus.kernels.lora.expand import Expansion, module_of
+from pagebus.kernels.lora.expand import Expansion, module_of, parts_of_sums
 from pagebus.kernels.lora.pages import COLUMNS, PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import AdapterPlan
 from pagebus.kernels.lora.shrink import block_of
@@ -182,17 +182,18 @@ def rows_of_b(segments, adapters, row, begin, PAGES: tl.constexpr, PAGE: tl.cons
 
 
 @triton.jit
-def _spread(segments, sums, token, begin, distance, dtype: tl.constexpr, S_PARTS: tl.constexpr, TOGETHER: tl.constexpr):
+def _members(segments, token):
+    """Which token is in which segment [tokens, TOGETHER]."""
+    first, end, _, _, _, _ = segments
+    return (token[:, None] >= first[None, :]) & (token[:, None] < end[None, :])
+
+
+@triton.jit
+def _spread(segments, parts, token, dtype: tl.constexpr, TOGETHER: tl.constexpr):
     """16 sums of each token, in the columns of its segment, the others 0: [tokens, 16 TOGETHER]."""
-    first, end, ranks, _, _, _ = segments
-    column = tl.arange(0, 16)
-    member = (token[:, None] >= first[None, :]) & (token[:, None] < end[None, :])
-    held = (tl.max(member.to(tl.int32), axis=1) > 0)[:, None]
-    s = tl.load(sums, mask=held, other=0.0, cache_modifier=".cg")
-    for part in tl.static_range(1, S_PARTS):
-        s += tl.load(sums + part * distance, mask=held, other=0.0, cache_modifier=".cg")
-    own = member[:, :, None] & (begin + column[None, :] < ranks[:, None])[None, :, :]
-    return tl.where(own, s.to(dtype)[:, None, :], 0.0).reshape(token.shape[0], 16 * TOGETHER)
+    s = tl.sum(parts, axis=0).to(dtype)
+    spread = tl.where(_members(segments, token)[:, :, None], s[:, None, :], 0.0)
+    return spread.reshape(token.shape[0], 16 * TOGETHER)
 
 
 @triton.jit
@@ -212,23 +213,30 @@ def adapted_tile(
     most = tl.max(segments[4], axis=0)
     while segment < number:
         now, mine, at = segments, weights, begin
+        rank = tl.max(tl.where(_members(now, token), now[2][None, :], 0), axis=1)  # of each token
+        held = at + tl.arange(0, 16)[None, :] < rank[:, None]
+        parts = parts_of_sums(sums + (at + first_module * LARGEST), distance, held, S_PARTS)
+        if BOTH:
+            others = parts_of_sums(sums + (at + LARGEST), distance, held, S_PARTS)
+        # While these are multiplied, the following ones are on their way.
         begin += 16
         if begin >= most:
             begin = 0
             segment += TOGETHER
             segments = segments_of(segment, adapters, FIELDS, TOGETHER)
             most = tl.max(segments[4], axis=0)
-        # While these are multiplied, the following ones are on their way.
         weights = rows_of_b(segments, adapters, row, begin, PAGES, PAGE, TOGETHER)
+        s = _spread(now, parts, token, mine.dtype, TOGETHER)
         if BOTH:
             second = (row >= second_row)[:, None]
-            s = _spread(now, sums + at, token, at, distance, mine.dtype, S_PARTS, TOGETHER)
-            t = _spread(now, sums + LARGEST + at, token, at, distance, mine.dtype, S_PARTS, TOGETHER)
             acc = tl.dot(tl.where(second, 0.0, mine), tl.trans(s), acc, input_precision=PRECISION)
-            acc = tl.dot(tl.where(second, mine, 0.0), tl.trans(t), acc, input_precision=PRECISION)
+            s = _spread(now, others, token, mine.dtype, TOGETHER)
+            acc = tl.dot(tl.where(second, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
         else:
-            for module in range(first_module, last_module + 1):
-                own = (module_of(row, second_row, third_row) == module)[:, None]
-                s = _spread(now, sums + module * LARGEST + at, token, at, distance, mine.dtype, S_PARTS, TOGETHER)
-                acc = tl.dot(tl.where(own, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
+            module = module_of(row, second_row, third_row)[:, None]
+            acc = tl.dot(tl.where(module == first_module, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
+            for more in range(first_module + 1, last_module + 1):
+                parts = parts_of_sums(sums + (at + more * LARGEST), distance, held, S_PARTS)
+                s = _spread(now, parts, token, mine.dtype, TOGETHER)
+                acc = tl.dot(tl.where(module == more, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
     return acc

@@ -22,16 +22,25 @@ from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, lay_out_expert
 Bits = npt.NDArray[np.signedinteger[Any]]
 """Numbers of 16 or 32 bits, as they lie in memory."""
 
+CHUNK_BYTES = 16 << 20
+"""Of host memory that is pinned at a time. Calls to the driver wait meanwhile, and what was evicted is used again for
+whatever adapter comes next, whose chunks are as large."""
+
 
 class Image(NamedTuple):
-    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``values``; of
-    each product, or of each expert's, where it begins, and what :attr:`PagedTable.places` says if that is in the first
-    page; and the scales of all modules."""
+    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``chunks`` of whole
+    pages, and the last; of each product, or of each expert's, where it begins, and what :attr:`PagedTable.places` says
+    if that is in the first page; and the scales of all modules."""
 
-    values: torch.Tensor
+    chunks: tuple[torch.Tensor, ...]
     begins: torch.Tensor
     fields: torch.Tensor
     scales: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        """Elements."""
+        return sum(map(len, self.chunks))
 
 
 class Product(NamedTuple):
@@ -62,10 +71,12 @@ class _Entries(NamedTuple):
 
 
 class ImageMaker:
-    """Makes images of adapters of these ``products``, in memory that is ``pinned`` where devices copy from it."""
+    """Makes images of adapters of these ``products`` in pages of ``page_size`` elements, in memory that is ``pinned``
+    where devices copy from it."""
 
-    def __init__(self, products: Sequence[Product], dtype: torch.dtype, *, pinned: bool) -> None:
+    def __init__(self, products: Sequence[Product], dtype: torch.dtype, page_size: int, *, pinned: bool) -> None:
         self._products, self._dtype, self._pinned = products, dtype, pinned
+        self._chunk = max(1, CHUNK_BYTES // (page_size * dtype.itemsize)) * page_size
 
     @torch.inference_mode()
     def image(self, adapter: HostAdapter) -> Image:
@@ -76,13 +87,14 @@ class ImageMaker:
             entries = make(adapter, product)
             found.append(entries._replace(begins=entries.begins + begin))
             begin += entries.length
-        values = torch.empty(begin, dtype=self._dtype, pin_memory=self._pinned)
+        values = torch.empty(begin, dtype=self._dtype)
         bits, begin = _bits(values), 0
         for each in found:
             each.fill(bits[begin : begin + each.length])
             begin += each.length
         told = [entries[2:] for entries in found or [_nothing(0, 0)]]
-        return Image(values, *(torch.cat(each) for each in zip(*told, strict=True)))
+        chunks = (values,) if not self._pinned else tuple(map(_pinned, values.split(self._chunk)))
+        return Image(chunks, *(torch.cat(each) for each in zip(*told, strict=True)))
 
     def _of_modules(self, adapter: HostAdapter, product: Product) -> _Entries:
         projection = product.projection
@@ -130,6 +142,12 @@ def _entries(
     rank, rows, step, b = told
     fields = torch.tensor([[rank, rows, step, 0, b, constant]], dtype=torch.int32).expand(count, -1)
     return _Entries(count * length, fill, torch.arange(count) * length, fields, scales.flatten())
+
+
+def _pinned(values: torch.Tensor) -> torch.Tensor:
+    found = torch.empty(len(values), dtype=values.dtype, pin_memory=True)
+    np.copyto(_bits(found), _bits(values))
+    return found
 
 
 def _nothing(count: int, modules: int) -> _Entries:

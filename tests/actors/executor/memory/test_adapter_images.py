@@ -30,7 +30,7 @@ def module(rank: int, inputs: int, width: int, dtype: torch.dtype, *, biased: bo
 def test_images(inputs: int, dtype: torch.dtype, *, ordered: bool) -> None:
     """q of rank 3 and v of rank 12 with a bias, in 16 ranks; k has none."""
     order = torch.randperm(sum(WIDTHS)) if ordered else None
-    maker = ImageMaker([Product(projection(inputs), WIDTHS, order)] * 2, dtype, pinned=False)
+    maker = ImageMaker([Product(projection(inputs), WIDTHS, order)] * 2, dtype, 256, pinned=False)
     q, v = module(3, inputs, 40, torch.float32), module(12, inputs, 24, dtype, biased=True)
     image = maker.image({"q": q, "v": v})
     a, b = torch.zeros(48, inputs, dtype=dtype), torch.zeros(72, 16, dtype=dtype)
@@ -38,8 +38,8 @@ def test_images(inputs: int, dtype: torch.dtype, *, ordered: bool) -> None:
     assert v.bias is not None
     b[48:, 12] = v.bias
     wanted, told = lay_out(Matrices(a, b if order is None else b[order], (1.5, 0.0, 6.0), 13))
-    assert torch.equal(image.values, wanted.repeat(2))
+    assert torch.equal(torch.cat(image.chunks), wanted.repeat(2))
     assert image.begins.tolist() == [0, len(wanted)]
     assert image.fields.tolist() == [[*told[:3], 0, told[3], 13]] * 2
     assert image.scales.tolist() == [1.5, 0.0, 6.0] * 2
-    assert len(maker.image({}).values) == 0
+    assert maker.image({}).length == 0

@@ -12,8 +12,6 @@ WHOLLY_PREFETCHED, PARTLY_PREFETCHED, PREFETCHED_BYTES, PREFETCHED_TOKENS = 16 <
 """Weights of up to so many bytes are called into the L2 cache while the kernels before still run, for up to that many
 tokens: the time of small products is mostly that of the way to the memory. Of larger ones, up to the second size, so
 many bytes are, where each row begins; still larger ones would only take bandwidth from the kernels before."""
-AHEAD_BYTES = 12 << 20
-"""Weights that programs which do not multiply them call into the L2 cache for those behind them."""
 
 
 @triton.jit
@@ -127,10 +125,3 @@ def prefetched_numbers(weight: torch.Tensor, splits: int, last: int) -> int:
     if weight.nbytes > WHOLLY_PREFETCHED:
         part = min(part, PREFETCHED_BYTES // (len(weight) * splits * weight.itemsize))
     return part // pieces * pieces
-
-
-def numbers_ahead(weight: torch.Tensor, splits: int, last: int, rows: int) -> int:
-    """The numbers of each of so many ``rows``, from the beginning of a split, that are called ahead; 0 rows: none."""
-    if not rows or weight.shape[1] * weight.itemsize % 16:
-        return 0
-    return min(weight.shape[1] // splits, last, AHEAD_BYTES // (rows * weight.itemsize)) // 64 * 64

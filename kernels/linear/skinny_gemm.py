@@ -25,7 +25,6 @@ from pagebus.kernels.linear.epilogue import (
     gated_tile,
     inverse_rms,
     load_squares,
-    numbers_ahead,
     prefetch_rows,
     prefetched_numbers,
     split_gated,
@@ -38,10 +37,8 @@ from pagebus.kernels.linear.epilogue import (
 from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.lora.within import (
     adapted_tile,
-    await_arrivals,
     free_programs,
     prefetch_b,
-    rows_of_b,
     segments_of,
     shrink_within,
     within_arguments,
@@ -108,6 +105,7 @@ def _tiles_kernel(
     stride_group,
     tokens_ptr,  # None, or [T], with WIDTH [T, ceil(K / WIDTH)]: scales of x, which is of the weights' 8 bits
     s_ptr,  # None, or what adapters add: see `Expansion`
+    of_token_ptr,
     adapted_ptr,  # [T, K]: x, if the first programs make s of it
     memory_ptr,
     pages_ptr,
@@ -129,6 +127,7 @@ def _tiles_kernel(
     NATIVE: tl.constexpr,
     WHOLE: tl.constexpr,  # weights and x are int8
     S_PARTS: tl.constexpr,  # of adapters, as the following
+    SUMS: tl.constexpr,  # S_PARTS rounded up
     LARGEST: tl.constexpr,
     MODULES: tl.constexpr,
     PAGES: tl.constexpr,
@@ -152,7 +151,6 @@ def _tiles_kernel(
     STAGES: tl.constexpr,
     TMA: tl.constexpr,
     PREFETCHED: tl.constexpr,
-    AHEAD: tl.constexpr,  # the same, by each program that makes s
     PIECES: tl.constexpr,  # of a row that is prefetched, so that all threads take part
     PRECISION: tl.constexpr,
     UNPROMOTED: tl.constexpr,  # columns of float8 that are summed up in 14 bits: all 14336 would be 2% wrong
@@ -160,17 +158,18 @@ def _tiles_kernel(
 ):
     tile, split = tl.program_id(1), tl.program_id(2)
     if adapted_ptr is not None:
+        arrived_ptr += turn
         if tile < shrinkers:
             if PDL:
                 gdc_launch_dependents()
-                if AHEAD:  # for a tile that this multiprocessor may compute next
-                    row, _ = tile_rows(tile % tl.cdiv(num_rows, ROWS), num_rows, ROWS, BLOCK_N, GATED)
+                if PREFETCHED:  # for a tile that this multiprocessor may compute next
+                    row = tile_rows(tile % tl.cdiv(num_rows, ROWS), num_rows, ROWS, BLOCK_N, GATED)[0]
                     begin = tile // tl.cdiv(num_rows, ROWS) % SPLITS * (tl.cdiv(size // BLOCK_K, SPLITS) * BLOCK_K)
-                    prefetch_rows(prefetched_ptr, row, size, begin, AHEAD, PIECES)
+                    prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
             if tl.program_id(0) == 0:
                 shrink_within(
                     tile, shrinkers, adapted_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr,
-                    count_ptr, adapter_ptr, number_ptr, arrived_ptr + turn, stride_adapted, num_tokens, size, S_PARTS,
+                    count_ptr, adapter_ptr, number_ptr, arrived_ptr, stride_adapted, num_tokens, size, S_PARTS,
                     LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
                 )  # fmt: skip
             return
@@ -201,8 +200,8 @@ def _tiles_kernel(
             up_scale = tl.load(scale_ptr + num_rows // 2 + pair_row)[:, None]
     if s_ptr is not None:
         adapters = (
-            s_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr, second_row,
-            third_row,
+            s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr,
+            second_row, third_row,
         )  # fmt: skip
         segments = segments_of(0, adapters, FIELDS, TOGETHER)
     if PDL:
@@ -210,10 +209,8 @@ def _tiles_kernel(
         if s_ptr is not None and (SPLITS == 1 or split == 0):
             prefetch_b(segments, adapters, tile, num_rows, PAGES, PAGE, TOGETHER, ROWS, BLOCK_N, GATED, SHARES * 32)
         if PREFETCHED:
-            if CODE >= WORDS:
-                prefetch_rows(prefetched_ptr, row, tl.cdiv(size, 128) * 16, begin // 8, PREFETCHED, PIECES)
-            else:
-                prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
+            width, start = (tl.cdiv(size, 128) * 16, begin // 8) if CODE >= WORDS else (size, begin)
+            prefetch_rows(prefetched_ptr, row, width, start, PREFETCHED, PIECES)
         gdc_wait()
     if squares_ptr is not None:
         squares = load_squares(squares_ptr, token, num_tokens, PARTS, BLOCK_PARTS)
@@ -273,28 +270,22 @@ def _tiles_kernel(
         acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
         for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
-    if s_ptr is not None:
-        WHOLE_SUM: tl.constexpr = SPLITS == 1 or residual_ptr is not None
-        if WHOLE_SUM or split == 0:  # of partial sums, to the first
-            first_b = rows_of_b(segments, adapters, pair_row if PAIR else row, 0, PAGES, PAGE, TOGETHER)
-            if adapted_ptr is not None:
-                await_arrivals(shrinkers, number_ptr, arrived_ptr + turn, S_PARTS, MODULES)
-            if PAIR:
-                acc = adapted_tile(
-                    acc, first_b, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, LARGEST, MODULES,
-                    PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
-                )  # fmt: skip
-                second_b = rows_of_b(segments, adapters, num_rows // 2 + pair_row, 0, PAGES, PAGE, TOGETHER)
-                up = adapted_tile(
-                    up, second_b, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS,
-                    LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
-                )  # fmt: skip
-            else:
-                acc = adapted_tile(
-                    acc, first_b, segments, adapters, row, token, num_tokens,
-                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, LARGEST, MODULES, PAGES,
-                    PAGE, FIELDS, TOGETHER, GATED > 0, PRECISION,
-                )  # fmt: skip
+    if s_ptr is not None and (SPLITS == 1 or residual_ptr is not None or split == 0):  # of partial sums, to the first
+        if PAIR:
+            acc = adapted_tile(
+                acc, segments, adapters, shrinkers, arrived_ptr, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS,
+                LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
+            )  # fmt: skip
+            up = adapted_tile(
+                up, segments, adapters, shrinkers, arrived_ptr, num_rows // 2 + pair_row, token, num_tokens, 1, 1,
+                S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
+            )  # fmt: skip
+        else:
+            acc = adapted_tile(
+                acc, segments, adapters, shrinkers, arrived_ptr, row, token, num_tokens,
+                *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
+                PAGES, PAGE, FIELDS, TOGETHER, GATED > 0, PRECISION,
+            )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]
         acc *= inverse
@@ -373,17 +364,16 @@ def tiles_linear(
         )
     last = size - (config.splits - 1) * config.part(size)
     prefetched = prefetched_numbers(numbers, config.splits, last) if num_tokens <= PREFETCHED_TOKENS else 0
-    parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
     shared = (block + config.tokens) * config.depth * config.stages * x.itemsize
-    free = free_programs(grid[0] * grid[1] * grid[2], shared, x.device)
-    adapted = within_arguments(expansion, block, config.tokens, config.warps, free)
+    adapted = within_arguments(
+        expansion, block, config.tokens, config.warps, free_programs(grid[0] * grid[1] * grid[2], shared, x.device)
+    )
     if adapted["shrinkers"]:
         grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)
-    ahead = numbers_ahead(numbers, config.splits, last, adapted["shrinkers"] * block)
     _tiles_kernel[grid](
         *sources,
-        numbers if prefetched or ahead else None, bias, out,
+        numbers if prefetched else None, bias, out,
         None if before is None else before.squares,
         *((None,) * 5 if after is None else after),
         x.stride(0), num_tokens, num_rows, size,
@@ -394,13 +384,12 @@ def tiles_linear(
         SHARES=config.warps,
         WHOLE=numbers.dtype == torch.int8 and tokens is not None,
         GATED=gated,
-        PARTS=parts,
-        BLOCK_PARTS=next_power_of_2(parts),
+        PARTS=(parts := 1 if before is None else len(before.squares)), BLOCK_PARTS=next_power_of_2(parts),
         SPLITS=config.splits,
         EVEN_K=size % config.depth == 0,
         EVEN_N=config.rows == block and num_rows % block == 0,
         ROWS=config.rows, BLOCK_N=block, BLOCK_M=config.tokens, BLOCK_K=config.depth,
-        STAGES=config.stages, TMA=config.tma, PREFETCHED=prefetched, AHEAD=ahead,
+        STAGES=config.stages, TMA=config.tma, PREFETCHED=prefetched,
         PIECES=max(1, min(8, 32 * config.warps // block)),
         PRECISION="ieee",
         UNPROMOTED=config.depth if numbers.dtype == torch.float8_e4m3fn else None,

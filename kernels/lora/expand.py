@@ -54,13 +54,17 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
 
 @triton.jit
 def parts_of_sums(sums, distance, held, S_PARTS: tl.constexpr):
-    """The parts of ``sums`` [tokens, ranks], all loaded at once: [parts, tokens, ranks], to be summed over the first.
+    """The parts of ``sums`` [tokens, ranks], loaded at once: [parts, tokens, ranks], to be summed over the first.
     One by one, each would be in its layout, by way of shared memory, before the next is asked for."""
-    SUMS: tl.constexpr = 1 if S_PARTS == 1 else 2 if S_PARTS == 2 else 4 if S_PARTS <= 4 else 8 if S_PARTS <= 8 else 16
-    tl.static_assert(S_PARTS <= 16)
-    part = tl.arange(0, SUMS)
+    AT_ONCE: tl.constexpr = 1 if S_PARTS == 1 else 2 if S_PARTS == 2 else 4 if S_PARTS <= 4 else 8
+    part = tl.arange(0, AT_ONCE)
     places = sums[None, :, :] + part.to(tl.int64)[:, None, None] * distance
-    return tl.load(places, mask=held[None, :, :] & (part < S_PARTS)[:, None, None], other=0.0, cache_modifier=".cg")
+    inside = held[None, :, :] & (part < S_PARTS)[:, None, None]
+    parts = tl.load(places, mask=inside, other=0.0, cache_modifier=".cg")
+    for first in tl.static_range(AT_ONCE, S_PARTS, AT_ONCE):
+        inside = held[None, :, :] & (first + part < S_PARTS)[:, None, None]
+        parts += tl.load(places + first * distance, mask=inside, other=0.0, cache_modifier=".cg")
+    return parts
 
 
 @triton.jit

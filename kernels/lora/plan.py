@@ -13,9 +13,8 @@ import torch
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.lora.segments import Segments
 
-FEWEST_TOKENS, FEW_TOKENS = 64, 256
-DECODE_TOKENS, BATCH_TOKENS, PROMPT_TOKENS = 16, 32, 64
-"""Passes of up to 64 tokens have segments of 16 tokens at most, those of up to 256 of 32, others of 64."""
+FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 256, 16, 64
+"""Passes of up to so many tokens have segments of 16 tokens at most, others of 64."""
 BLOCK = 1024
 PRODUCTS = 1024
 """Products of a pass whose programs may wait for each other."""
@@ -52,9 +51,7 @@ class AdapterPlan:
 
 def segment_tokens(num_tokens: int, *, invariant: bool = False) -> int:
     """The tokens of a segment, at most. ``invariant``: the same for any number of tokens."""
-    if invariant or num_tokens <= FEWEST_TOKENS:
-        return DECODE_TOKENS
-    return BATCH_TOKENS if num_tokens <= FEW_TOKENS else PROMPT_TOKENS
+    return DECODE_TOKENS if invariant or num_tokens <= FEW_TOKENS else PROMPT_TOKENS
 
 
 def most_segments(num_tokens: int, runs: int, tokens: int) -> int:

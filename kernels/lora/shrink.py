@@ -13,23 +13,17 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
-from pagebus.kernels.lora.plan import BATCH_TOKENS, PROMPT_TOKENS, AdapterPlan
-from pagebus.kernels.lora.units import rows_of_a, shrink_units
+from pagebus.kernels.lora.plan import PROMPT_TOKENS, AdapterPlan
+from pagebus.kernels.lora.units import rows_of_a
 
 PART, PART_OF_FLOATS, WARPS = 1024, 256, 4
 """Inputs that a program multiplies, in 16 bits and in float32; each of its warps takes its share of them."""
-BATCH_WARPS, FEW_PARTS, MOST_PARTS = 8, 4, 8
-"""Of segments of decodes in large steps: half as many inputs at a time, by twice as many warps; parts of one such block
-each, or of two where there are more than the first number, up to the second."""
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
 
 
 def num_parts(num_inputs: int, dtype: torch.dtype, tokens: int) -> int:
     """Parts of K whose sums `shrink` leaves, by the ``tokens`` of a plan's segments."""
-    if tokens == BATCH_TOKENS:
-        blocks = -(-num_inputs // (block_of(dtype) // 2))
-        return blocks if blocks <= FEW_PARTS else min(MOST_PARTS, max(FEW_PARTS, -(-blocks // 2)))
     return 1 if tokens == PROMPT_TOKENS else -(-num_inputs // block_of(dtype))
 
 
@@ -123,43 +117,6 @@ def prefetch(pointers, NUMBERS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _shrink_units_kernel(
-    x_ptr,  # [T, K]
-    s_ptr,  # [PARTS, T, MODULES * LARGEST] float32
-    memory_ptr,
-    pages_ptr,
-    places_ptr,
-    scales_ptr,
-    first_ptr,
-    count_ptr,
-    adapter_ptr,
-    number_ptr,
-    stride_x,
-    num_tokens,
-    size,
-    MODULES: tl.constexpr,
-    LARGEST: tl.constexpr,
-    PAGES: tl.constexpr,
-    PAGE: tl.constexpr,
-    FIELDS: tl.constexpr,
-    CONSTANTS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    PARTS: tl.constexpr,
-    SHARES: tl.constexpr,
-    SHARE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        gdc_launch_dependents()
-    shrink_units(
-        tl.program_id(0), tl.num_programs(0), x_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr,
-        count_ptr, adapter_ptr, tl.load(number_ptr) * (MODULES * PARTS), stride_x, num_tokens, size, PARTS, LARGEST,
-        MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
 def _shrink_prompts_kernel(
     x_ptr,  # [T, K]
     s_ptr,  # [T, MODULES * LARGEST] float32
@@ -247,11 +204,6 @@ def shrink(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> torch.Tenso
         _shrink_prompts_kernel[grid](
             *arguments, **constants, ROWS=16 if wide else min(64, max(16, next_power_of_2(table.largest))),
             BLOCK_K=32 if wide else 128, STAGES=2 if wide else 3, num_warps=4, **pdl(device),
-        )  # fmt: skip
-    elif plan.tokens == BATCH_TOKENS:
-        _shrink_units_kernel[(grid[0] * modules * parts,)](
-            *arguments, **constants, PARTS=parts, SHARES=BATCH_WARPS, SHARE=block_of(x.dtype) // 2 // BATCH_WARPS,
-            num_warps=BATCH_WARPS, **pdl(device),
         )  # fmt: skip
     else:
         _shrink_kernel[grid](

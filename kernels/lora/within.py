@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.common.triton import next_power_of_2, tl, triton
-from pagebus.kernels.lora.expand import Expansion, module_of, parts_of_sums
+from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
+from pagebus.kernels.lora.expand import Expansion, expanded, module_of, parts_of_sums
 from pagebus.kernels.lora.pages import COLUMNS, PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import AdapterPlan
 from pagebus.kernels.lora.shrink import block_of
@@ -29,15 +29,17 @@ MOST_TOGETHER, MOST_NUMBERS, LARGE_TILE = 8, 64, 32
 as many in tiles of more tokens than that."""
 FEW_TURNS = 4
 """Where programs that find a free multiprocessor make the first half in so many turns, there are no others."""
+FEW_TURNS_OF_B = constant(2)
+"""Where tiles would take more turns than that to multiply all segments with B, each token is with its own."""
 SHARED_BYTES, RESERVED = 228 << 10, 8 << 10
 """Of a multiprocessor, and what a program takes besides its tiles."""
 
 POINTERS = (
-    "s_ptr", "adapted_ptr", "memory_ptr", "pages_ptr", "places_ptr", "scales_ptr", "first_ptr",
+    "s_ptr", "of_token_ptr", "adapted_ptr", "memory_ptr", "pages_ptr", "places_ptr", "scales_ptr", "first_ptr",
     "count_ptr", "adapter_ptr", "number_ptr", "arrived_ptr",
 )  # fmt: skip
 NUMBERS = (
-    "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "LARGEST", "MODULES", "PAGES", "PAGE",
+    "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES", "PAGE",
     "FIELDS", "CONSTANTS", "TOGETHER", "TOKENS", "SHARE",
 )  # fmt: skip
 
@@ -79,12 +81,12 @@ def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps:
     together = 2 * MOST_NUMBERS * warps // max(rows, tokens) // (1 if tokens <= LARGE_TILE else 2)
     together = min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together)
     return {
-        "s_ptr": s, "adapted_ptr": x, "memory_ptr": table.memory, "pages_ptr": table.pages,
-        "places_ptr": table.places, "scales_ptr": table.scales,
+        "s_ptr": s, "of_token_ptr": plan.of_token, "adapted_ptr": x, "memory_ptr": table.memory,
+        "pages_ptr": table.pages, "places_ptr": table.places, "scales_ptr": table.scales,
         "first_ptr": segments.first_token, "count_ptr": segments.count, "adapter_ptr": segments.adapter,
         "number_ptr": segments.number, "arrived_ptr": arrived, "stride_adapted": 0 if x is None else x.stride(0),
         "second_row": table.bounds[0], "third_row": table.bounds[1], "shrinkers": shrinkers, "turn": turn,
-        "S_PARTS": len(s), "LARGEST": table.largest, "MODULES": modules,
+        "S_PARTS": len(s), "SUMS": next_power_of_2(len(s)), "LARGEST": table.largest, "MODULES": modules,
         "PAGES": table.pages.shape[1], "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
         "CONSTANTS": table.constants, "TOGETHER": together, "TOKENS": plan.tokens,
         "SHARE": min(int(COLUMNS), block_of(table.memory.dtype) // warps),
@@ -114,7 +116,7 @@ def shrink_within(
 def segments_of(begin, adapters, FIELDS: tl.constexpr, TOGETHER: tl.constexpr):
     """The segments from ``begin`` on: first tokens, ends and ranks [TOGETHER]; and adapters, ranks and where B begins
     [2 TOGETHER], of each twice."""
-    _, _, _, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr, _, _ = adapters
+    _, _, _, _, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr, _, _ = adapters
     number = tl.load(number_ptr)
     segment, half = begin + tl.arange(0, TOGETHER), begin + tl.arange(0, 2 * TOGETHER) // 2
     there, twice = segment < number, half < number
@@ -129,21 +131,12 @@ def segments_of(begin, adapters, FIELDS: tl.constexpr, TOGETHER: tl.constexpr):
 
 
 @triton.jit
-def await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, MODULES: tl.constexpr):
-    """Wait until the first half is there."""
-    awaited = tl.minimum(shrinkers, tl.load(number_ptr) * (MODULES * S_PARTS))
-    if awaited > 0:
-        while tl.atomic_add(arrived_ptr, 0, sem="acquire") < awaited:
-            pass
-
-
-@triton.jit
 def prefetch_b(
     segments, adapters, tile, num_rows, PAGES: tl.constexpr, PAGE: tl.constexpr, TOGETHER: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Prefetch the B of the first segments for the rows of a tile into the L2 cache, in pieces for all threads."""
-    _, memory_ptr, pages_ptr, _, _, _, _, _, _, _ = adapters
+    _, _, memory_ptr, pages_ptr, _, _, _, _, _, _, _ = adapters
     _, _, _, adapter, rank, b = segments
     PIECES: tl.constexpr = min(THREADS // (2 * TOGETHER), BLOCK_N // 2)
     EACH: tl.constexpr = BLOCK_N // 2 // PIECES
@@ -170,7 +163,7 @@ def prefetch_b(
 def rows_of_b(segments, adapters, row, begin, PAGES: tl.constexpr, PAGE: tl.constexpr, TOGETHER: tl.constexpr):
     """16 ranks from ``begin`` on of some segments' B at outputs ``row``, 16 bytes at a time to registers:
     [rows, 16 TOGETHER]."""
-    _, memory_ptr, pages_ptr, _, _, _, _, _, _, _ = adapters
+    _, _, memory_ptr, pages_ptr, _, _, _, _, _, _, _ = adapters
     _, _, _, adapter, rank, b = segments
     panel, eight = begin + tl.arange(0, 2 * TOGETHER) % 2 * RANKS, tl.arange(0, RANKS)
     exists = (row >= 0)[:, None] & (panel < rank)[None, :]
@@ -197,18 +190,37 @@ def _spread(segments, parts, token, dtype: tl.constexpr, TOGETHER: tl.constexpr)
 
 
 @triton.jit
+def _await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, MODULES: tl.constexpr):
+    """Wait until the first half is there."""
+    awaited = tl.minimum(shrinkers, tl.load(number_ptr) * (MODULES * S_PARTS))
+    if awaited > 0:
+        while tl.atomic_add(arrived_ptr, 0, sem="acquire") < awaited:
+            pass
+
+
+@triton.jit
 def adapted_tile(
-    acc, weights, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
-    LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr,
-    TOGETHER: tl.constexpr, BOTH: tl.constexpr, PRECISION: tl.constexpr,
+    acc, segments, adapters, shrinkers, arrived_ptr, row, token, num_tokens, first_module, last_module,
+    S_PARTS: tl.constexpr, SUMS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr,
+    PAGE: tl.constexpr, FIELDS: tl.constexpr, TOGETHER: tl.constexpr, BOTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``acc`` [rows, tokens] plus what adapters add to it: of outputs ``row`` [rows], all of the modules from
-    ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones, and ``weights``
-    what :func:`rows_of_b` gives of these. ``BOTH``: rows are of the modules 0 and 1, by halves."""
-    s_ptr, _, _, _, _, _, _, number_ptr, second_row, third_row = adapters
+    ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones. With an
+    ``arrived_ptr`` programs of this launch make the first half. ``BOTH``: rows are of the modules 0 and 1, by
+    halves."""
+    s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, _, _, _, number_ptr, second_row, third_row = adapters
     distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
     sums = s_ptr + token.to(tl.int64)[:, None] * (MODULES * LARGEST) + tl.arange(0, 16)[None, :]
     number = tl.load(number_ptr)
+    weights = rows_of_b(segments, adapters, row, 0, PAGES, PAGE, TOGETHER)
+    if arrived_ptr is not None:
+        _await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS, MODULES)
+    if number > FEW_TURNS_OF_B * TOGETHER:
+        acc += expanded(
+            row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
+            first_module, last_module, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
+        )  # fmt: skip
+        number = 0
     segment, begin = 0, 0
     most = tl.max(segments[4], axis=0)
     while segment < number:

@@ -36,7 +36,7 @@ KERNELS = {
     "_part_guesses_kernel", "_store_guesses_kernel", "_begin_chain_kernel", "_keep_features_kernel",
     "_one_shot_kernel", "_two_shot_kernel", "_gather_words_kernel", "_gather_rows_kernel",
     "_peaks_kernel", "_bins_kernel", "_lists_kernel", "_listed_cuts_kernel", "_flat_cuts_kernel",
-    "_plan_adapters_kernel", "_shrink_kernel", "_shrink_units_kernel", "_shrink_prompts_kernel", "_expand_kernel",
+    "_plan_adapters_kernel", "_shrink_kernel", "_shrink_prompts_kernel", "_expand_kernel",
     "_adapted_activation_kernel",
     "_pair_entries_kernel", "_pair_segments_kernel", "_gate_rows_kernel", "_gather_columns_kernel",
 }  # fmt: skip

@@ -25,7 +25,6 @@ from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.lora.expand import Expansion, expand
 from pagebus.kernels.lora.pages import Matrices, PagedTable
 from pagebus.kernels.lora.plan import (
-    BATCH_TOKENS,
     DECODE_TOKENS,
     PRODUCTS,
     PROMPT_TOKENS,
@@ -115,7 +114,7 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
 @given(
     rows=st.lists(st.tuples(st.integers(0, 40), st.integers(-1, 3)), min_size=1, max_size=12),
     padding=st.integers(0, 5),
-    tokens=st.sampled_from([DECODE_TOKENS, BATCH_TOKENS, PROMPT_TOKENS]),
+    tokens=st.sampled_from([DECODE_TOKENS, PROMPT_TOKENS]),
 )
 def test_plans(rows: list[tuple[int, int]], padding: int, tokens: int) -> None:
     """The kernel's are the reference's: segments hold each token with an adapter once, and end at multiples."""
@@ -143,7 +142,6 @@ def test_plans(rows: list[tuple[int, int]], padding: int, tokens: int) -> None:
     [
         (QKV, 0, DECODE_TOKENS, DTYPES[-1]), (QKV, 2048, PROMPT_TOKENS, torch.float32),
         (GATE_UP, 2048, DECODE_TOKENS, torch.float32), (GATE_UP, 0, PROMPT_TOKENS, DTYPES[-1]),
-        (QKV, 2048, BATCH_TOKENS, DTYPES[-1]), (GATE_UP, 0, BATCH_TOKENS, torch.float32),
     ],
 )  # fmt: skip
 def test_both_halves(
@@ -167,7 +165,7 @@ def test_long_inputs(device: torch.device) -> None:
     inputs = 2560
     case, config = Case(ONE, device, inputs=inputs, page_size=2048), TileConfig(64, 16, 32, 2, 4)
     x = case.random(40, inputs)
-    for tokens in (DECODE_TOKENS, BATCH_TOKENS):
+    for tokens in (DECODE_TOKENS, PROMPT_TOKENS):
         plan = mixed(40, tokens, device)
         expected = case.expected(x, plan, F.linear(x, case.weight))
         y = F.linear(x, case.weight)

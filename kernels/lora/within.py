@@ -29,7 +29,7 @@ MOST_TOGETHER, MOST_NUMBERS, LARGE_TILE = 8, 64, 32
 as many in tiles of more tokens than that."""
 FEW_TURNS = 4
 """Where programs that find a free multiprocessor make the first half in so many turns, there are no others."""
-FEW_TURNS_OF_B = constant(2)
+FEW_TURNS_OF_B = constant(4)
 """Where tiles would take more turns than that to multiply all segments with B, each token is with its own."""
 SHARED_BYTES, RESERVED = 228 << 10, 8 << 10
 """Of a multiprocessor, and what a program takes besides its tiles."""
@@ -39,8 +39,8 @@ POINTERS = (
     "count_ptr", "adapter_ptr", "number_ptr", "arrived_ptr",
 )  # fmt: skip
 NUMBERS = (
-    "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES", "PAGE",
-    "FIELDS", "CONSTANTS", "TOGETHER", "TOKENS", "SHARE",
+    "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES",
+    "PAGE", "FIELDS", "CONSTANTS", "TOGETHER", "TOKENS", "SHARE",
 )  # fmt: skip
 
 

@@ -28,9 +28,9 @@ whatever adapter comes next, whose chunks are as large."""
 
 
 class Image(NamedTuple):
-    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``chunks`` of whole
-    pages, and the last; of each product, or of each expert's, where it begins, and what :attr:`PagedTable.places` says
-    if that is in the first page; and the scales of all modules."""
+    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``chunks`` of
+    whole pages, and the last; of each product, or of each expert's, where it begins, and what
+    :attr:`PagedTable.places` says if that is in the first page; and the scales of all modules."""
 
     chunks: tuple[torch.Tensor, ...]
     begins: torch.Tensor

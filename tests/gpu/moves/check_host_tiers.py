@@ -23,8 +23,10 @@ from itertools import pairwise
 from pagebus.actors.bench.driver.deployment import as_served, deployed, scratch
 from pagebus.actors.settings.sources import add_arguments, load_settings
 
-COUNTED = ("pagebus:pulled_blocks_total", "pagebus:pulled_host_blocks_total", "pagebus:failed_pull_blocks_total")
-COUNTED += ("pagebus:moved_preemptions_total", "vllm:num_preemptions_total")
+COUNTED = (
+    "pagebus:pulled_blocks_total", "pagebus:pulled_host_blocks_total", "pagebus:failed_pull_blocks_total",
+    "pagebus:moved_preemptions_total", "vllm:num_preemptions_total",
+)  # fmt: skip
 
 
 def ask(url: str, prompt: list[int], num_tokens: int) -> list[int]:

@@ -35,6 +35,7 @@ from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig, specialized_linear
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig, widened_linear
+from pagebus.kernels.specialized.split_sums import add_splits
 
 LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
     LinearKernel.GEMV: vector_linear,
@@ -162,6 +163,9 @@ def linear(
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return linear_reference(x, weight, bias, dtype)
     out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or _dtype(x), device=values.device)
+    if isinstance(config, WideningConfig) and config.splits > 1:
+        sums = torch.empty((config.splits, *out.shape), dtype=torch.float32, device=values.device)
+        return add_splits(_run(x, weight, None, sums, config), bias, out)
     return _run(x, weight, bias, out, config, expansion=expansion)
 
 
@@ -234,7 +238,8 @@ def _partial(
     if isinstance(config, VectorConfig) or config.splits == 1:
         return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
-        return linear(x, weight, bias, config=replace(config, splits=1), expansion=expansion)
+        config = config if isinstance(config, WideningConfig) else replace(config, splits=1)
+        return linear(x, weight, bias, config=config, expansion=expansion)
     values = _values(x)
     out = torch.empty((config.splits, len(values), shape_of(weight)[0]), dtype=torch.float32, device=values.device)
     return _run(x, weight, None, out, config, expansion=expansion)

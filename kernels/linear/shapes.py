@@ -103,7 +103,8 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return bucket <= (1 if product.layout else 2)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
         return False
-    if not config.fits(product.inputs) or (config.splits > 1 and product.form not in SPLIT_FORMS):
+    cut = (*SPLIT_FORMS, "plain") if isinstance(config, WideningConfig) else SPLIT_FORMS
+    if not config.fits(product.inputs) or (config.splits > 1 and product.form not in cut):
         return False
     if isinstance(config, TileConfig):
         return True

@@ -7,8 +7,9 @@
 - With 17 to 64 tokens, tiles of 128 rows with K in parts were within 4% of the fastest, where they are enough for the
   GPU. Where they are not, narrow tiles with deep steps were twice as fast, though words are read for each of them.
 - More take Hopper's kernel whose warps widen the words that they multiply, if there are programs for a quarter of the
-  multiprocessors; and up to 64, if there are for three quarters. A step of 128 columns took 0.95 microseconds with
-  tiles of 128 rows by 128 tokens, and 1.38 with twice as many tokens.
+  multiprocessors; and up to 64, if there are for three quarters. A step of 128 columns took 0.85 microseconds with
+  tiles of 128 rows by 128 tokens, and 1.38 with twice as many tokens. Where nothing adds up parts of K, a kernel of its
+  own may.
 - 257 to 1,024 tokens take it if waves of such steps should end before the library would: that one takes 0.68
   microseconds for a million numbers that are dequantized first, and multiplies at 800 TFLOP/s.
 - Otherwise, more take tiles of 128 by 128, if they are enough, or else of 128 by 64. Above 128 tokens those would wait
@@ -27,8 +28,10 @@ from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.shapes import BUCKETS, SPLIT_FORMS, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import DEPTH, Kind
-from pagebus.kernels.specialized.hopper_words import ROWS, WideningConfig, reads_groups
+from pagebus.kernels.specialized.hopper_words import WideningConfig, reads_groups, reads_rows
 
+FEWEST = 0.25
+"""Of multiprocessors, that have a program of the widening kernel."""
 FEW, MOST_OF_A_TILE, MOST_OF_OURS = 16, 64, 128
 """Tokens of deep steps, of one tile, and up to which the library is never asked; at most."""
 SCARCE, ROOM = 4, 8
@@ -38,11 +41,13 @@ STEPS, LEAST_PART, PARTS = 4, 1024, (8, 4, 2)
 DEEP, DEEPEST = 512, 1024
 WIDENING_US = {
     WideningConfig(256): 1.38, WideningConfig(128, rows=256): 1.7,
-    WideningConfig(128): 0.95, WideningConfig(64): 1.28,
+    WideningConfig(128): 0.85, WideningConfig(64): 1.25,
 }  # fmt: skip
 BEGIN_US, SPLIT_US = 3.0, 0.002
 """Of a step of 128 columns by a tile, or by two where a multiprocessor has two programs; before and behind all of them;
 and for the sum of a part of K of each token of a tile."""
+ADD_US, ADD_BYTES_PER_US = 3.5, 1.7e6
+"""Of a kernel that only adds up parts of K: to begin, and for what it reads."""
 DEQUANTIZED_PER_US, LIBRARY_FLOPS_PER_US, LIBRARY_BEGIN_US = 1e6 / 0.68, 8e8, 2.0
 """What the library takes for many tokens: numbers that are dequantized, operations of its product, and what is left."""
 
@@ -55,7 +60,10 @@ def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -
     best = min(fitting, key=lambda config: widening_us(config, product, tokens, target))
     if tokens > BUCKETS[-1]:
         return best if widening_us(best, product, tokens, target) < _library_us(product, tokens) else None
-    least = 0.75 if tokens == MOST_OF_A_TILE else 0.25
+    least = 0.75 if tokens == MOST_OF_A_TILE else FEWEST
+    whole = _widening_programs(replace(best, splits=1), product, tokens)
+    if product.form not in SPLIT_FORMS and whole < FEWEST * target.num_multiprocessors:
+        return None
     return best if _widening_programs(best, product, tokens) >= least * target.num_multiprocessors else None
 
 
@@ -63,9 +71,9 @@ def widening_configs(product: Product, tokens: int, kind: Kind, target: Target) 
     """All of that kernel's launch shapes for so many tokens; none if it does not compute the product."""
     if tokens < MOST_OF_A_TILE or target.capability != HOPPER or product.form == "residual":
         return []
-    if not _widens(kind) or (kind.zeros and product.rows % (2 * ROWS if product.form == "gated" else ROWS)):
+    if not _widens(kind) or not reads_rows(product.rows, zeros=kind.zeros, gated=product.form == "gated"):
         return []
-    splits = (1, *reversed(PARTS)) if product.form in SPLIT_FORMS else (1,)
+    splits = (1, *reversed(PARTS)) if product.form in (*SPLIT_FORMS, "plain") else (1,)
     most = 256 if tokens > MOST_OF_OURS else 128
     configs = [replace(config, splits=parts) for config in WIDENING_US if config.tokens <= most for parts in splits]
     small = (config for config in configs if config.splits <= 4 * config.programs)
@@ -84,7 +92,10 @@ def widening_us(config: WideningConfig, product: Product, tokens: int, target: T
     """What it takes, in microseconds."""
     waves = -(-_widening_programs(config, product, tokens) // (config.programs * target.num_multiprocessors))
     steps = product.inputs // config.splits // WORD_TILE
-    return BEGIN_US + SPLIT_US * config.tokens * config.splits + waves * steps * WIDENING_US[replace(config, splits=1)]
+    us = BEGIN_US + SPLIT_US * config.tokens * config.splits + waves * steps * WIDENING_US[replace(config, splits=1)]
+    if config.splits > 1 and product.form not in SPLIT_FORMS:
+        us += ADD_US + 4 * config.splits * tokens * product.rows / ADD_BYTES_PER_US
+    return us
 
 
 def _library_us(product: Product, tokens: int) -> float:

@@ -2,7 +2,8 @@
 
 A word's codes belong to eight steps of 16 columns, so that a thread reads just the words of which it has to hold the
 numbers for the matrix instruction. Weights are therefore that instruction's registers, and tokens come from shared
-memory. While one half of a step's columns is multiplied, the other half is widened. Nothing is written to shared memory
+memory. While one half of a step's columns is multiplied, the next half is widened. The assembler keeps that order only
+where a branch is between widening and the end of the product, as each wait has one. Nothing is written to shared memory
 but what the tensor memory accelerator brings, and words take little of the L2 cache's rate.
 
 What is multiplied is the dequantized weight, rounded once: a scale of float32 is two numbers of 16 bits, whose products
@@ -75,8 +76,9 @@ def _rows_of(shared, place, step, GATED: gl.constexpr, WHOLE: gl.constexpr, HALF
 
 
 @gluon.jit
-def _read(words_shared, scale_shared, zero_shared, slot, block, AHEAD: gl.constexpr, GATED: gl.constexpr,
-          ZEROS: gl.constexpr):  # fmt: skip
+def _read(
+    words_shared, scale_shared, zero_shared, stage, block, GATED: gl.constexpr, ZEROS: gl.constexpr
+):  # fmt: skip
     """Words [64, 16] of a block of rows, each where it is multiplied, with its zeros, if any, and scales."""
     WHOLE: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [8, 0], [0, 8]], [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 16]
@@ -89,14 +91,14 @@ def _read(words_shared, scale_shared, zero_shared, slot, block, AHEAD: gl.conste
     HALVES: gl.constexpr = 2 if GATED else 1
     BLOCKS: gl.constexpr = words_shared.shape[1] * HALVES // 64
     SCALES: gl.constexpr = scale_shared.shape[0] // words_shared.shape[0]
-    words = _rows_of(words_shared, slot * HALVES * BLOCKS + block, BLOCKS, GATED, WHOLE, HALF)
+    words = _rows_of(words_shared, stage * HALVES * BLOCKS + block, BLOCKS, GATED, WHOLE, HALF)
     scales: tl.tuple = ()
     for group in gl.static_range(SCALES):
-        place = (slot * SCALES + group) * HALVES * BLOCKS + block
+        place = (stage * SCALES + group) * HALVES * BLOCKS + block
         scales += (_rows_of(scale_shared, place, BLOCKS, GATED, ROW, HALF_ROW),)
     zeros: tl.tuple = ()
     if ZEROS:  # of gate and up each as many as of both
-        place = slot * HALVES * HALVES * BLOCKS + block
+        place = stage * HALVES * HALVES * BLOCKS + block
         zeros += (_rows_of(zero_shared, place, 3 * BLOCKS, GATED, ROW, HALF_ROW),)
     return words, zeros, scales
 
@@ -182,20 +184,20 @@ def _widen_blocks(read, UPPER: gl.constexpr, TYPE: gl.constexpr, LAYOUT: gl.cons
 
 @gluon.jit
 def _read_blocks(
-    words_shared, scale_shared, zero_shared, slot, FIRST: gl.constexpr, BLOCKS: gl.constexpr, AHEAD: gl.constexpr,
-    GATED: gl.constexpr, ZEROS: gl.constexpr,
+    words_shared, scale_shared, zero_shared, stage, FIRST: gl.constexpr, BLOCKS: gl.constexpr, GATED: gl.constexpr,
+    ZEROS: gl.constexpr,
 ):  # fmt: skip
     found = ()
     for block in gl.static_range(BLOCKS):
-        found += (_read(words_shared, scale_shared, zero_shared, slot, FIRST + block, AHEAD, GATED, ZEROS),)  # type: ignore[assignment]
+        found += (_read(words_shared, scale_shared, zero_shared, stage, FIRST + block, GATED, ZEROS),)  # type: ignore[assignment]
     return found
 
 
 @gluon.jit
 def _multiply_words(
-    GROUP: gl.constexpr, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr,
-    out_ptr, num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr,
+    GROUP: gl.constexpr, x_shared, words_shared, scale_shared, zero_shared, full, arrived, empty, bias_ptr, out_ptr,
+    num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    GATED: gl.constexpr, SPLITS: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: half of a tile's rows, in blocks of 64."""
     TYPE: gl.constexpr = x_shared.dtype
@@ -206,39 +208,35 @@ def _multiply_words(
     LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     stage = 0
     phase = 0
-    slot = 0
-    slot_phase = 0
+    before = 0
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         token_tile, row_tile, split = place_of(tile, token_tiles, row_tiles)
         accs = ()
         for _ in gl.static_range(BLOCKS):
             accs += (gl.full([64, TOKENS], 0.0, gl.float32, SUMS),)  # type: ignore[assignment]
-        hopper.mbarrier.wait(arrived.index(slot), slot_phase)
-        read = _read_blocks(words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS)
+        hopper.mbarrier.wait(arrived.index(stage), phase)
+        read = _read_blocks(words_shared, scale_shared, zero_shared, stage, GROUP * BLOCKS, BLOCKS, GATED, ZEROS)
         lower = _widen_blocks(read, 0, TYPE, LAYOUT)
+        hopper.mbarrier.wait(full.index(stage), phase)
         for step in range(part // 128):
-            hopper.mbarrier.wait(full.index(stage), phase)
-            sums = _begin(lower, x_shared.index(stage).permute((1, 0)), accs)
+            sums = _begin(lower, x_shared.index(2 * stage).permute((1, 0)), accs)
             upper = _widen_blocks(read, 1, TYPE, LAYOUT)
+            # Behind the product of the step before. Without a branch here the product would end before the widening.
+            if step > 0:
+                hopper.mbarrier.arrive(empty.index(before))
+            accs = _end(sums)
+            sums = _begin(upper, x_shared.index(2 * stage + 1).permute((1, 0)), accs)
             before = stage
             stage, phase = next_of(stage, phase, STAGES)
-            hopper.mbarrier.wait(full.index(stage), phase)
-            accs = _end(sums)
-            sums = _begin(upper, x_shared.index(stage).permute((1, 0)), accs)
-            after = slot
-            slot, slot_phase = next_of(slot, slot_phase, AHEAD)
             if step + 1 < part // 128:
-                hopper.mbarrier.wait(arrived.index(slot), slot_phase)
+                hopper.mbarrier.wait(arrived.index(stage), phase)
             # Behind the last step this is what was there before, and is not used.
-            read = _read_blocks(
-                words_shared, scale_shared, zero_shared, slot, GROUP * BLOCKS, BLOCKS, AHEAD, GATED, ZEROS
-            )
+            read = _read_blocks(words_shared, scale_shared, zero_shared, stage, GROUP * BLOCKS, BLOCKS, GATED, ZEROS)
             lower = _widen_blocks(read, 0, TYPE, LAYOUT)
+            if step + 1 < part // 128:
+                hopper.mbarrier.wait(full.index(stage), phase)
             accs = _end(sums)
-            hopper.mbarrier.arrive(taken.index(after))
-            hopper.mbarrier.arrive(empty.index(before))
-            hopper.mbarrier.arrive(empty.index(stage))
-            stage, phase = next_of(stage, phase, STAGES)
+        hopper.mbarrier.arrive(empty.index(before))
         out = out_ptr
         if SPLITS > 1:
             out += split * num_tokens.to(gl.int64) * num_rows
@@ -269,8 +267,6 @@ def widening_kernel(
     SPLITS: gl.constexpr,
     ROWS: gl.constexpr,
     STAGES: gl.constexpr,
-    AHEAD: gl.constexpr,
-    EARLY: gl.constexpr,
     WIDTH: gl.constexpr,
     ZEROS: gl.constexpr,
     REGISTERS: gl.constexpr,  # of a multiplying thread
@@ -281,35 +277,30 @@ def widening_kernel(
     PART: gl.constexpr = ROWS // HALVES
     SCALES: gl.constexpr = 128 // WIDTH if WIDTH % 128 else 1
     barriers: gl.constexpr = hopper.mbarrier.MBarrierLayout()
-    x_shared = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_shape[0], x.block_shape[1]], x.layout)
-    words_shared = gl.allocate_shared_memory(words.dtype, [AHEAD * HALVES, PART, 16], words.layout)
-    scale_shared = gl.allocate_shared_memory(scale.dtype, [AHEAD * SCALES * HALVES, PART], scale.layout)
+    x_shared = gl.allocate_shared_memory(x.dtype, [STAGES * 2, x.block_shape[0], x.block_shape[1]], x.layout)
+    words_shared = gl.allocate_shared_memory(words.dtype, [STAGES * HALVES, PART, 16], words.layout)
+    scale_shared = gl.allocate_shared_memory(scale.dtype, [STAGES * SCALES * HALVES, PART], scale.layout)
     zero_shared = scale_shared
     if ZEROS:
-        zero_shared = gl.allocate_shared_memory(zero.dtype, [AHEAD * HALVES, ROWS], zero.layout)
+        zero_shared = gl.allocate_shared_memory(zero.dtype, [STAGES * HALVES, ROWS], zero.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-    arrived = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], barriers)
-    taken = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], barriers)
     for stage in gl.static_range(STAGES):
         hopper.mbarrier.init(full.index(stage), count=1)
+        hopper.mbarrier.init(arrived.index(stage), count=1)
         hopper.mbarrier.init(empty.index(stage), count=2)
-    for slot in gl.static_range(AHEAD):
-        hopper.mbarrier.init(arrived.index(slot), count=1)
-        hopper.mbarrier.init(taken.index(slot), count=2)
     gl.warp_specialize([
         (_multiply_words, (
-            0, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr, out_ptr,
-            num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, AHEAD, GATED, SPLITS, BIASED,
-            ZEROS,
+            0, x_shared, words_shared, scale_shared, zero_shared, full, arrived, empty, bias_ptr, out_ptr, num_tiles,
+            token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, GATED, SPLITS, BIASED, ZEROS,
         )),
         (_multiply_words, (
-            1, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken, bias_ptr, out_ptr,
-            num_tiles, token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, AHEAD, GATED, SPLITS, BIASED,
-            ZEROS,
+            1, x_shared, words_shared, scale_shared, zero_shared, full, arrived, empty, bias_ptr, out_ptr, num_tiles,
+            token_tiles, row_tiles, num_tokens, num_rows, part, ROWS, STAGES, GATED, SPLITS, BIASED, ZEROS,
         )),
         (load_all_words, (
-            x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, empty, arrived, taken,
-            num_tiles, token_tiles, row_tiles, num_rows, part, stride_group, STAGES, AHEAD, EARLY, WIDTH, ZEROS, PDL,
+            x, words, scale, zero, x_shared, words_shared, scale_shared, zero_shared, full, arrived, empty, num_tiles,
+            token_tiles, row_tiles, num_rows, part, stride_group, STAGES, WIDTH, ZEROS, PDL,
         )),
     ], [4, 1], [REGISTERS, LOADING_REGISTERS])  # fmt: skip

@@ -15,9 +15,10 @@ from pagebus.kernels.specialized.hopper_widening import widening_kernel
 
 ROWS = 128
 """Of a tile, at least: as many zeros have the 128 bytes that the tensor memory accelerator wants."""
-AHEAD, EARLY, MOST_STAGES = 5, 2, 8
-"""Steps for which words are on their way, with tiles of 128 rows, and by how many they are asked for before tokens are;
-stages, at most."""
+ALIGNED = 16
+"""Bytes, and zeros, of which the tensor memory accelerator wants multiples."""
+MOST_STAGES = 8
+"""Steps of 128 columns for which words and tokens are on their way, at most."""
 MOST_OF_TWO = 64
 """Tokens of tiles of which a multiprocessor has room for two programs, at most."""
 SHARED_BYTES = 226 * 1024
@@ -45,15 +46,10 @@ class WideningConfig:
         return 2 if self.rows == ROWS and self.tokens <= MOST_OF_TWO else 1
 
     @property
-    def ahead(self) -> int:
-        """Steps for which words are on their way."""
-        return AHEAD if self.rows == ROWS else AHEAD - 1
-
-    @property
     def stages(self) -> int:
-        """As many as fit shared memory beside the words."""
-        words = self.ahead * self.rows * (WORD_TILE // 2 + 4 * 4 + 2)
-        return min(MOST_STAGES, (SHARED_BYTES // self.programs - words) // (2 * DEPTH * self.tokens))
+        """As many as fit shared memory: 128 columns of tokens, and of words with scales of four groups and zeros."""
+        stage = 2 * WORD_TILE * self.tokens + self.rows * (WORD_TILE // 2 + 4 * 4 + 2)
+        return min(MOST_STAGES, SHARED_BYTES // self.programs // stage)
 
     def fits(self, num_inputs: int) -> bool:
         """Whether K can be divided in this way."""
@@ -64,6 +60,12 @@ def reads_groups(width: int, *, zeros: bool) -> bool:
     """Whether the kernel reads groups of ``width`` columns: whole tiles, or 32 or 64 columns without zeros. For scales
     of fewer, registers and shared memory would not suffice."""
     return width % WORD_TILE == 0 or (width in (32, 64) and not zeros)
+
+
+def reads_rows(rows: int, *, zeros: bool, gated: bool) -> bool:
+    """Whether it reads so many rows: the tensor memory accelerator fails for zeros that begin between multiples of 16
+    bytes, as those of a group or of the gates behind others may."""
+    return not zeros or rows % (2 * ALIGNED if gated else ALIGNED) == 0
 
 
 def reads_words(weight: Coded) -> bool:
@@ -86,6 +88,7 @@ def widened_linear(
     (num_tokens, size), num_rows = x.shape, weight.rows
     assert config.fits(size)
     assert reads_words(weight)
+    assert reads_rows(num_rows, zeros=weight.zero is not None, gated=gated > 0)
     assert weight.scale.is_contiguous()
     assert weight.zero is None or weight.zero.is_contiguous()
     token_tiles, row_tiles = -(-num_tokens // config.tokens), config.tiles(num_rows)
@@ -113,8 +116,6 @@ def widened_linear(
         SPLITS=config.splits,
         ROWS=config.rows,
         STAGES=config.stages,
-        AHEAD=config.ahead,
-        EARLY=EARLY,
         WIDTH=weight.width,
         ZEROS=weight.zero is not None,
         REGISTERS=multiplying,

@@ -30,7 +30,7 @@ def test_words_widened_where_they_are_multiplied(shape: tuple[int, int], number:
     """Odd numbers of tokens and rows, several tiles for each multiprocessor, K in parts, a bias, float16."""
     (group, zeros), (rows, tokens) = WIDTHS[number], shape
     dtype = torch.float16 if number % 2 else torch.bfloat16
-    count_rows = 4352 if zeros else 4112  # zeros come in whole tiles
+    count_rows = 4128 if zeros else 4112  # zeros of groups, and of gates, begin at multiples of 16 bytes
     layout, config = w4_words(count_rows, 1024, group, CUDA, zeros=zeros), WideningConfig(tokens, 1, rows)
     coded, bias = coded_of(layout), torch.randn(count_rows, device=CUDA).to(dtype)
     assert coded is not None
@@ -38,6 +38,8 @@ def test_words_widened_where_they_are_multiplied(shape: tuple[int, int], number:
         x = torch.randn(count, 1024, device=CUDA).to(dtype)
         expected = F.linear(x.float(), layout.dense(), bias.float())
         assert worst_row(linear(x, coded, bias, config=config), expected) < 1e-2
+        cut = linear(x, coded, bias, config=WideningConfig(tokens, 4, rows))
+        assert worst_row(cut, expected) < 1e-2
         gate, up = expected.chunk(2, dim=1)
         assert worst_row(gated_linear(x, coded, bias, config=config), F.silu(gate) * up) < 2e-2
         parts = partial_linear(x, coded, config=WideningConfig(tokens, 4, rows))

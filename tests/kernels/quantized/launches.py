@@ -22,6 +22,7 @@ from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 from pagebus.kernels.quantized.products import gated_linear, linear_invariant, partial_linear
 from pagebus.kernels.quantized.words import num_words
 from pagebus.kernels.specialized.hopper_words import WideningConfig
+from pagebus.kernels.specialized.split_sums import add_splits
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
 
@@ -129,6 +130,8 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         gates = _meta(300, 2 * 14336, dtype=torch.bfloat16)
         yield f"an activation rounded to {dtype}", partial(rounded_activation_mul, gates, "silu", dtype)
     sums, scale, out = _meta(300, 4096, dtype=torch.int32), _meta(4096), _meta(300, 4096, dtype=torch.bfloat16)
+    parts = _meta(4, 300, 4096)
+    yield "sums of parts", partial(add_splits, parts, _meta(4096, dtype=torch.bfloat16), out)
     yield "whole sums", partial(scale_sums, sums, _meta(300, 1), scale, None, out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +44,7 @@ KINDS = (
 )  # fmt: skip
 ZEROS = Kind(Code.WORDS, 1, 128, zeros=True)
 MANY = 5000
-WIDENING_TIMES = Path(__file__).parents[3] / "docs/measurements/h200-quantized/words.txt"
+WIDENING_TIMES = Path(__file__).parents[3] / "docs/measurements/h200-quantized/words-one-ring.txt"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -85,8 +84,9 @@ def test_words_have_the_measured_launch_shapes(product: str, tokens: int, shape:
 @pytest.mark.parametrize(
     ("product", "tokens", "shape"),
     [
-        ("gated:28672x4096", 64, (64, 1)), ("gated:28672x4096", 256, (256, 1)), ("plain:6144x4096", 64, None),
-        ("plain:6144x4096", 256, (128, 1)), ("partial:4096x4096", 128, (128, 4)), ("partial:4096x14336", 256, (256, 4)),
+        ("gated:28672x4096", 64, (64, 1)), ("gated:28672x4096", 256, (256, 1)), ("plain:6144x4096", 64, (64, 4)),
+        ("plain:6144x4096", 128, (128, 2)), ("plain:6144x4096", 256, (128, 1)),
+        ("partial:4096x4096", 128, (128, 4)), ("partial:4096x14336", 256, (256, 4)),
         ("residual:4096x14336", 128, None), ("gated:28672x4096", 32, None), ("plain:1024x4096", 256, None),
         ("gated:28672x4160", 256, None),
     ],
@@ -104,8 +104,8 @@ def _measured_times() -> Iterator[tuple[Product, int, dict[str, float]]]:
     for line in WIDENING_TIMES.read_text().splitlines():
         if found := re.match(r"(\S+:\S+) (\d+) chosen [^|]+ \| (.*) \|", line):
             times: dict[str, float] = {}
-            for name, us in re.findall(r"([\w ]+?)(?: late)?: ([\d.]+)", found[3]):
-                times[name.strip()] = min(float(us), times.get(name.strip(), math.inf))
+            for name, us in re.findall(r"(\d+x\d+ \d+(?= q2)|chosen tiles)(?: q2)?: ([\d.]+)", found[3]):
+                times[name] = float(us)
             yield Product.parse(found[1]), int(found[2]), times
 
 
@@ -169,6 +169,9 @@ def test_what_is_not_widened() -> None:
         assert widening_config(product, 256, other, H200) is None
     assert widening_config(product, 256, ZEROS._replace(code=Code.E2M1), H200) is None
     assert all(widening_config(product, 256, plain._replace(width=width), H200) for width in (0, 32, 64, 256))
+    odd = [product._replace(rows=rows) for rows in (28688, 28704)]  # whose gates begin at multiples of 8 and 16 bytes
+    assert [widening_config(each, 256, ZEROS, H200) is None for each in odd] == [True, False]
+    assert widening_config(odd[0], 256, plain, H200)
     found = choose_quantized("gated", 256, 28672, 4096, ZEROS, BF16, H200, half_normed=True)
     assert isinstance(found.config, TileConfig)
 

@@ -22,7 +22,7 @@ def test_nothing_spills(arch: int) -> None:
     assert {
         "_vector_kernel", "_tiles_kernel", "_coded_kernel", "_dequantize_kernel", "_round_tokens_kernel",
         "_scale_sums_kernel", "_rms_norm_kernel", "_rounded_activation_kernel",
-        "_dequantize_words_kernel",
+        "_dequantize_words_kernel", "_add_splits_kernel",
         *(("widening_kernel",) if arch == 90 else ()),
     } == {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:

@@ -57,6 +57,16 @@ def loose(packages: dict[str, Package]) -> list[str]:
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.usefixtures("index")
+def test_nixl_is_pinned(python: str, tmp_path: Path) -> None:
+    """It brings a package for each CUDA, of its own version, and wants nothing that Pagebus has not."""
+    packages = resolve(python, tmp_path, ours("nixl"), f"--constraint={CONSTRAINTS}")
+    assert unmet(packages, ours("nixl"), python, pins()) == []
+    assert loose(packages, ours("nixl"), python) == []
+    assert {"nixl", "nixl-cu12", "nixl-cu13"} <= packages.keys()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.usefixtures("index")
 def test_constraints_with_cuda(python: str, tmp_path: Path) -> None:
     """With the public torch, all that `make` installs goes together, and nothing of it is left to the day."""
     packages = resolve(python, tmp_path, ours("otel", "test"), f"--constraint={CONSTRAINTS}")

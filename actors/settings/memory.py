@@ -68,6 +68,7 @@ class MemorySettings:
     kv_moves: str = setting(
         "host",
         help="blocks of the cache that executors copy from each other: between those of one host (host), also over "
-        "TCP, unencrypted, to hosts that know the deployment's Redis (network), or not at all (off)",
-        choices=("host", "network", "off"),
+        "TCP, unencrypted, to hosts that know the deployment's Redis (network), also through NVIDIA's NIXL (nixl), or "
+        "not at all (off)",
+        choices=("host", "network", "nixl", "off"),
     )

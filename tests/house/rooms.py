@@ -142,9 +142,10 @@ ROOMS: dict[str, str] = {
     ),
     "actors.executor.loading.weight_copy": "actors.executor.device actors.model",
     "actors.executor.moves": (
-        "actors.executor.moves.carriers actors.executor.ranks actors.executor.memory actors.executor.batch "
-        "actors.executor.device actors.model actors.settings bus bus.messages"
+        "actors.executor.moves.nixl actors.executor.moves.carriers actors.executor.ranks actors.executor.memory "
+        "actors.executor.batch actors.executor.device actors.model actors.settings bus bus.messages"
     ),
+    "actors.executor.moves.nixl": "actors.executor.moves.carriers actors.executor.memory bus.messages",
     "actors.executor.moves.carriers": "actors.executor.memory actors.executor.device bus.messages",
     "actors.executor.ranks": (
         "actors.executor.models actors.executor.batch actors.executor.device actors.runtime actors.model "

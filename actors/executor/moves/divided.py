@@ -13,7 +13,7 @@ import numpy as np
 from pagebus.actors.executor.memory.block_cuts import Cut
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
-from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
 
 STAGED_BYTES = 16 << 20

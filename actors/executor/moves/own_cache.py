@@ -15,15 +15,18 @@ from pagebus.actors.executor.moves.carriers.errors import MoveError
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.carriers.lent_blocks import LentBlocks
 from pagebus.actors.executor.moves.carriers.server import Server
+from pagebus.actors.executor.moves.nixl.lender import NixlLender
 
 
 class OwnCache:
     """``shared`` begins with the page that others check; on a CPU the ``blocks`` lie behind it. ``listen``: the
     address of this host on which a server sends blocks, if there is to be one. ``device``: the GPU's unique id.
-    ``memory``: the host tier's, which others may read if it is shared. ``parts``: what lies where in a block.
+    ``memory``: the host tier's, which others may read if it is shared. ``parts``: what lies where in a block. ``nixl``:
+    others may read it through NIXL.
 
     Raises:
         OSError: the server cannot listen.
+        MoveError: NIXL cannot begin.
     """
 
     def __init__(
@@ -34,11 +37,14 @@ class OwnCache:
         listen: str | None = None,
         memory: HostMemory | None = None,
         parts: tuple[HeadRows, ...] = (),
+        *,
+        nixl: bool = False,
     ) -> None:
         self._shared = shared
         self.memory = memory if memory is not None and memory.shared is not None else None
         lent = LentBlocks(blocks, self.memory)
         self._server = None if listen is None else Server(listen, lent, shared.nonce)
+        self._nixl = NixlLender(blocks, shared, self.memory) if nixl else None
         handle, offset = exported(blocks)
         self.address = Address(
             host=host_id(),
@@ -55,6 +61,7 @@ class OwnCache:
             secret=self._server.secret.hex() if self._server else "",
             hosts=_host_tier(self.memory),
             parts=parts,
+            nixl=self._nixl.address if self._nixl else None,
         )
 
     def close(self) -> None:
@@ -62,6 +69,8 @@ class OwnCache:
         self._shared.close()
         if self._server is not None:
             self._server.close()
+        if self._nixl is not None:
+            self._nixl.close()
 
 
 def _host_tier(memory: HostMemory | None) -> HostTier | None:

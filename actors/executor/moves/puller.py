@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
-from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.divided import DividedSource
+from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
 
 LOOK_S = 1.0

@@ -1,4 +1,4 @@
-"""Placement: chooses the replica on which a sequence runs."""
+"""Placement: chooses the replica on which a sequence runs, and what is pulled there before it does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 
 from pagebus.actors.scheduler.core.lending import Lending
 from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
+from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.prefix_match import Offer, offer_of
 from pagebus.actors.scheduler.replica.replica import Replica
@@ -48,6 +49,19 @@ def choose(sequence: Sequence, fleet: Fleet, able: Rows, pulls: Pulls) -> tuple[
             break
         load[row] = _NEVER
     return None if best is None else (fleet.replicas[best[1]], best[2])
+
+
+def send_ahead(lender: Replica, fleet: Fleet, pulls: Pulls, roles: Roles) -> None:
+    """Have decode replicas pull what a prefill replica's last plan computes of prompts that it has not computed to the
+    end, where that pays: as for a sequence that waits, but none does."""
+    for sequence, target in roles.sent_ahead(lender, pulls):
+        fleet.refresh()  # the lender's plan lists the blocks that it computes, the pulls before have taken others
+        offer = _offer(target, sequence, Lending(sequence, fleet, pulls))
+        if offer is None or offer.loan is None or offer.loan.saved_tokens <= 0 or not offer.loan.num_blocks:
+            continue
+        pulls.begin(target, offer.loan, offer.cached_blocks + offer.windowed.cached, fleet.named)
+        for name in (*offer.loan.lenders, target.name):
+            fleet.touch(fleet.named(name))
 
 
 def _offer(replica: Replica, sequence: Sequence, lending: Lending) -> Offer | None:

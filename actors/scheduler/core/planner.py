@@ -17,6 +17,7 @@ from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.admission import admit
 from pagebus.actors.scheduler.core.delivery import Delivery
 from pagebus.actors.scheduler.core.fair_share import FairShare
+from pagebus.actors.scheduler.core.placement import send_ahead
 from pagebus.actors.scheduler.core.waiting import JobQueue, WaitingQueue
 from pagebus.actors.scheduler.events import (
     MOVED,
@@ -184,8 +185,10 @@ class Planner:
         self._out.append(ToReplica(replica.name, plan))
         if self.auto_roles is not None:
             self.auto_roles.demand.planned(replica, plan)
-        if self.roles.is_on and self.roles.hand_over(replica, self.pulls):
-            self.requeue(replica, MOVED)
+        if self.roles.is_on:
+            send_ahead(replica, self.fleet, self.pulls, self.roles)
+            if self.roles.hand_over(replica, self.pulls):
+                self.requeue(replica, MOVED)
         return True
 
     def _admit(self, most_full: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pagebus.actors.scheduler.fleet.ahead import Ahead
 from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE
@@ -39,6 +40,7 @@ class Roles:
         self._prefills: Rows = np.empty(0, np.bool_)
         self._decodes: Rows = np.empty(0, np.bool_)
         self._handed_over: dict[int, Sequence] = {}
+        self._ahead = Ahead()
         self._least = 0.0
         self.is_on = False
         """Whether there is a replica of each role."""
@@ -142,6 +144,15 @@ class Roles:
         load = self._fleet.load[INTERACTIVE]
         fits = any(each.pacer is not None and each.pacer.tried >= num_tokens for each in self._having(self._decodes))
         return fits or bool(load[self._prefills].min() > load[self._decodes].min())
+
+    # -- beside the prompt --------------------------------------------------------------------------------------------
+    def sent_ahead(self, replica: Replica, pulls: Pulls) -> list[tuple[Sequence, Replica]]:
+        """If this is a prefill replica, sequences in the middle of their prompts, each with the decode replica that is
+        to pull what its last plan computes of them."""
+        if not self._prefills[self._fleet.row(replica.name)]:
+            return []
+        targets = [each for each in self._having(self._decodes) if pulls.can_lend(replica, each)]
+        return self._ahead.due(replica, targets, self._fleet)
 
     # -- behind the prompt --------------------------------------------------------------------------------------------
     def hand_over(self, replica: Replica, pulls: Pulls) -> bool:

@@ -184,27 +184,30 @@ class Pulls:
         return *loan.awaited, *numbers
 
     def _begin(self, part: Part, lender: Replica, target: Replica, *, probes: bool) -> int:
-        pull = self._gathering(part, lender, target)
+        index = lender.host_tier.pool.index if part.hosts else lender.index
+        step = index.newest_step(part.blocks)
+        pull = self._gathering(part, lender, target, step)
         pull.probes |= probes
         blocks = target.pool.allocate(len(part.blocks))
         pull.link.begin(len(blocks))
         self._held[lender.name, part.hosts] += len(blocks)
         self._held[target.name, False] += len(blocks)
-        index = lender.host_tier.pool.index if part.hosts else lender.index
-        pull.step = max(pull.step, index.newest_step(part.blocks))
+        pull.step = max(pull.step, step)
         pull.add(part, blocks)
         self.num_full += (len(pull.blocks) + len(blocks)) * target.block_bytes > MOST_BYTES
         self._bringing.setdefault(target.name, {}).update(zip(part.contents, repeat(pull.number)))
         return pull.number
 
-    def _gathering(self, part: Part, lender: Replica, target: Replica) -> Pull:
-        """A pull that the blocks can join: the newest one, or another."""
-        pull = self._live.get(self._last)
-        fits = pull is not None and (len(pull.blocks) + len(part.blocks)) * target.block_bytes <= MOST_BYTES
-        is_open = pull is not None and not (pull.is_ordered or pull.is_void)
-        wanted = lender, target, part.hosts
-        if pull is not None and is_open and fits and (pull.lender, pull.target, pull.hosts) == wanted:
-            return pull
+    def _gathering(self, part: Part, lender: Replica, target: Replica, step: int) -> Pull:
+        """A pull that the blocks, which the lender's ``step`` computes, can join: the newest one, or another. None
+        waits for a later step because of those that join it."""
+        pull, wanted = self._live.get(self._last), (lender, target, part.hosts)
+        if pull is not None and not (pull.is_ordered or pull.is_void):
+            fits = (len(pull.blocks) + len(part.blocks)) * target.block_bytes <= MOST_BYTES
+            has_landed = lender.has_copied if part.hosts else lender.has_landed
+            is_soon = step <= pull.step or has_landed(step)
+            if fits and is_soon and (pull.lender, pull.target, pull.hosts) == wanted:
+                return pull
         self._last += 1
         link = self.link(lender, target, hosts=part.hosts)
         pull = self._live[self._last] = Pull(self._last, lender, target, link, part.hosts)

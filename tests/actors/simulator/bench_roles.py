@@ -1,11 +1,12 @@
 """What automatic roles and preemption to a neighbour are worth, by the simulator: an 8B model on H200s with NVLink.
 
-    python -m tests.actors.simulator.bench_roles [2] [4] [uneven] [handed]
+    python -m tests.actors.simulator.bench_roles [2] [4] [uneven] [handed] [ahead]
 
 ``2``, ``4``: so many executors under a load that shifts from long prompts beside chats to chats, and then to more long
 prompts than prefill executors compute. Prints for each choice of roles, and each phase without its first eight seconds:
 output tokens and requests a second, pauses, and times to first tokens. ``uneven``: long sequences that grow on one of
-two executors. ``handed``: how long sequences pause that are handed over from a prefill executor.
+two executors. ``handed``: how long sequences pause that are handed over from a prefill executor. ``ahead``: the same
+behind prompts that take several steps, over links of several rates, without and with pulls beside the prompts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pagebus.actors.scheduler.core import planner
 from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.simulator.histogram import Histogram
 from pagebus.actors.simulator.recording.trace import Trace, make_trace
@@ -109,6 +111,28 @@ def handed(itl_target_ms: float | None) -> None:
     )
 
 
+def ahead(tokens: int, per_s: float, gbps: float, is_ahead: bool) -> None:
+    """40 prompts of so many tokens, with a prefill and a decode executor."""
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / per_s, 40))
+    deployment = deployed(make_trace([tokens] * 40, [64] * 40, arrivals), gbps, roles="prefill=1,decode=1")
+    sends = planner.send_ahead
+    if not is_ahead:
+        planner.send_ahead = lambda *_: None  # type: ignore[assignment]
+    try:
+        pauses = Pauses()
+        deployment.watch(pauses)
+        deployment.run()
+    finally:
+        planner.send_ahead = sends
+    report = make_report(deployment)
+    lengths = "".join(f"{each * 1e3:8.1f}" for each in np.percentile(pauses.handed, (50, 90, 100)))
+    print(
+        f"{tokens:6} {gbps:6.0f} {'yes' if is_ahead else 'no':>5} {report['ttft_ms']['p50']:9.0f} "
+        f"{len(pauses.handed):11} {lengths} {report['moves']['pulled_blocks']:8}",
+        flush=True,
+    )
+
+
 def uneven(gbps: float | None, swap_space: float, neighbours: bool) -> None:
     """Prompts of 4000 and 100 tokens come in turns: those of 4000 meet on one executor, as its load is the same."""
     trace = make_trace([4000, 100] * 25, [1500] * 50, np.arange(50) * 0.15)
@@ -154,6 +178,12 @@ def main(chosen: list[str]) -> None:
         print("target requests/s first p50 pause p50     p99 handed over      p50     p90     p99 longest")
         for target in (None, 15.0):
             handed(target)
+    if "ahead" in chosen or not chosen:
+        print("tokens   Gb/s ahead first p50 handed over      p50     p90 longest   pulled")
+        for tokens, per_s in ((16384, 1.0), (32768, 0.5)):
+            for gbps in (NVLINK, 400.0, 200.0):
+                for is_ahead in (False, True):
+                    ahead(tokens, per_s, gbps, is_ahead)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.swap import make_copies
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile
-from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.actors.executor.moves.group import Group
+from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import StepPlan
 from tests.gpu.moves.device_source import FIRST_HOST, DeviceCache, DeviceSource, host_memory
 from tests.helpers.engine_driver import ints

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Pauses of streams beside long prompts on two GPUs, with roles and without: tests/gpu/moves/bench_roles.sh FOLDER [CLIENTS]
-# CASES chooses some of: mixed roles roles-target mixed-target auto auto-target; PROMPTS: so many, not all; TARGET: ms
+# CASES chooses some of: mixed roles roles-target mixed-target auto auto-target; PROMPTS: so many, not all; TARGET: ms;
+# OPTIONS: of the server, for all cases
 set -u
 folder=$1 clients=${2:-32} address=http://127.0.0.1:8700
 pagebus="python3 -m pagebus.actors.commands.cli"
@@ -13,7 +14,7 @@ $pagebus bench shape llama8b "$shapes" >/dev/null
 measure() { # NAME [OPTIONS of pagebus serve...]
   local name=$1
   shift
-  $pagebus serve "$shapes/llama8b" --load-format dummy --executors 2 --port 8700 --spec-method none "$@" >"$folder/$name.log" 2>&1 &
+  $pagebus serve "$shapes/llama8b" --load-format dummy --executors 2 --port 8700 --spec-method none "$@" ${OPTIONS:-} >"$folder/$name.log" 2>&1 &
   local server=$!
   for _ in $(seq 400); do
     get /health | grep -q '"executor-0":"ready","executor-1":"ready"' && break

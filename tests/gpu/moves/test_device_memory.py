@@ -21,10 +21,10 @@ from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile
-from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.own_cache import OwnCache, device_name
+from pagebus.actors.executor.moves.source import Source
 from tests.actors.executor.moves.test_engines import MAX_TOKENS, PROMPT, go_on, pull
 from tests.gpu.moves.device_source import FIRST_HOST, ROOT, DeviceCache, DeviceSource, content, host_memory
 from tests.gpu.moves.engine_source import ON_GPU

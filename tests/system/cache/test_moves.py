@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import pagebus.actors.shipped_model
-from pagebus.actors.executor.moves import own_cache
+from pagebus.actors.executor.moves import opening, own_cache
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile
+from pagebus.actors.executor.moves.nixl import package
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.request import Sequence
@@ -34,15 +35,17 @@ SHIPPED = Path(pagebus.actors.shipped_model.__file__).parent
 CONFIG = replace(REFERENCE_CONFIGS[0], overrides=REFERENCE_CONFIGS[0].overrides | {"max_position_embeddings": 8192})
 BLOCK, COUNT, SLOTS = 16, 8, 2
 FIRST, SECOND = "executor-0", "executor-1"
-WAYS = ("host", "network", "off")
+WAYS = ("host", "network", "nixl", "off")
 
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A value of ``--kv-moves``. With ``network`` executors take each other's host for another one. Pulls pay, however
-    busy the machine is."""
+    """A value of ``--kv-moves``. With ``network`` and ``nixl`` executors take each other's host for another one. Pulls
+    pay, however busy the machine is."""
     monkeypatch.setattr(ReadRate, "tokens", lambda *_: None)
-    if request.param == "network":
+    if request.param == "nixl" and not package.is_installed():
+        pytest.skip("NIXL is not installed: pip install 'pagebus[nixl]'")
+    if request.param in opening.FAR:
         monkeypatch.setattr(own_cache, "host_id", lambda: "elsewhere")
         monkeypatch.delattr(SharedFile, "copy")
     return str(request.param)

@@ -26,6 +26,18 @@ class HostTier(msgspec.Struct, frozen=True, kw_only=True):
     stride: int
 
 
+class NixlAddress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What NIXL needs of an executor: its ``agent``'s metadata (base64), and where in its memory the page and the first
+    block are, those of the GPU of number ``gpu`` in the process; and the same of the host tier."""
+
+    agent: str
+    page: int
+    base: int
+    gpu: int = 0
+    hosts_page: int = 0
+    hosts_base: int = 0
+
+
 class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where ``num_blocks`` blocks of ``block_bytes`` bytes lie.
 
@@ -54,6 +66,8 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The executor's host tier, if others may read it."""
     parts: tuple[HeadRows, ...] = ()
     """What lies where in a block."""
+    nixl: NixlAddress | None = None
+    """How NIXL reads it, if it may."""
     others: tuple[Address, ...] = ()
     """Of an executor of several ranks, whose first one has this address: those of its other ranks. They have parts of
     the same blocks."""

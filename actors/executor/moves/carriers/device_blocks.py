@@ -31,7 +31,7 @@ class DeviceBlocks:
     def __init__(self, kv_cache: torch.Tensor) -> None:
         self._cache = kv_cache  # keeps the memory
         self.num_blocks, self.block_bytes = len(kv_cache), kv_cache.nbytes // len(kv_cache)
-        self.base, self.driver = kv_cache.data_ptr(), Driver()
+        self.base, self.driver, self.gpu = kv_cache.data_ptr(), Driver(), kv_cache.device.index or 0
         self._incoming, self._outgoing = new_stream(kv_cache.device), new_stream(kv_cache.device)
         self._per_chunk = max(1, min(CHUNK_BLOCKS, CHUNK_BYTES // self.block_bytes))
 

@@ -50,6 +50,7 @@ class HostBlocks:
     def __init__(self, kv_cache: torch.Tensor) -> None:
         self._bytes: NDArray[np.uint8] = kv_cache.view(len(kv_cache), -1).view(torch.uint8).numpy()
         self.num_blocks, self.block_bytes = self._bytes.shape
+        self.address = int(self._bytes.ctypes.data)
 
     def prepare_thread(self) -> None:
         """As in :class:`Blocks`."""

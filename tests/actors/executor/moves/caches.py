@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +20,8 @@ from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
 from pagebus.actors.executor.moves.own_cache import OwnCache
 
-NUM_BLOCKS, BLOCK_BYTES = 24, 6000
+NUM_BLOCKS, BLOCK_BYTES = map(int, os.environ.get("PAGEBUS_TEST_CACHE", "24 6000").split())
+"""A benchmark asks for others."""
 NUM_HOSTS, FIRST_HOST = 40, 100
 """Blocks of a host tier, and what is added to their numbers in what they hold."""
 ROOT = Path(__file__).parents[4]
@@ -32,7 +36,9 @@ class LocalCache:
     """A cache of this process, which ``own`` shows to others, with its host tier. ``filled``: with known content, else
     zeros."""
 
-    def __init__(self, *, filled: bool = False, listen: str | None = None, num_blocks: int = NUM_BLOCKS) -> None:
+    def __init__(
+        self, *, filled: bool = False, listen: str | None = None, num_blocks: int = NUM_BLOCKS, nixl: bool = False
+    ) -> None:
         self.shared = SharedMemory(num_blocks * BLOCK_BYTES)
         self.bytes = self.shared.bytes.reshape(num_blocks, BLOCK_BYTES)
         for block in range(num_blocks if filled else 0):
@@ -41,7 +47,7 @@ class LocalCache:
         self.memory = HostMemory(NUM_HOSTS, BLOCK_BYTES, torch.device("cpu"), shared=True)
         for block in range(NUM_HOSTS if filled else 0):
             self.memory.block(block)[:] = content(FIRST_HOST + block)
-        self.own = OwnCache(self.blocks, self.shared, listen=listen, memory=self.memory)
+        self.own = OwnCache(self.blocks, self.shared, listen=listen, memory=self.memory, nixl=nixl)
 
     @property
     def address(self) -> Address:
@@ -53,12 +59,12 @@ class LocalCache:
 
 
 class OtherProcess:
-    """A process with a filled cache, and a server of it."""
+    """A process with a filled cache, and a server of it. ``nixl``: it lends through NIXL in place of the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, nixl: bool = False) -> None:
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", __name__, *(["nixl"] if nixl else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,6 +82,15 @@ class OtherProcess:
         self._process.stdin.flush()
         assert self._process.stdout.readline() == "closed\n"
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It hangs."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """It is gone."""
         self._process.kill()
@@ -89,7 +104,8 @@ class OtherProcess:
 
 
 def main() -> None:
-    cache = LocalCache(filled=True, listen="127.0.0.1")
+    nixl = "nixl" in sys.argv
+    cache = LocalCache(filled=True, listen=None if nixl else "127.0.0.1", nixl=nixl)
     print(cache.address.text(), flush=True)
     for _ in sys.stdin:
         cache.own.close()

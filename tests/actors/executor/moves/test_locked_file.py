@@ -15,7 +15,7 @@ from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
 from pagebus.actors.executor.moves.carriers.driver import Addresses
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 from pagebus.actors.executor.moves.carriers.locked_file import LockedFile
-from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.source import Source
 from tests.actors.executor.moves.caches import BLOCK_BYTES, FIRST_HOST, NUM_BLOCKS, NUM_HOSTS, LocalCache
 from tests.helpers.engine_driver import ints
 

@@ -18,10 +18,10 @@ from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.moves import puller
 from pagebus.actors.executor.moves.carriers.address import Address
-from pagebus.actors.executor.moves.carriers.source import Source
 from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.moves.puller import Pull, Puller
+from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
 from tests.actors.executor.moves.caches import BLOCK_BYTES, FIRST_HOST, NUM_BLOCKS, LocalCache, content
 from tests.helpers.engine_driver import ints

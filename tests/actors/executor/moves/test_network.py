@@ -17,7 +17,7 @@ from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.host_blocks import HostBlocks
 from pagebus.actors.executor.moves.carriers.network import Network
 from pagebus.actors.executor.moves.carriers.server import Server
-from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.source import Source
 from tests.actors.executor.moves.caches import (
     BLOCK_BYTES,
     FIRST_HOST,

@@ -16,7 +16,7 @@ from pagebus.actors.executor.moves.carriers.address import Address, host_id
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.carriers.runs import runs
 from pagebus.actors.executor.moves.carriers.shared_file import is_there
-from pagebus.actors.executor.moves.carriers.source import Source
+from pagebus.actors.executor.moves.source import Source
 from tests.actors.executor.moves.caches import (
     BLOCK_BYTES,
     FIRST_HOST,

@@ -16,6 +16,7 @@ from pagebus.actors.executor.moves.carriers.locked_file import LockedFile
 from pagebus.actors.executor.moves.carriers.network import Network
 from pagebus.actors.executor.moves.carriers.own_hosts import OwnHosts
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile, is_there
+from pagebus.actors.executor.moves.nixl.carrier import nixl_carriers
 from pagebus.bus.messages import Int32Array
 
 
@@ -51,10 +52,12 @@ class Source:
     def __init__(self, address: Address, own: Blocks, *, network: bool, memory: HostMemory | None = None) -> None:
         self._address, self._own = address, own
         self._is_near = address.host == host_id() != ""
-        self._carriers = {
-            False: list(_carriers(address, own, near=self._is_near, network=network)),
-            True: _host_carriers(address, own, memory, near=self._is_near, network=network),
-        }
+        self._carriers = _near_carriers(address, own) if self._is_near else {False: [], True: []}
+        if network:
+            for hosts, found in _far_carriers(address, own).items():
+                self._carriers[hosts] += found
+        if memory is not None:
+            self._carriers[True] = [OwnHosts(memory, own)]
 
     def prepare(self, sources: Int32Array, *, hosts: bool = False) -> None:
         """Do what takes long before the first copy of such blocks. What fails shows there."""
@@ -102,32 +105,30 @@ class Source:
             raise MoveError(f"block {int(sources.max())} is asked for, the source has {most}")
 
 
-def _carriers(address: Address, own: Blocks, *, near: bool, network: bool) -> list[Carrier]:
-    """Those that may lead there, the fastest first."""
-    found: list[Carrier] = []
-    if near and isinstance(own, HostBlocks) and not address.device:
-        found.append(SharedFile(address, own))
-    if near and isinstance(own, DeviceBlocks) and address.handle:
-        found.append(DeviceMemory(address, own))
-    if network and address.port:
-        found.append(Network(address, own))
+Carriers = dict[bool, list[Carrier]]
+"""Those that may lead to blocks of the host tier (True) and of the cache (False), the fastest first."""
+
+
+def _near_carriers(address: Address, own: Blocks) -> Carriers:
+    """Of one host."""
+    found: Carriers = {False: [], True: []}
+    hosts = address.host_tier()
+    if isinstance(own, HostBlocks) and not address.device:
+        found[False].append(SharedFile(address, own))
+    if isinstance(own, DeviceBlocks) and address.handle:
+        found[False].append(DeviceMemory(address, own))
+    if hosts is not None:
+        found[True] += [LockedFile(hosts, own)] if isinstance(own, DeviceBlocks) else []
+        found[True].append(SharedFile(hosts, own))
     return found
 
 
-def _host_carriers(
-    address: Address, own: Blocks, memory: HostMemory | None, *, near: bool, network: bool
-) -> list[Carrier]:
-    """The same for blocks of the host tier."""
-    found: list[Carrier] = []
-    hosts = address.host_tier()
-    if memory is not None:
-        return [OwnHosts(memory, own)]
-    if hosts is None:
-        return found
-    if near and isinstance(own, DeviceBlocks):
-        found.append(LockedFile(hosts, own))
-    if near:
-        found.append(SharedFile(hosts, own))
-    if network and address.port:
-        found.append(Network(address, own, first=address.num_blocks))
+def _far_carriers(address: Address, own: Blocks) -> Carriers:
+    """Between hosts."""
+    cache, tier = nixl_carriers(address, own)
+    found: Carriers = {False: [*cache], True: [*tier]}
+    if address.port:
+        found[False].append(Network(address, own))
+        if address.hosts is not None:
+            found[True].append(Network(address, own, first=address.num_blocks))
     return found

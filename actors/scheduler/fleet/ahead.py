@@ -1,0 +1,57 @@
+"""Chunk by chunk: while a prefill replica computes a long prompt, the decode replica that is likely to go on with it
+pulls the chunks that are there. When the sequence is handed over, its last chunk is all that is left to pull.
+
+Nobody waits for these pulls. What they bring are cached blocks, which are found as any others once the sequence is
+placed. So nothing depends on where that is, nor on the pulls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from pagebus.actors.scheduler.fleet.fleet import Fleet
+from pagebus.actors.scheduler.order import INTERACTIVE
+from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Whom the blocks of a sequence's first ``num_tokens`` tokens were looked at for."""
+
+    target: str
+    num_tokens: int
+
+
+class Ahead:
+    """Of the prompts that each replica computes, where their blocks go."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, dict[int, Sent]] = {}
+
+    def due(self, lender: Replica, targets: list[Replica], fleet: Fleet) -> list[tuple[Sequence, Replica]]:
+        """Sequences of which the lender's last plan computes further blocks, but not yet the last ones, each with the
+        target that is to have them: the one that has those before, or else that with the least load, these sequences
+        included."""
+        table, before, now = lender.slots, self._sent.pop(lender.name, {}), dict[int, Sent]()
+        found = []
+        halfway = (table.ids != 0) & (table.computed >= lender.block_size) & (table.computed < table.known)
+        for slot in np.flatnonzero(halfway).tolist() if targets else []:
+            sequence = table.at(slot)
+            if sequence.beam_group is not None or sequence.scores_prompt:
+                continue
+            sent, num_tokens = before.get(sequence.id), int(table.computed[slot])
+            target = next((each for each in targets if sent is not None and each.name == sent.target), None)
+            if target is None:
+                count = Counter(each.target for sent_now in (*self._sent.values(), now) for each in sent_now.values())
+                load = fleet.load[INTERACTIVE]
+                target = min(targets, key=lambda each: int(load[fleet.row(each.name)]) + count[each.name])
+            if sent is None or sent.target != target.name or sent.num_tokens < num_tokens:
+                found.append((sequence, target))
+            now[sequence.id] = Sent(target.name, num_tokens)
+        if now:
+            self._sent[lender.name] = now
+        return found

@@ -1,13 +1,15 @@
-"""Latency of sums over two GPUs: ``python -m tests.gpu.ranks.bench_exchange [--seconds 100]``.
+"""Latency of sums over two GPUs: ``python -m tests.gpu.ranks.bench_exchange [--seconds 100] [--large]``.
 
 Microseconds per call, back to back in a CUDA graph, the slower rank's: NCCL, torch's symmetric memory, and each of our
 forms at its best of a few launches, alone and with residual and norm. Prints the table, and what ``choices.json`` would
-hold.
+hold. ``--large``: sums of prompts with residual and norm instead, by rows at a time and by turns, as whole calls and in
+pieces of 16 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -24,7 +26,7 @@ from pagebus.actors.executor.ranks.symmetric import SymmetricMemory
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
 from pagebus.kernels.exchange.choice import Choice
 from pagebus.kernels.exchange.gather import gather
-from pagebus.kernels.exchange.peers import Limits
+from pagebus.kernels.exchange.peers import LIMITS_OF_TWO, Limits
 from pagebus.kernels.layers.norm import add_rms_norm
 from tests.gpu.ranks.rank_processes import new_comm, run_ranks
 
@@ -34,6 +36,10 @@ LIMITS = Limits(push=2 << 20, signal=8 << 20, two_shot=16 << 20)
 SHAPES = ((2048, 8), (4096, 8), (8192, 16))
 """Columns of a row and warps of a block, for sums alone."""
 BLOCKS = (16, 32, 64, 128)
+LARGE_KIB = (65536, 16384, 8192, 32768)
+TILES, TURNS = ((1, 16), (8192, 16), (16384, 16), (16384, 8)), (1, 2, 4, 8, 16)
+"""Elements at a time with warps of a block, and turns, of large sums."""
+PIECE = 16 << 20
 Call = Callable[[], object]
 Best = dict[int, dict[str, tuple[float, Choice | None]]]
 
@@ -144,6 +150,31 @@ class Bench:
             except Exception as error:
                 print(f"{kib} KiB {name}: {error!r:.300}", flush=True)
 
+    def large(self, kib: int, columns: int, until: float) -> None:
+        """Sums of one size with residual and norm; prints each at once, as microseconds by turns."""
+        rows, residual = self.x(kib * 512).view(-1, columns), self.x(kib * 512).view(-1, columns)
+        weight, normed, peers = self.x(columns), torch.empty_like(rows), self.comm.peers
+        piece = PIECE // 2 // columns
+
+        def in_pieces(choice: Choice) -> None:
+            for begin in range(0, len(rows), piece):
+                part = slice(begin, begin + piece)
+                all_reduce_norm(rows[part], residual[part], weight, 1e-5, peers, 1.0, choice, normed[part])
+
+        for tile, warps in TILES:
+            if self.comm.least(until - time.monotonic()) < 0:
+                return
+            took = {}
+            for turns in TURNS:
+                choice = Choice(1 << 40, "two_shot", 128, warps, columns, tile, turns)
+                whole = partial(all_reduce_norm, rows, residual, weight, 1e-5, peers, 1.0, choice, normed)
+                took[f"{turns}"] = microseconds(self.comm, whole, kib * 1024)
+                if kib * 1024 > PIECE and turns <= 2:
+                    took[f"pieces, {turns}"] = microseconds(self.comm, partial(in_pieces, choice), kib * 1024)
+            if self.comm.rank == 0:
+                texts = " ".join(f"[{turns}] {each:.1f}" for turns, each in took.items())
+                print(f"{kib} KiB, rows of {columns}, tile {tile}, {warps} warps: {texts}", flush=True)
+
     def gathers(self) -> None:
         """Candidates of a step."""
         for num_bytes in (64, 2048, 16384, 65536, 1 << 20):
@@ -176,10 +207,18 @@ class Bench:
 
 def rank_main(arguments: argparse.Namespace) -> None:
     until = time.monotonic() + arguments.seconds
-    comm = new_comm(arguments.rank, arguments.world, arguments.store, limits=LIMITS, patience_s=20.0, nccl=True)
+    limits = LIMITS_OF_TWO if arguments.large else LIMITS
+    comm = new_comm(
+        arguments.rank, arguments.world, arguments.store, limits=limits, patience_s=20.0, nccl=not arguments.large
+    )
     bench = Bench(comm, torch.device("cuda", torch.cuda.current_device()), comm._host.store)
     if comm.rank == 0:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    if arguments.large:
+        for kib, columns in itertools.product(LARGE_KIB, (4096, 8192)):
+            bench.large(kib, columns, until)
+        sys.stdout.flush()
+        os._exit(0)
     try:
         bench.gathers()
         for kib in KIB:
@@ -204,11 +243,14 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--store", default="")
     parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--large", action="store_true")
     arguments = parser.parse_args()
     if arguments.rank is not None:
         rank_main(arguments)
     codes, texts = run_ranks(
-        "tests.gpu.ranks.bench_exchange", ["--seconds", str(arguments.seconds)], arguments.seconds + 60
+        "tests.gpu.ranks.bench_exchange",
+        ["--seconds", str(arguments.seconds), *(["--large"] if arguments.large else [])],
+        arguments.seconds + 60,
     )
     print(texts[0])
     if codes != [0, 0]:

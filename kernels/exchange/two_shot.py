@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
 from pagebus.kernels.common.triton import tl, triton
-from pagebus.kernels.exchange.rows import into_residual, norm_rows, own_part
+from pagebus.kernels.exchange.rows import into_residual, own_part
 from pagebus.kernels.exchange.waiting import begin_call, end_call, pointer_to, signal_all, slot_address, wait_all
+from pagebus.kernels.layers.norm import norm_rows
 
 SCATTER, REDUCE, COLLECT = 1, 2, 4
 """The parts of a call, which tests without GPUs run one after the other."""

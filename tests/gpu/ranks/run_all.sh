@@ -92,7 +92,8 @@ engine qwen30b-a3b --workloads decode --batches 1 32 256
 engine qwen30b-a3b-ep --workloads decode --batches 1 32 256
 engine llama8b-pp2 --workloads decode mixed256 prefill --batches 1 32 256
 engine llama70b-pp2 --workloads decode prefill --batches 1 32 128
-part replays python3 -m tests.gpu.ranks.check_replays
+part replays env RANK_REPLAYS="${REPLAYS:-1000000}" python3 -m pytest -v -c /dev/null --rootdir . --noconftest \
+  --import-mode=importlib -p no:cacheprovider tests/gpu/ranks/test_exchange.py -k test_replays
 part kills python3 -m tests.gpu.kill_actors --model "${KILLED:-qwen06b}" --tensor-parallel-size 2 \
   --spec-method none --deterministic --workload chat1000 --scale "${SCALE:-0.3}" --kill executor rank
 part starts $pagebus bench start --model llama70b --tensor-parallel-size 2 --repeats 1

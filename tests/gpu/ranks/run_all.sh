@@ -33,7 +33,7 @@ part() { # NAME COMMAND...: run it if it is wanted
 beside() { # NAME COMMAND...: the same in the background, without its output
   local name=$1
   shift
-  timeout -k 5 "$limit" "$@" >"$out/$name.txt" 2>&1 || echo "$name ended with $?" >>"$out/$name.txt" &
+  OMP_NUM_THREADS=2 timeout -k 5 "$limit" "$@" >"$out/$name.txt" 2>&1 || echo "$name ended with $?" >>"$out/$name.txt" &
 }
 
 engine() { # PART OPTIONS...: with MODEL-pp2 two stages, with MODEL two ranks, with MODEL-ep these with whole experts
@@ -68,10 +68,14 @@ part adapters python3 -m tests.gpu.ranks.check_adapters
 part drafts python3 -m tests.gpu.ranks.check_drafts
 if wanted tokens; then
   echo "== tokens after $(($(date +%s) - began)) s"
-  beside tokens-experts python3 -m tests.gpu.ranks.check --expert-parallel --families qwen3-moe gpt-oss deepseek-v2-lite
-  beside tokens-models python3 -m tests.gpu.ranks.check --families gemma3 deepseek-v2-lite
+  for family in ${EXPERTS:-qwen3-moe gpt-oss deepseek-v2-lite}; do
+    beside "tokens-experts-$family" python3 -m tests.gpu.ranks.check --expert-parallel --families "$family"
+  done
+  for family in ${FAMILIES:-gemma3 deepseek-v2-lite}; do
+    beside "tokens-$family" python3 -m tests.gpu.ranks.check --families "$family"
+  done
   beside tokens-adapters python3 -m tests.gpu.ranks.check_adapters
-  beside tokens-stages python3 -m tests.gpu.ranks.check_stages --width 2
+  beside tokens-stages python3 -m tests.gpu.ranks.check_stages --width 2 --families ${STAGES:-qwen2}
   wait
   tail -n 20 "$out"/tokens-*.txt
 fi

@@ -1,9 +1,9 @@
-"""Latency of sums over two GPUs: ``python -m tests.gpu.ranks.bench_exchange [--seconds 100] [--large]``.
+"""Latency of sums over two GPUs: ``python -m tests.gpu.ranks.bench_exchange [--seconds 100] [--large | --few]``.
 
 Microseconds per call, back to back in a CUDA graph, the slower rank's: NCCL, torch's symmetric memory, and each of our
 forms at its best of a few launches, alone and with residual and norm. Prints the table, and what ``choices.json`` would
 hold. ``--large``: sums of prompts with residual and norm instead, by rows at a time and by turns, as whole calls and in
-pieces of 16 MiB.
+pieces of 16 MiB. ``--few``: those of decode steps, by blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIMITS = Limits(push=2 << 20, signal=8 << 20, two_shot=16 << 20)
 SHAPES = ((2048, 8), (4096, 8), (8192, 16))
 """Columns of a row and warps of a block, for sums alone."""
 BLOCKS = (16, 32, 64, 128)
-LARGE_KIB = (65536, 16384, 8192, 32768)
+LARGE_KIB, FEW_KIB = (65536, 16384, 8192, 32768), (256, 2048, 512, 1024, 64, 4096)
 TILES, TURNS = ((1, 16), (8192, 16), (16384, 16), (16384, 8)), (1, 2, 4, 8, 16)
 """Elements at a time with warps of a block, and turns, of large sums."""
 PIECE = 16 << 20
@@ -151,6 +151,24 @@ class Bench:
             except Exception as error:
                 print(f"{kib} KiB {name}: {error!r:.300}", flush=True)
 
+    def few(self, kib: int, columns: int) -> None:
+        """Sums of decode steps with residual and norm, of one part and of two in float32; prints each at once."""
+        rows, residual = self.x(kib * 512).view(-1, columns), self.x(kib * 512).view(-1, columns)
+        weight, normed, peers = self.x(columns), torch.empty_like(rows), self.comm.peers
+        for parts in (1, 2):
+            x = rows if parts == 1 else torch.zeros((2, *rows.shape), device=self.device)
+            took = {}
+            for form, tile in (("push", 1), ("signal", 1), ("two_shot", 8192)):
+                if kib * 1024 > getattr(LIMITS, form) or (form == "push") == (kib > 2048):
+                    continue
+                for blocks, warps in itertools.product((16, 32, 64, 128), (8, 16)):
+                    choice = Choice(1 << 40, form, blocks, warps, columns, tile, 2)
+                    run = partial(all_reduce_norm, x, residual, weight, 1e-5, peers, 1.0, choice, normed)
+                    took[f"{form} {blocks} {warps}"] = microseconds(self.comm, run, kib * 1024)
+            if self.comm.rank == 0:
+                texts = " ".join(f"[{name}] {each:.2f}" for name, each in took.items())
+                print(f"{kib} KiB, rows of {columns}, {parts} parts: {texts}", flush=True)
+
     def large(self, kib: int, columns: int, until: float) -> None:
         """Sums of one size with residual and norm; prints each at once, as microseconds by turns."""
         rows, residual = self.x(kib * 512).view(-1, columns), self.x(kib * 512).view(-1, columns)
@@ -215,9 +233,10 @@ def rank_main(arguments: argparse.Namespace) -> None:
     bench = Bench(comm, torch.device("cuda", torch.cuda.current_device()), comm._host.store)
     if comm.rank == 0:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    if arguments.large:
-        for kib, columns in itertools.product(LARGE_KIB, (4096, 8192)):
-            bench.large(kib, columns, until)
+    if arguments.large or arguments.few:
+        for kib, columns in itertools.product(LARGE_KIB if arguments.large else FEW_KIB, (4096, 8192)):
+            if comm.least(until - time.monotonic()) > 0:
+                bench.large(kib, columns, until) if arguments.large else bench.few(kib, columns)
         sys.stdout.flush()
         os._exit(0)
     try:
@@ -245,12 +264,13 @@ def main() -> None:
     parser.add_argument("--store", default="")
     parser.add_argument("--seconds", type=float, default=100.0)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--few", action="store_true")
     arguments = parser.parse_args()
     if arguments.rank is not None:
         rank_main(arguments)
     codes, texts = run_ranks(
         "tests.gpu.ranks.bench_exchange",
-        ["--seconds", str(arguments.seconds), *(["--large"] if arguments.large else [])],
+        ["--seconds", str(arguments.seconds), *(f"--{name}" for name in ("large", "few") if getattr(arguments, name))],
         arguments.seconds + 60,
     )
     print(texts[0])

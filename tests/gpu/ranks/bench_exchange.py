@@ -228,7 +228,12 @@ def rank_main(arguments: argparse.Namespace) -> None:
     until = time.monotonic() + arguments.seconds
     limits = LIMITS_OF_TWO if arguments.large else LIMITS
     comm = new_comm(
-        arguments.rank, arguments.world, arguments.store, limits=limits, patience_s=20.0, nccl=not arguments.large
+        arguments.rank,
+        arguments.world,
+        arguments.store,
+        limits=limits,
+        patience_s=20.0,
+        nccl=not (arguments.large or arguments.few),
     )
     bench = Bench(comm, torch.device("cuda", torch.cuda.current_device()), comm._host.store)
     if comm.rank == 0:

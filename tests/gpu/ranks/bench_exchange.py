@@ -161,10 +161,10 @@ class Bench:
             for form, tile in (("push", 1), ("signal", 1), ("two_shot", 8192)):
                 if kib * 1024 > getattr(LIMITS, form) or (form == "push") == (kib > 2048):
                     continue
-                for blocks, warps in itertools.product((16, 32, 64, 128), (8, 16)):
-                    choice = Choice(1 << 40, form, blocks, warps, columns, tile, 2)
+                for blocks in BLOCKS:
+                    choice = Choice(1 << 40, form, blocks, 16, columns, tile, 2)
                     run = partial(all_reduce_norm, x, residual, weight, 1e-5, peers, 1.0, choice, normed)
-                    took[f"{form} {blocks} {warps}"] = microseconds(self.comm, run, kib * 1024)
+                    took[f"{form} {blocks}"] = microseconds(self.comm, run, kib * 1024)
             if self.comm.rank == 0:
                 texts = " ".join(f"[{name}] {each:.2f}" for name, each in took.items())
                 print(f"{kib} KiB, rows of {columns}, {parts} parts: {texts}", flush=True)
@@ -239,7 +239,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     if comm.rank == 0:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     if arguments.large or arguments.few:
-        for kib, columns in itertools.product(LARGE_KIB if arguments.large else FEW_KIB, (4096, 8192)):
+        for kib, columns in itertools.product(LARGE_KIB if arguments.large else FEW_KIB, (4096, 8192)[: 1 + arguments.large]):
             if comm.least(until - time.monotonic()) > 0:
                 bench.large(kib, columns, until) if arguments.large else bench.few(kib, columns)
         sys.stdout.flush()

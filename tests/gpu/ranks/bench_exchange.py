@@ -239,9 +239,12 @@ def rank_main(arguments: argparse.Namespace) -> None:
     if comm.rank == 0:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
     if arguments.large or arguments.few:
-        for kib, columns in itertools.product(LARGE_KIB if arguments.large else FEW_KIB, (4096, 8192)[: 1 + arguments.large]):
-            if comm.least(until - time.monotonic()) > 0:
-                bench.large(kib, columns, until) if arguments.large else bench.few(kib, columns)
+        for kib in LARGE_KIB if arguments.large else FEW_KIB:
+            if comm.least(until - time.monotonic()) > 0 and arguments.few:
+                bench.few(kib, 4096)
+            elif arguments.large:
+                bench.large(kib, 4096, until)
+                bench.large(kib, 8192, until)
         sys.stdout.flush()
         os._exit(0)
     try:

@@ -9,7 +9,6 @@ pieces of 16 MiB. ``--few``: those of decode steps, by blocks.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import sys

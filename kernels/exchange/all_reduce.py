@@ -79,9 +79,12 @@ def _launch(rows: _Rows, peers: Peers, choice: Choice, phases: int) -> None:
     strides = *tensors, 0 if rows.residual is None else rows.residual.stride(0)
     assert _fits(rows, choice, layout)
     if choice.form == "two_shot":
-        _two_shot_kernel[(min(choice.blocks, peers.max_blocks, share),)](
-            *strides, peers.rank, numel, num_rows, share, rows.eps, rows.factor, peers.patience_ns,
-            INBOX=layout.inbox.start, SLOT=layout.inbox.slot, OUTBOX=layout.outbox.start,
+        tile = max(1, choice.tile // block)
+        blocks = min(choice.blocks, peers.max_blocks, -(-share // tile))
+        turns = min(choice.turns, -(-share // (blocks * tile)))
+        _two_shot_kernel[(blocks,)](
+            *strides, peers.rank, numel, num_rows, share, turns, rows.eps, rows.factor, peers.patience_ns,
+            INBOX=layout.inbox.start, SLOT=layout.inbox.slot, OUTBOX=layout.outbox.start, TILE=tile,
             FLAGS=layout.two_shot_flags.start, FORM=TWO_SHOT, PHASES=phases, **common,
         )  # fmt: skip
         return

@@ -16,13 +16,16 @@ in pieces."""
 
 class Choice(NamedTuple):
     """``up_to``: bytes of the largest sum that this is for. ``form``: of :data:`FORMS`. ``blocks``: the most blocks of
-    the grid. ``warps`` per block, at most. ``columns``: elements of a row, where rows are free to choose."""
+    the grid. ``warps`` per block, at most. ``columns``: elements of a row, where rows are free to choose. For
+    ``two_shot`` alone, ``tile``: elements of a block at a time, but at least a row; ``turns`` of a call, at most."""
 
     up_to: int
     form: str
     blocks: int
     warps: int
     columns: int = 2048
+    tile: int = 1
+    turns: int = 1
 
 
 @cache

@@ -5,7 +5,7 @@ of the rank that needs it, so nobody waits for a read over the link. The areas o
 
 - ``push``: two buffers in turn, with a slot per sender, full of holes (see :data:`HOLE`) but while data is on its way;
 - ``signal``: two buffers in turn, with a slot per sender, and a word per (block of the grid, sender) that counts calls;
-- ``two_shot``: an inbox with a slot per sender, an outbox for whole sums, and words as above that count both halves;
+- ``two_shot``: an inbox with a slot per sender, an outbox for whole sums, and words as above for each turn of a call;
 - ``gather``: two buffers in turn, with a slot per sender, where each word lies beside the number of its call.
 
 Why two buffers, or one, are enough stands in docs/exchange.md. The count of calls per form lies in ``state``,
@@ -25,6 +25,8 @@ CELLS = 256
 """Counters per form, one for each block that a grid may have."""
 SENDERS = 8
 """Words per block, of which a rank uses that of its own number: the largest number of ranks."""
+TURNS = 16
+"""Of a call of ``two_shot``, at most."""
 FIRST_CELL = 64
 HOLE = -0x7FFF8000
 """The word (0x80008000) that says that nothing has arrived yet: -0.0 twice in formats of 16 bits, and nearly that in
@@ -45,6 +47,10 @@ class Limits(NamedTuple):
     gather: int = 64 * 1024
 
 
+LIMITS_OF_TWO = Limits(two_shot=64 * 1024 * 1024)
+"""Between two ranks our form is the fastest at all sizes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Area:
     """A part of a region, in bytes: where it begins, and how far its slots are apart."""
@@ -63,10 +69,10 @@ class Layout:
 
     def __init__(self, world: int, limits: Limits | None = None) -> None:
         assert 2 <= world <= SENDERS
-        self.world, self.limits = world, limits or Limits()
+        self.world, self.limits = world, limits or (LIMITS_OF_TWO if world == 2 else Limits())
         self._end = 0
         flags = CELLS * SENDERS * 4
-        self.signal_flags, self.two_shot_flags = self._area(flags, 1), self._area(flags, 1)
+        self.signal_flags, self.two_shot_flags = self._area(flags, 1), self._area(flags, TURNS + 1)
         self.gather = self._area(2 * self.limits.gather, 2 * world)
         self.push = self._area(self.limits.push, 2 * world)
         self.signal = self._area(self.limits.signal, 2 * world)

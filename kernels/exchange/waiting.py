@@ -104,23 +104,26 @@ def acquire(addresses):
 
 
 @triton.jit
-def signal_all(table_ptr, rank, block, value, START: tl.constexpr, WORLD: tl.constexpr):
-    """Tell the same block of all other ranks that what it needs is written."""
+def signal_all(table_ptr, rank, block, value, START: tl.constexpr, WORLD: tl.constexpr, turn=0):
+    """Tell the same block of all other ranks that what it needs in the next turn is written."""
+    cell = turn * CELLS_PER_FORM + block
     tl.debug_barrier()
     for step in tl.static_range(1, WORLD):
         peer = (rank + step) % WORLD
-        word = tl.load(table_ptr + peer) + START + (block * WORDS_PER_BLOCK + rank) * 4
+        word = tl.load(table_ptr + peer) + START + (cell * WORDS_PER_BLOCK + rank) * 4
         signal(word, value, (step - 1) % 4 * 32)  # of different warps, as far as there are
 
 
 @triton.jit
 def wait_all(
     table_ptr, state_ptr, rank, block, value, patience, patience_ns,
-    START: tl.constexpr, FORM: tl.constexpr, WORLD: tl.constexpr,
+    START: tl.constexpr, FORM: tl.constexpr, WORLD: tl.constexpr, turn=0,
 ):  # fmt: skip
-    """Wait until the same block of all other ranks has told ``value`` or a later one. Returns the patience left."""
+    """Wait until the same block of all other ranks has told ``value``, or a later one, in a turn. Returns the patience
+    left."""
+    cell = turn * CELLS_PER_FORM + block
     sender = tl.arange(0, WORDS_PER_BLOCK)
-    words = tl.load(table_ptr + rank) + START + (block * WORDS_PER_BLOCK + sender) * 4
+    words = tl.load(table_ptr + rank) + START + (cell * WORDS_PER_BLOCK + sender) * 4
     awaited = (sender < WORLD) & (sender != rank)
     behind = awaited & (acquire(words) - value < 0)
     missing = tl.max(tl.where(behind, sender, -1), axis=0)

@@ -178,7 +178,7 @@ def _residual_product(
 
 def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> _Decision:
     """Our own kernel's launch shape, if it is faster, and why it is chosen or not."""
-    prompts = tokens == PROMPTS and product.form == "gated"
+    prompts = tokens >= PROMPTS and product.form == "gated"
     if not 0 < tokens <= BUCKETS[-1] and not prompts:
         return _library(f"more than {BUCKETS[-1]} tokens" if tokens else "no tokens")
     if dtype.itemsize != 2:
@@ -199,8 +199,9 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
 def measured(product: Product, tokens: int, target: Target) -> tuple[Config | None, Source] | None:
     """The launch shape that tables have (None: the library), and which of them; None: it was not measured."""
     for table, source in ((user_table(target), Source.USER), (load_table(table_path(target)), Source.MEASURED)):
-        if product in table and tokens in table[product]:
-            return table[product][tokens], source
+        for bucket in (tokens, PROMPTS) if tokens > PROMPTS else (tokens,):
+            if product in table and bucket in table[product]:
+                return table[product][bucket], source
     return None
 
 

@@ -25,7 +25,9 @@ WIDE_BUCKETS = (384, 512, 768, 1024)
 MANY = WIDE_BUCKETS[-1] + 1
 """Stands for token counts above the buckets, and below those of prompts."""
 PROMPTS = 4096
-"""Stands for this token count and all above: for steps full of prompts."""
+"""Stands for this token count and more: for steps full of prompts."""
+PROMPT_BUCKETS = (PROMPTS, 8192)
+"""Each stands for its token count and all above, up to the next. Where a table lacks the second, the first holds."""
 FORMS = ("plain", "wide", "gated", "partial", "residual")
 """What becomes of a product: see `pagebus.kernels.linear.linear`."""
 SPLIT_FORMS = ("partial", "residual")
@@ -96,9 +98,9 @@ def kernel_of(config: Config) -> LinearKernel:
 
 def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
-    if bucket == PROMPTS or isinstance(config, PromptConfig):
+    if bucket in PROMPT_BUCKETS or isinstance(config, PromptConfig):
         ours = isinstance(config, PromptConfig) and config.fits(product.inputs)
-        return ours and bucket == PROMPTS and product.form == "gated" and not product.layout.endswith(ROUNDED)
+        return ours and bucket in PROMPT_BUCKETS and product.form == "gated" and not product.layout.endswith(ROUNDED)
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
@@ -132,9 +134,9 @@ def bucket_of(num_tokens: int) -> int:
 
 def tokens_class(num_tokens: int) -> int:
     """A token count that stands for all counts with the same choices."""
-    if 0 < num_tokens < MANY:
-        return bucket_of(num_tokens)
-    return MANY if MANY <= num_tokens < PROMPTS else min(num_tokens, PROMPTS)
+    if num_tokens < MANY:
+        return bucket_of(num_tokens) if num_tokens > 0 else num_tokens
+    return max(least for least in (MANY, *PROMPT_BUCKETS) if least <= num_tokens)
 
 
 def pack(config: Config | None) -> dict[str, Any]:

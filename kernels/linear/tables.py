@@ -10,7 +10,7 @@ from typing import Any
 
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import forget_choices, until_tables_change, user_path
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, PROMPTS, Config, Product, is_legal, pack, parse
+from pagebus.kernels.linear.shapes import BUCKETS, FORMS, PROMPT_BUCKETS, Config, Product, is_legal, pack, parse
 
 TABLES = Path(__file__).with_name("tables")
 
@@ -108,6 +108,6 @@ def load_user_table(target: Target, folder: Path) -> Table:
 
 def _is_usable(product: Product, chosen: dict[int, Config | None]) -> bool:
     return all(
-        bucket in (*BUCKETS, PROMPTS) and (config is None or is_legal(product, bucket, config))
+        bucket in (*BUCKETS, *PROMPT_BUCKETS) and (config is None or is_legal(product, bucket, config))
         for bucket, config in chosen.items()
     )

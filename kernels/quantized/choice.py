@@ -94,7 +94,7 @@ def _choose(
         return LinearChoice(LinearKernel.TORCH, form, None, "a CPU", product=product)
     library, why = _library(product, kind, dtype, target)
     if kind is None or dtype.itemsize > 2 or not 0 < tokens < MANY:
-        prompts = _of_prompts(product, kind, dtype, target) if tokens == PROMPTS else None
+        prompts = _of_prompts(product, tokens, kind, dtype, target) if tokens >= PROMPTS else None
         return prompts or LinearChoice(library, form, None, why, product=product)
     rounded = _rounds(product, kind, dtype, target)
     kind = kind._replace(rounded=rounded)
@@ -115,7 +115,9 @@ def _choose(
     return LinearChoice(library if config is None else kernel_of(config), form, config, why, source, product)
 
 
-def _of_prompts(product: Product, kind: Kind | None, dtype: torch.dtype, target: Target) -> LinearChoice | None:
+def _of_prompts(
+    product: Product, tokens: int, kind: Kind | None, dtype: torch.dtype, target: Target
+) -> LinearChoice | None:
     """Our kernel of prompts for what is dequantized before, where tables have it: of dense weights too, because the
     same is left to do for either."""
     if kind is None or dtype.itemsize > 2 or product.form != "gated" or not fits_scratch(product):
@@ -123,7 +125,7 @@ def _of_prompts(product: Product, kind: Kind | None, dtype: torch.dtype, target:
     if _rounds(product, kind, dtype, target):
         return None
     for each in (product._replace(layout=layout) for layout in (kind._replace(rounded=False).name, "")):
-        found = measured(each, PROMPTS, target)
+        found = measured(each, tokens, target)
         if found is not None and found[0] is not None:
             config, source = found
             why = f"{source}: this was fastest"

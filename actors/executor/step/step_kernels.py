@@ -23,6 +23,7 @@ from pagebus.kernels.linear.shapes import (
     BUCKETS,
     FORMS,
     MANY,
+    PROMPT_BUCKETS,
     PROMPTS,
     SPLIT_FORMS,
     WIDE_BUCKETS,
@@ -230,7 +231,9 @@ class KernelChooser:
     def summary(self) -> dict[str, str]:
         """One line for the attention paths that steps may take, and one per product: its kernels, by tokens."""
         lines = {"attention": ", ".join(self.attention.possible)}
-        by_tokens = {tokens: self.products(tokens, tokens) for tokens in (*BUCKETS, *WIDE_BUCKETS, MANY, PROMPTS)}
+        lasts = {MANY: PROMPTS - 1, PROMPTS: PROMPT_BUCKETS[1] - 1}
+        counts = (*BUCKETS, *WIDE_BUCKETS, MANY, *PROMPT_BUCKETS)
+        by_tokens = {lasts.get(tokens, tokens): self.products(tokens, tokens) for tokens in counts}
         for name in by_tokens[1]:
             runs: list[tuple[str, int, int]] = []
             for tokens, products in by_tokens.items():
@@ -283,6 +286,6 @@ def expert_shape(moe: Moe, hidden: int) -> Shape:
 
 
 def _span(first: int, last: int) -> str:
-    if last == PROMPTS:
+    if last == PROMPT_BUCKETS[-1]:
         return "" if first == 1 else f" from {first} tokens"
     return f" {first}" if first == last else f" {first} to {last}"

@@ -22,7 +22,7 @@ SIZES = {
     "gemma2-9b": (14336, 3584), "llama8b": (14336, 4096), "qwen2.5-7b": (18944, 3584), "glm4-9b": (13696, 4096),
     "gemma3-12b": (15360, 3840), "phi4-14b": (17920, 5120), "qwen2.5-32b": (27648, 5120), "gemma2-2b": (9216, 2304),
     "qwen2.5-3b": (11008, 2048), "llama3.2-1b": (8192, 2048), "phi3-mini": (8192, 3072), "qwen2.5-1.5b": (8960, 1536),
-    "qwen3-0.6b": (3072, 1024),
+    "qwen3-0.6b": (3072, 1024), "llama8b-tp2": (7168, 4096), "llama70b-tp2": (14336, 8192),
 }  # fmt: skip
 """Width and inputs."""
 TOKENS = (1056, 2048, 4096, 8192)
@@ -79,7 +79,7 @@ def line(name: str, tokens: int, configs: dict[str, PromptConfig | None], rounds
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", nargs="+", default=["11"], help="fields of PromptConfig")
-    parser.add_argument("--models", nargs="+", default=[*SIZES])
+    parser.add_argument("--models", nargs="+", default=[*SIZES], help="-tp2: of one of two ranks")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=60.0)

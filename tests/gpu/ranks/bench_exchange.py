@@ -1,8 +1,9 @@
-"""Latency of sums over two GPUs: ``python -m tests.gpu.ranks.bench_exchange [--seconds 100]``.
+"""Latency of sums over two GPUs: ``python -m tests.gpu.ranks.bench_exchange [--seconds 100] [--large | --few]``.
 
 Microseconds per call, back to back in a CUDA graph, the slower rank's: NCCL, torch's symmetric memory, and each of our
 forms at its best of a few launches, alone and with residual and norm. Prints the table, and what ``choices.json`` would
-hold.
+hold. ``--large``: sums of prompts with residual and norm instead, by rows at a time and by turns, as whole calls and in
+pieces of 16 MiB. ``--few``: those of decode steps, by blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pagebus.actors.executor.ranks.symmetric import SymmetricMemory
 from pagebus.kernels.exchange.all_reduce import all_reduce, all_reduce_norm
 from pagebus.kernels.exchange.choice import Choice
 from pagebus.kernels.exchange.gather import gather
-from pagebus.kernels.exchange.peers import Limits
+from pagebus.kernels.exchange.peers import LIMITS_OF_TWO, Limits
 from pagebus.kernels.layers.norm import add_rms_norm
 from tests.gpu.ranks.rank_processes import new_comm, run_ranks
 
@@ -34,6 +35,10 @@ LIMITS = Limits(push=2 << 20, signal=8 << 20, two_shot=16 << 20)
 SHAPES = ((2048, 8), (4096, 8), (8192, 16))
 """Columns of a row and warps of a block, for sums alone."""
 BLOCKS = (16, 32, 64, 128)
+LARGE_KIB, FEW_KIB = (65536, 16384, 8192, 32768), (256, 2048, 512, 1024, 64, 4096)
+TILES, TURNS = ((1, 16), (8192, 16), (16384, 16), (16384, 8)), (1, 2, 4, 8, 16)
+"""Elements at a time with warps of a block, and turns, of large sums."""
+PIECE = 16 << 20
 Call = Callable[[], object]
 Best = dict[int, dict[str, tuple[float, Choice | None]]]
 
@@ -86,7 +91,8 @@ class Bench:
         prefix = torch.distributed.PrefixStore
         try:
             nccl = comm._nccl
-            assert nccl is not None
+            if nccl is None:
+                return
             self.baselines["nccl"] = lambda numel: partial(nccl.all_reduce, self.x(numel))
             memory, name = SymmetricMemory(64 << 20, device), f"bench-{comm.rank}"
             memory.meet(prefix("bench-memory", store), comm.rank, comm.size, name)
@@ -144,6 +150,49 @@ class Bench:
             except Exception as error:
                 print(f"{kib} KiB {name}: {error!r:.300}", flush=True)
 
+    def few(self, kib: int, columns: int) -> None:
+        """Sums of decode steps with residual and norm, of one part and of two in float32; prints each at once."""
+        rows, residual = self.x(kib * 512).view(-1, columns), self.x(kib * 512).view(-1, columns)
+        weight, normed, peers = self.x(columns), torch.empty_like(rows), self.comm.peers
+        for parts in (1, 2):
+            x = rows if parts == 1 else torch.zeros((2, *rows.shape), device=self.device)
+            took = {}
+            for form, tile in (("push", 1), ("signal", 1), ("two_shot", 8192)):
+                if kib * 1024 > getattr(LIMITS, form) or (form == "push") == (kib > 2048):
+                    continue
+                for blocks in BLOCKS:
+                    choice = Choice(1 << 40, form, blocks, 16, columns, tile, 2)
+                    run = partial(all_reduce_norm, x, residual, weight, 1e-5, peers, 1.0, choice, normed)
+                    took[f"{form} {blocks}"] = microseconds(self.comm, run, kib * 1024)
+            if self.comm.rank == 0:
+                texts = " ".join(f"[{name}] {each:.2f}" for name, each in took.items())
+                print(f"{kib} KiB, rows of {columns}, {parts} parts: {texts}", flush=True)
+
+    def large(self, kib: int, columns: int, until: float) -> None:
+        """Sums of one size with residual and norm; prints each at once, as microseconds by turns."""
+        rows, residual = self.x(kib * 512).view(-1, columns), self.x(kib * 512).view(-1, columns)
+        weight, normed, peers = self.x(columns), torch.empty_like(rows), self.comm.peers
+        piece = PIECE // 2 // columns
+
+        def in_pieces(choice: Choice) -> None:
+            for begin in range(0, len(rows), piece):
+                part = slice(begin, begin + piece)
+                all_reduce_norm(rows[part], residual[part], weight, 1e-5, peers, 1.0, choice, normed[part])
+
+        for tile, warps in TILES:
+            if self.comm.least(until - time.monotonic()) < 0:
+                return
+            took = {}
+            for turns in TURNS:
+                choice = Choice(1 << 40, "two_shot", 128, warps, columns, tile, turns)
+                whole = partial(all_reduce_norm, rows, residual, weight, 1e-5, peers, 1.0, choice, normed)
+                took[f"{turns}"] = microseconds(self.comm, whole, kib * 1024)
+                if kib * 1024 > PIECE and turns <= 2:
+                    took[f"pieces, {turns}"] = microseconds(self.comm, partial(in_pieces, choice), kib * 1024)
+            if self.comm.rank == 0:
+                texts = " ".join(f"[{turns}] {each:.1f}" for turns, each in took.items())
+                print(f"{kib} KiB, rows of {columns}, tile {tile}, {warps} warps: {texts}", flush=True)
+
     def gathers(self) -> None:
         """Candidates of a step."""
         for num_bytes in (64, 2048, 16384, 65536, 1 << 20):
@@ -176,10 +225,27 @@ class Bench:
 
 def rank_main(arguments: argparse.Namespace) -> None:
     until = time.monotonic() + arguments.seconds
-    comm = new_comm(arguments.rank, arguments.world, arguments.store, limits=LIMITS, patience_s=20.0, nccl=True)
+    limits = LIMITS_OF_TWO if arguments.large else LIMITS
+    comm = new_comm(
+        arguments.rank,
+        arguments.world,
+        arguments.store,
+        limits=limits,
+        patience_s=20.0,
+        nccl=not (arguments.large or arguments.few),
+    )
     bench = Bench(comm, torch.device("cuda", torch.cuda.current_device()), comm._host.store)
     if comm.rank == 0:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
+    if arguments.large or arguments.few:
+        for kib in LARGE_KIB if arguments.large else FEW_KIB:
+            if comm.least(until - time.monotonic()) > 0 and arguments.few:
+                bench.few(kib, 4096)
+            elif arguments.large:
+                bench.large(kib, 4096, until)
+                bench.large(kib, 8192, until)
+        sys.stdout.flush()
+        os._exit(0)
     try:
         bench.gathers()
         for kib in KIB:
@@ -204,11 +270,15 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--store", default="")
     parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--few", action="store_true")
     arguments = parser.parse_args()
     if arguments.rank is not None:
         rank_main(arguments)
     codes, texts = run_ranks(
-        "tests.gpu.ranks.bench_exchange", ["--seconds", str(arguments.seconds)], arguments.seconds + 60
+        "tests.gpu.ranks.bench_exchange",
+        ["--seconds", str(arguments.seconds), *(f"--{name}" for name in ("large", "few") if getattr(arguments, name))],
+        arguments.seconds + 60,
     )
     print(texts[0])
     if codes != [0, 0]:

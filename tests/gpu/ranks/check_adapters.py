@@ -21,9 +21,10 @@ from msgspec.structs import replace
 
 from pagebus.actors.executor.rank_actors import meet
 from pagebus.actors.settings import Settings
-from pagebus.bus.messages import AdapterRead, AdapterSource, StepResult
+from pagebus.bus.messages import AdapterPlaced, AdapterRead, AdapterSource, StepResult
 from tests.gpu.ranks.check import COUNT, LIMIT_S, OPTIONS, START_S, RankDriver
 from tests.gpu.ranks.checks import carrier_for, output_of, parser_of, ranks_of, run
+from tests.helpers.engine_driver import ints
 from tests.helpers.model_factory import make_model
 from tests.system.lora.test_tokens import make_cases
 
@@ -40,13 +41,19 @@ class Case(msgspec.Struct):
 
 
 def load(driver: RankDriver, cases: list[Case]) -> Any:
-    """A scheduler whose first plan has this rank read all adapters; waits until it has."""
+    """A scheduler whose first plan has this rank read all adapters, and whose second puts them into blocks."""
     scheduler, sources = driver.scheduler(100), tuple(case.source for case in cases if case.source is not None)
     plan = scheduler._message([], [], [])
     driver.engine.submit(replace(plan, loaded_adapters=sources), driver.epoch)
     told = [driver.results.get(timeout=START_S) for _ in range(1 + len(sources))]
     assert all(isinstance(each, StepResult | AdapterRead) for each in told), told
-    assert not [each.error for each in told if isinstance(each, AdapterRead) and each.error]
+    read = {each.digest: each for each in told if isinstance(each, AdapterRead)}
+    assert not [each.error for each in read.values() if each.error]
+    placed = tuple(AdapterPlaced(digest=each.digest, num_blocks=read[each.digest].num_blocks) for each in sources)
+    blocks = ints([scheduler.free_blocks.pop() for each in placed for _ in range(each.num_blocks)])
+    plan = replace(scheduler._message([], [], []), placed_adapters=placed, adapter_blocks=blocks)
+    driver.engine.submit(plan, driver.epoch)
+    assert isinstance(driver.results.get(timeout=START_S), StepResult)
     return scheduler
 
 

@@ -75,7 +75,7 @@ def norms(comm: PeerComm) -> None:
     seed = 500
     for form in (*FORMS, None):
         for dtype in DTYPES:
-            for rows, columns in ((1, 8192), (3, 4096), (17, 5120), (64, 1111), (130, 2048), (1500, 8192)):
+            for rows, columns in ((1, 8192), (3, 4096), (17, 5120), (64, 1111), (130, 2048), (5000, 8192)):
                 if form and rows * columns * dtype.itemsize > FORMS[form]:
                     continue
                 for count in (1, 3):
@@ -95,6 +95,26 @@ def norms(comm: PeerComm) -> None:
                     torch.testing.assert_close(out, expected, rtol=bound, atol=bound)
                     same_everywhere(comm, mine)
                     same_everywhere(comm, out)
+
+
+def large(comm: PeerComm) -> None:
+    """Sums of prompts, with residual and norm and without, whole and in pieces, some ranks late."""
+    draw = random.Random(comm.rank)
+    for seed, (rows, columns) in enumerate(((8192, 4096), (9001, 8192), (601, 4096), (3003, 8192), (1555, 4096))):
+        xs = parts(comm, 6000 + seed, rows, columns, dtype=torch.bfloat16)
+        base = parts(comm, 6100 + seed, rows, columns, dtype=torch.bfloat16)[0]
+        weight = parts(comm, 6200 + seed, columns, dtype=torch.bfloat16)[0]
+        expected_residual, residual = base.clone(), base.clone()
+        expected = all_reduce_norm_reference(xs, expected_residual, weight, 1e-5)
+        for _ in range(5):
+            residual.copy_(base)
+            torch.cuda._sleep(draw.randrange(2_000_000))
+            out = all_reduce_norm(xs[comm.rank], residual, weight, 1e-5, comm.peers)
+            assert torch.equal(residual, expected_residual), f"{rows} rows of {columns}"
+            torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+            same_everywhere(comm, out)
+            total = all_reduce(xs[comm.rank], comm.peers)
+            assert torch.equal(total, all_reduce_reference(xs)), f"{rows} rows of {columns}, without norm"
 
 
 def gathers(comm: PeerComm) -> None:
@@ -166,7 +186,8 @@ def late(comm: PeerComm) -> None:
         form = ("push", "signal", "two_shot")[seed % 3]
         xs = parts(comm, 9000 + seed, 1 + 997 * seed % 100_000, dtype=torch.bfloat16)
         torch.cuda._sleep(draw.randrange(200_000))
-        assert torch.equal(all_reduce(xs[comm.rank], comm.peers, choice(form)), all_reduce_reference(xs))
+        chosen = choice(form, 3)._replace(tile=4096, turns=1 + seed % 16) if form == "two_shot" else choice(form)
+        assert torch.equal(all_reduce(xs[comm.rank], comm.peers, chosen), all_reduce_reference(xs))
 
 
 class Replayed:
@@ -259,13 +280,13 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world", type=int, required=True)
     parser.add_argument("--store", required=True)
-    parser.add_argument("--cases", default="sums,norms,gathers,rows,limits,interface,late,replays,bare,missing")
+    parser.add_argument("--cases", default="sums,norms,large,gathers,rows,limits,interface,late,replays,bare,missing")
     parser.add_argument("--replays", type=int, default=1000)
     parser.add_argument("--bare", type=int, default=33_334)
     parser.add_argument("--patience", type=float, default=10.0)
     arguments = parser.parse_args()
     cases: dict[str, Callable[[PeerComm], None]] = {
-        "sums": sums, "norms": norms, "gathers": gathers, "rows": rows, "limits": limits,
+        "sums": sums, "norms": norms, "large": large, "gathers": gathers, "rows": rows, "limits": limits,
         "interface": interface, "late": late, "missing": missing,
         "replays": lambda comm: replays(comm, arguments.replays),
         "bare": lambda comm: bare_replays(comm, arguments.bare),

@@ -22,7 +22,7 @@ def run(*arguments: str, limit_s: float = 240.0) -> None:
     assert codes == [0, 0]
 
 
-@pytest.mark.parametrize("cases", ["sums", "norms", "gathers,rows,limits,interface"])
+@pytest.mark.parametrize("cases", ["sums", "norms", "large", "gathers,rows,limits,interface"])
 def test_results(cases: str) -> None:
     run("--cases", cases)
 

@@ -14,12 +14,15 @@ from pagebus.kernels.exchange.peers import FAILED, Limits
 from tests.kernels.exchange.virtual_ranks import VirtualRanks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-FORMS = ("push", "signal", "two_shot")
+FORMS = ("push", "signal", "two_shot", "turns")
+"""The last is ``two_shot`` again, in turns and with several rows at a time."""
 LIMITS = Limits(push=1 << 18, signal=1 << 18, two_shot=1 << 18, gather=1 << 14)
 DTYPES = (torch.bfloat16, torch.float32)
 
 
 def choice(form: str) -> Choice:
+    if form == "turns":
+        return Choice(1 << 30, "two_shot", 2, 8, 256, 512, 4)
     return Choice(1 << 30, form, 8, 8, 1024)
 
 

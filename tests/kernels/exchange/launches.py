@@ -28,7 +28,7 @@ def exchanges() -> Iterator[tuple[str, Callable[[], object]]]:
         layout = Layout(world)
         peers = Peers(1, layout, meta(world + 1, dtype=torch.int64), meta(2048, dtype=torch.int32))
         for form in ("push", "signal", "two_shot"):
-            choice = Choice(1 << 30, form, 64, 16, 2048)
+            choice = Choice(1 << 30, form, 64, 16, 2048, 16384 if world == 2 else 1, 4)
             yield f"sum {form} of {world}", partial(all_reduce, meta(8, 8192), peers, choice)
             yield (
                 f"norm {form} of {world}",

@@ -17,7 +17,17 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import LAUNCHES
-from pagebus.kernels.linear.shapes import BUCKETS, FORMS, KERNELS, PROMPTS, LinearKernel, Product, bucket_of, is_legal
+from pagebus.kernels.linear.shapes import (
+    BUCKETS,
+    FORMS,
+    KERNELS,
+    PROMPT_BUCKETS,
+    PROMPTS,
+    LinearKernel,
+    Product,
+    bucket_of,
+    is_legal,
+)
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
 from pagebus.kernels.specialized.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
@@ -46,9 +56,9 @@ def test_shipped_tables(path: Path) -> None:
     assert table
     for product, choices in table.items():
         assert product.form in FORMS
-        buckets = tuple(bucket for bucket in choices if bucket != PROMPTS)
+        buckets = tuple(bucket for bucket in choices if bucket not in PROMPT_BUCKETS)
         assert set(buckets) <= set(BUCKETS)
-        assert product.layout or buckets in ((), BUCKETS) or BUCKETS[0] not in buckets
+        assert product.layout or buckets in ((), BUCKETS) or len(buckets) <= 3
         for bucket, config in choices.items():
             assert config is None or is_legal(product, bucket, config)
             if config is not None:
@@ -140,6 +150,9 @@ def test_prompts() -> None:
         ("gated", PROMPTS, *words, bf16, Target(90, 114)),
     ):  # fmt: skip
         assert choose_product(*others).kernel is LinearKernel.CUBLAS
+    rank = 14336, 4096
+    assert choose_product("gated", 8191, *rank, bf16, H200).kernel is LinearKernel.CUBLAS
+    assert choose_product("gated", 8192, *rank, bf16, H200).kernel is LinearKernel.HOPPER_PROMPTS
     assert not is_legal(Product("plain", *words), PROMPTS, PromptConfig())
     assert not is_legal(Product("gated", *words), 256, PromptConfig())
     assert not is_legal(Product("gated", 28672, 3600), PROMPTS, PromptConfig())

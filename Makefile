@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test quick lint format types unit chaos containers schedules fault-seeds fuzz soak overload jobs-stress
-.PHONY: slow-links families compatibility vllm-names models screenshots docs clean
+.PHONY: slow-links families grids compatibility vllm-names models screenshots docs clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,7 +47,7 @@ format: $(VENV)/.installed-test ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 chaos: $(VENV)/.installed-test redis ## kill, freeze and restart every part of deployments under load; about 20 minutes
-	PAGEBUS_TEST_CHAOS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/faults/test_breaking_connections.py \
+	PAGEBUS_TEST_CHAOS=full PAGEBUS_TEST_GRIDS=full $(BIN)/python -m pytest -p no:randomly tests/chaos tests/system/faults/test_breaking_connections.py \
 		tests/system/faults/test_ranks.py tests/system/faults/test_stages.py tests/system/faults/test_moving_blocks.py $(ARGS)
 
 containers: $(VENV)/.installed-test ## build the image and try compose.yaml with the engine that is here; about 15 minutes
@@ -57,8 +57,11 @@ slow-links: $(VENV)/.installed-test redis ## two hosts with slow links: is the b
 	PAGEBUS_TEST_SLOW_LINKS=1 $(BIN)/python -m pytest -p no:randomly tests/system/cache/test_links.py $(ARGS)
 
 families: $(VENV)/.installed-test redis ## all tiny models of all families through the whole pipeline, over both buses, and with drafts; about an hour
-	PAGEBUS_TEST_FAMILIES=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py \
+	PAGEBUS_TEST_FAMILIES=full PAGEBUS_TEST_GRIDS=full $(BIN)/python -m pytest $(WORKERS) tests/system/answers/test_family_tokens.py \
 		tests/actors/executor/speculation/test_families.py $(ARGS)
+
+grids: $(VENV)/.installed-test redis ## every form of every kernel for each GPU, and every case of tests of which some run each time
+	PAGEBUS_TEST_GRIDS=full $(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 SEED ?= 1
 SCHEDULES ?= 40000

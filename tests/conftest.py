@@ -15,12 +15,13 @@ import pytest
 import structlog
 import torch
 
+from tests import grids
 from tests.helpers import interpreter, patience
 
 # Continuous integration tries the same examples each time; everybody else's runs look for new ones.
 # None has a deadline: a busy machine is no error.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("searching", deadline=None)
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=grids.examples(100))
+hypothesis.settings.register_profile("searching", deadline=None, max_examples=grids.examples(100))
 hypothesis.settings.load_profile("repeatable" if os.environ.get("CI") else "searching")
 # Where Python may not keep what it has compiled, each of hundreds of processes compiles all of Pagebus anew.
 sys.dont_write_bytecode = False
@@ -53,8 +54,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip GPU tests where there is no GPU; watch the tasks of asynchronous tests. Slow tests begin first, whatever the
-    order of the others: at the end of a run one process would be left with them."""
+    """Leave out what only `make grids` runs; skip GPU tests where there is no GPU; watch the tasks of asynchronous
+    tests. Slow tests begin first, whatever the order of the others: at the end of a run one process would be left with
+    them."""
+    grids.leave_out(config, items)
     items.sort(key=lambda item: "slow" not in item.keywords)
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.helpers.public_index import Package, asked, resolve, unmet, why_unreachable, write_wheel
+from tests.helpers.public_index import Package, choice_of_pip, requirements_of, resolve, why_unreachable, write_wheel
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -44,51 +44,53 @@ def pins() -> dict[str, Version]:
     return {canonicalize_name(each.name): Version(str(each.specifier).removeprefix("==")) for each in found}
 
 
-def loose(packages: dict[str, Package], wanted: list[str], python: str) -> list[str]:
+def loose(packages: dict[str, Package]) -> list[str]:
     """Packages that may be of another version tomorrow: no line pins them, and nobody asks for an exact one."""
-    requirements = [requirement for _, requirement in asked(packages, wanted, python)]
-    exact = {canonicalize_name(each.name) for each in requirements if str(each.specifier).startswith("==")}
-    return sorted(packages.keys() - pins().keys() - exact)
+    free = packages.keys() - pins().keys()
+    parents = {parent for name in free for parent in packages[name].parents}
+    asked = requirements_of(frozenset(f"{name}=={packages[name].version}" for name in parents)) if free else {}
+    requirements = [Requirement(each) for texts in asked.values() for each in texts]
+    return sorted(
+        free - {canonicalize_name(each.name) for each in requirements if str(each.specifier).startswith("==")}
+    )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.usefixtures("index")
 def test_constraints_with_cuda(python: str, tmp_path: Path) -> None:
     """With the public torch, all that `make` installs goes together, and nothing of it is left to the day."""
-    wanted = ours("otel", "test")
-    packages = resolve(python, tmp_path, wanted, f"--constraint={CONSTRAINTS}")
-    assert unmet(packages, wanted, python, pins()) == []
-    assert loose(packages, wanted, python) == []
+    packages = resolve(python, tmp_path, ours("otel", "test"), f"--constraint={CONSTRAINTS}")
+    assert loose(packages) == []
     assert {"torch", "triton", "nvidia-nccl-cu13"} <= packages.keys()
 
 
 @pytest.mark.usefixtures("index")
 def test_constraints_without_cuda(tmp_path: Path) -> None:
-    """With a CPU build of torch beside the index, pip chooses it, and installs nothing that only a GPU needs.
+    """With a CPU build of torch beside the index, pip chooses it, and nothing is installed that only a GPU needs.
 
     The build is a stand-in with the public one's requirements but CUDA's: those of PyTorch are on an index of its own.
     What goes together in each Python is tried above, where there is more of it.
     """
-    python = PYTHONS[1]
-    (public,) = resolve(python, tmp_path, [f"torch=={pins()['torch']}"], "--no-deps").values()
-    needs = [each for each in public.requires if not each.startswith(CUDA)]
-    assert needs != list(public.requires)
-    write_wheel(tmp_path, "torch", f"{pins()['torch']}+cpu", needs)
+    python, torch = PYTHONS[1], pins()["torch"]
+    public = requirements_of(frozenset([f"torch=={torch}"]))["torch"]
+    needs = [each for each in public if not each.startswith(CUDA)]
+    assert needs != public
+    write_wheel(tmp_path, "torch", f"{torch}+cpu", needs)
 
-    beside = f"--find-links={tmp_path.as_uri()}"
-    packages = resolve(python, tmp_path, ours("otel"), f"--constraint={CONSTRAINTS}", beside)
+    beside = f"--find-links={tmp_path.as_uri()}", f"--constraint={CONSTRAINTS}"
+    chosen = choice_of_pip(["torch"], python, tmp_path, *beside)["torch"]
+    assert (chosen.version.local, chosen.requires) == ("cpu", needs)
+    packages = resolve(python, tmp_path, ours("otel"), *beside)
     assert packages["torch"].version.local == "cpu"
     assert [name for name in packages if name.startswith(CUDA)] == []
-    assert unmet(packages, ours("otel"), python, pins()) == []
-    assert loose(packages, ours("otel"), python) == []
+    assert loose(packages) == []
 
 
 @pytest.mark.usefixtures("index")
 def test_an_older_torch_is_kept(tmp_path: Path) -> None:
-    """What has torch 2.11 and Triton 3.6 already can keep both: `pip install .` beside them finds a set."""
-    wanted = [*ours("test"), "torch==2.11.0", "triton==3.6.0"]
-    packages = resolve("3.12", tmp_path, wanted)
-    assert unmet(packages, wanted, "3.12") == []
+    """What has torch 2.11 and Triton 3.6 already can keep both: there is a set for `pip install .` beside them."""
+    packages = resolve("3.12", tmp_path, [*ours("test"), "torch==2.11.0", "triton==3.6.0"])
+    assert (str(packages["torch"].version), str(packages["triton"].version)) == ("2.11.0", "3.6.0")
 
 
 @pytest.mark.parametrize(("name", "version"), [("torch", "2.11.0"), ("torch", "2.11.0+cu130"), ("triton", "3.6.0")])

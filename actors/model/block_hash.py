@@ -44,8 +44,11 @@ def hash_blocks(
     raw = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
     size = 4 * block_size
     hashes: list[bytes] = []
+    fresh = blake2b(digest_size=HASH_BYTES).copy  # a copy is made sooner than another one
     for start in range(0, len(raw) - size + 1, size):
-        parent = blake2b(parent + raw[start : start + size], digest_size=HASH_BYTES).digest()
+        block = fresh()
+        block.update(parent + raw[start : start + size])
+        parent = block.digest()
         hashes.append(parent)
     return hashes
 

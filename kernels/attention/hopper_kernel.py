@@ -21,6 +21,8 @@ LOG2_E = 1.4426950408889634
 ROWS = 64
 """Queries of a warpgroup."""
 SPAN_FIELDS = 8
+MOST_CAP = 64.0
+"""Up to this soft cap scores need no maximum: exp(64) < 2^93, and a million of those, times values, are in float32."""
 STAGES = {64: 3, 128: 3, 256: 2}
 """Tiles in shared memory, of keys and of values, by the padded head's size."""
 REGISTERS, COPY_REGISTERS = 240, 24
@@ -133,8 +135,8 @@ def _base(highest, GUARDED: gl.constexpr):
 def _attend(
     q, acc, weights, decay, highest, total, count, begin, end, last, position, window, scale_log2,
     k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
-    MASKED: gl.constexpr, WINDOWED: gl.constexpr, SOFTCAP: gl.constexpr, PART: gl.constexpr, TILE: gl.constexpr,
-    STAGES: gl.constexpr, P_LAYOUT: gl.constexpr, dtype: gl.constexpr,
+    MASKED: gl.constexpr, WINDOWED: gl.constexpr, SOFTCAP: gl.constexpr, BOUNDED: gl.constexpr, PART: gl.constexpr,
+    TILE: gl.constexpr, STAGES: gl.constexpr, P_LAYOUT: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Take the tiles begin..end of keys, of which the first has come, and the values of the tiles before them."""
     factor = scale_log2
@@ -143,7 +145,8 @@ def _attend(
     for tile in range(begin, end):
         stage, before = count % STAGES, (count - 1) % STAGES
         p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
-        acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
+        if not BOUNDED:
+            acc = acc * gl.convert_layout(decay, gl.SliceLayout(1, acc.type.layout))[:, None]
         hopper.mbarrier.wait(v_ready.index(before), ((count - 1) // STAGES) & 1)
         _wait_for_turn(PART)
         # The scores take the registers of the weights.
@@ -155,12 +158,15 @@ def _attend(
         scores = _capped(scores, scale_log2, SOFTCAP)
         if MASKED:
             scores = _hide(scores, tile, position, window, TILE, WINDOWED)
-        new_highest = gl.maximum(highest, gl.max(scores, axis=1) * factor)
-        base = _base(new_highest, MASKED and WINDOWED)
-        weights = gl.exp2(scores * factor - base[:, None])
-        decay = gl.exp2(highest - base)
-        total = total * decay + gl.sum(weights, axis=1)
-        highest = new_highest
+        if not BOUNDED:
+            new_highest = gl.maximum(highest, gl.max(scores, axis=1) * factor)
+            base = _base(new_highest, MASKED and WINDOWED)
+            scores = scores * factor - base[:, None]
+            decay = gl.exp2(highest - base)
+            total = total * decay
+            highest = new_highest
+        weights = gl.exp2(scores)
+        total += gl.sum(weights, axis=1)
         count += 1
         # Its branch keeps the assembler from moving the exponentials behind the wait for the product beside them.
         hopper.mbarrier.wait(k_ready.index(count % STAGES), (count // STAGES) & 1, pred=tile + 1 < last)
@@ -175,7 +181,7 @@ def _compute(
     q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
     PART: gl.constexpr, Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_DIM: gl.constexpr, ROWS: gl.constexpr,
     TILE: gl.constexpr, STAGES: gl.constexpr, SPAN_FIELDS: gl.constexpr, WINDOWED: gl.constexpr, SOFTCAP: gl.constexpr,
-    SINKS: gl.constexpr,
+    BOUNDED: gl.constexpr, SINKS: gl.constexpr,
 ):  # fmt: skip
     """One of the two warpgroups that compute."""
     dtype: gl.constexpr = q_smem.dtype
@@ -206,8 +212,8 @@ def _compute(
             scores = hopper.warpgroup_mma_wait(0, deps=[later])
             hopper.mbarrier.arrive(k_empty.index(stage), count=1)
             scores = _hide(_capped(scores, scale_log2, SOFTCAP), begin, position, window, TILE, WINDOWED)
-            highest = gl.max(scores, axis=1) * factor
-            base = _base(highest, WINDOWED)
+            highest = gl.zeros([ROWS], gl.float32, S_ROWS) if BOUNDED else gl.max(scores, axis=1) * factor
+            base = _base(highest, WINDOWED and not BOUNDED)
             weights = gl.exp2(scores * factor - base[:, None])
             total = gl.sum(weights, axis=1)
             decay = gl.full([ROWS], 1.0, gl.float32, S_ROWS)
@@ -221,18 +227,18 @@ def _compute(
                 acc, weights, decay, highest, total, count = _attend(
                     q, acc, weights, decay, highest, total, count, begin + 1, inner, end, position, window, scale_log2,
                     k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
-                    True, WINDOWED, SOFTCAP, PART, TILE, STAGES, P_LAYOUT, dtype,
+                    True, WINDOWED, SOFTCAP, BOUNDED, PART, TILE, STAGES, P_LAYOUT, dtype,
                 )  # fmt: skip
             masked = gl.maximum(gl.minimum((first + 1) // TILE, end), inner)  # all queries see every key before
             acc, weights, decay, highest, total, count = _attend(
                 q, acc, weights, decay, highest, total, count, inner, masked, end, position, window, scale_log2,
                 k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
-                False, WINDOWED, SOFTCAP, PART, TILE, STAGES, P_LAYOUT, dtype,
+                False, WINDOWED, SOFTCAP, BOUNDED, PART, TILE, STAGES, P_LAYOUT, dtype,
             )  # fmt: skip
             acc, weights, decay, highest, total, count = _attend(
                 q, acc, weights, decay, highest, total, count, masked, end, end, position, window, scale_log2,
                 k_smem, v_smem, k_ready, k_empty, v_ready, v_empty,
-                True, WINDOWED, SOFTCAP, PART, TILE, STAGES, P_LAYOUT, dtype,
+                True, WINDOWED, SOFTCAP, BOUNDED, PART, TILE, STAGES, P_LAYOUT, dtype,
             )  # fmt: skip
             hopper.mbarrier.arrive(q_empty.index(PART), count=1)
             token, members = gl.load(span), gl.load(span + 1)
@@ -241,7 +247,8 @@ def _compute(
             exists, span, head = _work(spans, index + 1, num_spans, Q_HEADS, SPAN_FIELDS)
             first, begin, end = _queries(exists, span)
             stage = (count - 1) % STAGES
-            acc = acc * gl.convert_layout(decay, O_ROWS)[:, None]
+            if not BOUNDED:
+                acc = acc * gl.convert_layout(decay, O_ROWS)[:, None]
             p = gl.convert_layout(weights.to(dtype), P_LAYOUT)
             hopper.mbarrier.wait(v_ready.index(stage), ((count - 1) // STAGES) & 1)
             acc = hopper.warpgroup_mma_wait(0, deps=[hopper.warpgroup_mma(p, v_smem.index(stage), acc, is_async=True)])
@@ -296,6 +303,7 @@ def _attention_kernel(
     SPAN_FIELDS: gl.constexpr,
     WINDOWED: gl.constexpr,
     SOFTCAP: gl.constexpr,  # 0: none
+    BOUNDED: gl.constexpr,  # scores, which then need no maximum
     SINKS: gl.constexpr,
     REGISTERS: gl.constexpr,
     COPY_REGISTERS: gl.constexpr,
@@ -319,27 +327,23 @@ def _attention_kernel(
         hopper.mbarrier.init(k_empty.index(i), count=2)
         hopper.mbarrier.init(v_empty.index(i), count=2)
     hopper.fence_async_shared()
-    gl.warp_specialize(
-        [
-            (_compute, (
-                out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
-                q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                0, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP, SINKS,
-            )),
-            (_compute, (
-                out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
-                q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                1, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP, SINKS,
-            )),
-            (_copy, (
-                q_desc, k_desc, v_desc, spans, num_spans, rounds,
-                q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
-                Q_HEADS, GROUP, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
-            )),
-        ],
-        [4, 1],
-        [REGISTERS, COPY_REGISTERS],
-    )  # fmt: skip
+    gl.warp_specialize([
+        (_compute, (
+            out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
+            q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+            0, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP, BOUNDED, SINKS,
+        )),
+        (_compute, (
+            out_ptr, partial_ptr, lse_ptr, sinks_ptr, spans, num_spans, rounds, scale_log2, window, stride_ot,
+            q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+            1, Q_HEADS, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS, WINDOWED, SOFTCAP, BOUNDED, SINKS,
+        )),
+        (_copy, (
+            q_desc, k_desc, v_desc, spans, num_spans, rounds,
+            q_smem, k_smem, v_smem, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty,
+            Q_HEADS, GROUP, HEAD_DIM, BLOCK_DIM, ROWS, TILE, STAGES, SPAN_FIELDS,
+        )),
+    ], [4, 1], [REGISTERS, COPY_REGISTERS])  # fmt: skip
 
 
 def tile_of(head_dim: int) -> int:
@@ -391,5 +395,6 @@ def launch_hopper_attention(
         scale * LOG2_E, window, out.stride(0),
         Q_HEADS=q_heads, GROUP=q_heads // kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, ROWS=ROWS, TILE=tile,
         STAGES=STAGES[block_dim], SPAN_FIELDS=SPAN_FIELDS, WINDOWED=window > 0, SOFTCAP=softcap,
+        BOUNDED=0 < softcap <= MOST_CAP and q.dtype == torch.bfloat16 and sinks is None,
         SINKS=sinks is not None, REGISTERS=REGISTERS, COPY_REGISTERS=COPY_REGISTERS, num_warps=4,
     )  # fmt: skip

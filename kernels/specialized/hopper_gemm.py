@@ -143,7 +143,7 @@ def _load_all(
 @gluon.jit
 def activate_gate(x, GATED: gl.constexpr):
     """x / (1 + exp(-x)), or GELU by tanh (`activate`), without what only numbers beyond float16 and bfloat16 need."""
-    power = (x + 0.044715 * x * x * x) * -2.302208198 if GATED == 2 else x * -1.4426950408889634
+    power = x * (-2.302208198 - 0.10294324 * x * x if GATED == 2 else -1.4426950408889634)
     power = gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], gl.float32, True, 1)
     return x * gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + power], gl.float32, True, 1)
 

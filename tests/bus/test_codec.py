@@ -27,6 +27,7 @@ from pagebus.bus.messages import (
     TokenizedRequest,
 )
 from pagebus.bus.messages.record import Record
+from tests.grids import examples
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -82,7 +83,7 @@ def frame_of(message_type: str, **header: Any) -> dict[bytes, bytes]:
 PLAN: dict[str, Any] = {"step": 1, "planned_s": 0.5, "num_decodes": 0}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.one_of([instances(cls) for cls in get_args(Message)]))
 def test_round_trip(message: Message) -> None:
     """Every message comes back equal, of the same type, with int32 arrays."""
@@ -91,7 +92,7 @@ def test_round_trip(message: Message) -> None:
     assert plain(again) == plain(message)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.sampled_from([b"h", b"slots", b"x"]) | st.binary(max_size=4), st.binary(max_size=40)))
 def test_random_fields_raise_codec_error_only(frame: dict[bytes, bytes]) -> None:
     """Random bytes are refused with CodecError and nothing else."""
@@ -99,7 +100,7 @@ def test_random_fields_raise_codec_error_only(frame: dict[bytes, bytes]) -> None
         codec.decode(frame)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from(get_args(Message)),
     st.data(),
@@ -116,7 +117,7 @@ def test_random_headers_raise_codec_error_only(cls: type[Record], data: st.DataO
     assert type(message) is cls
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(instances(StepPlan), st.data())
 def test_damaged_frames_raise_codec_error_only(plan: StepPlan, data: st.DataObject) -> None:
     """A frame with one byte changed decodes or is refused with CodecError, never anything else."""

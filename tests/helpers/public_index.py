@@ -1,42 +1,56 @@
-"""What pip would install from the public index alone: nothing of this machine's settings, wheels or packages counts."""
+"""What goes together from the public index alone: nothing of this machine's settings, wheels or packages counts.
+
+uv resolves whole environments, in seconds of a core. pip, which users run, says what it would choose of few packages.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.helpers.waiting import LIMIT_S
 
-CONNECTION = ("PIP_CERT", "PIP_PROXY", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES")
-"""Variables that say how pip reaches an index, and not which one."""
+CONNECTION = ("PIP_CERT", "PIP_PROXY", "PIP_DEFAULT_TIMEOUT", "PIP_RETRIES", "UV_HTTP_TIMEOUT")
+"""Variables that say how an index is reached, and not which one."""
+PLATFORM = "x86_64-manylinux_2_35"
+"""Whose wheels may be taken: those for the C library of Ubuntu 22.04, and older ones."""
+PATCHES = (0, 99)
+"""The first and the last release of a version of Python, which markers may tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One package of a resolution: its version, and what it requires (``name[extra]>=1; marker``)."""
+    """One package of a resolution: its version, and the names of those that asked for it."""
 
     version: Version
-    requires: tuple[str, ...]
+    parents: tuple[str, ...] = ()
 
 
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run this environment's pip as on a machine where nothing has been set up."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PIP_") or key in CONNECTION}
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    environ = {**kept, "PIP_CONFIG_FILE": os.devnull}
+    return _run("pip", "--disable-pip-version-check", *arguments)
+
+
+def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "UV_"))}
+    environ |= {key: os.environ[key] for key in CONNECTION if key in os.environ} | {"PIP_CONFIG_FILE": os.devnull}
+    if "PIP_CERT" in os.environ:
+        environ.setdefault("SSL_CERT_FILE", os.environ["PIP_CERT"])
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
 
 
@@ -47,72 +61,66 @@ def why_unreachable(folder: Path) -> str | None:
 
 
 def resolve(python: str, folder: Path, requirements: Iterable[str], *options: str) -> dict[str, Package]:
-    """The packages that pip would install for a version of Python (``3.12``), by name. It reads their metadata only.
+    """The packages that go together for a version of Python (``3.12``), by name. Only their metadata is read, with the
+    markers of that Python's first and last release; what one of them needs more is part of the answer.
 
     Raises:
-        AssertionError: there is no such set; the text is pip's.
+        AssertionError: there is no such set; the text is uv's.
     """
-    report = folder / f"report-{python}.json"
-    (folder / "requirements.txt").write_text("\n".join(requirements))
+    wanted = folder / "requirements.txt"
+    wanted.write_text("\n".join(requirements))
+    packages: dict[str, Package] = {}
+    for patch in PATCHES:
+        done = _run(
+            *("uv", "pip", "compile", "--quiet", "--no-config", f"--cache-dir={folder.parent / 'uv'}"),
+            *("--only-binary=:all:", f"--python-version={python}.{patch}", f"--python-platform={PLATFORM}"),
+            *("--no-header", "--annotation-style=line", str(wanted), *options),
+        )
+        assert done.returncode == 0, done.stderr
+        packages |= dict(_package(line) for line in done.stdout.splitlines())
+    return packages
+
+
+def _package(line: str) -> tuple[str, Package]:
+    """One line of uv's answer: ``name==version  # via parent, -r requirements.txt``."""
+    requirement, _, via = line.partition("# via ")
+    found = Requirement(requirement.strip())
+    (exact,) = found.specifier
+    parents = tuple(each for each in via.split(", ") if each and not each.startswith("-"))
+    return canonicalize_name(found.name), Package(Version(exact.version), parents)
+
+
+@functools.cache
+def requirements_of(packages: frozenset[str]) -> dict[str, list[str]]:
+    """What each of these (``name==version``) says that it requires: ``name[extra]>=1; marker``."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = choice_of_pip(sorted(packages), "3.12", Path(folder), "--no-deps")
+    return {name: each.requires for name, each in chosen.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What pip would install: a version, and what it requires."""
+
+    version: Version
+    requires: list[str]
+
+
+def choice_of_pip(requirements: Iterable[str], python: str, folder: Path, *options: str) -> dict[str, Chosen]:
+    """What pip would install for these, by name."""
+    report = folder / "report.json"
     done = pip(
         *("install", "--quiet", "--dry-run", "--ignore-installed", "--no-cache-dir", "--use-feature=fast-deps"),
         *("--only-binary=:all:", f"--python-version={python}", f"--target={folder / 'nowhere'}"),
-        *(f"--report={report}", f"--requirement={folder / 'requirements.txt'}", *options),
+        *(f"--report={report}", *options, *requirements),
     )
     assert done.returncode == 0, done.stderr
     return {
-        canonicalize_name(item["metadata"]["name"]): Package(
-            Version(item["metadata"]["version"]),
-            tuple(item["metadata"].get("requires_dist", ())),
+        canonicalize_name(item["metadata"]["name"]): Chosen(
+            Version(item["metadata"]["version"]), item["metadata"].get("requires_dist", [])
         )
         for item in json.loads(report.read_text())["install"]
     }
-
-
-def asked(packages: Mapping[str, Package], wanted: Iterable[str], python: str) -> list[tuple[str, Requirement]]:
-    """Every requirement on Linux with this version of Python, from those ``wanted`` on, and whose it is ("": ours).
-
-    pip itself reads markers as the Python that runs it.
-    """
-    found: list[tuple[str, Requirement]] = []
-    todo, seen = [("", Requirement(text)) for text in wanted], set()
-    while todo:
-        origin, requirement = todo.pop()
-        found.append((origin, requirement))
-        name = canonicalize_name(requirement.name)
-        for extra in {"", *requirement.extras}:
-            if name in packages and (name, extra) not in seen:
-                seen.add((name, extra))
-                todo += [(name, each) for each in _requires(packages[name], python, extra)]
-    return found
-
-
-def _requires(package: Package, python: str, extra: str) -> list[Requirement]:
-    """What a package, or an extra of it, requires of the first or the last patch of this version of Python."""
-    machine = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
-    environments = [
-        {**default_environment(), **machine, "python_version": python, "python_full_version": f"{python}.{patch}"}
-        for patch in (0, 99)
-    ]
-    return [
-        requirement
-        for requirement in map(Requirement, package.requires)
-        if requirement.marker is None
-        or any(requirement.marker.evaluate({**each, "extra": extra}) for each in environments)
-    ]
-
-
-def unmet(
-    packages: Mapping[str, Package], wanted: Iterable[str], python: str, pins: Mapping[str, Version] | None = None
-) -> list[str]:
-    """Requirements that neither these packages nor the pins of others meet, and whose they are."""
-    versions = {**(pins or {}), **{name: package.version for name, package in packages.items()}}
-    return [
-        f"{origin}: {requirement}"
-        for origin, requirement in asked(packages, wanted, python)
-        for version in [versions.get(canonicalize_name(requirement.name))]
-        if version is None or not requirement.specifier.contains(version, prereleases=True)
-    ]
 
 
 def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str]) -> None:

@@ -93,8 +93,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(python: Path, *options: str | Path) -> None:
-    """By the pip of this environment, into that one."""
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", *options)
+    """By the pip of this environment, into that one; Python compiles what it imports."""
+    quick = "--quiet", "--no-deps", "--no-compile"
+    run(sys.executable, "-m", "pip", "--python", python, "install", *quick, *options)
 
 
 def test_a_wheel_has_one_name(wheel: Path) -> None:

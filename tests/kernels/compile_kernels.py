@@ -3,6 +3,7 @@
 Prints one JSON line per kernel variant: name, registers, spilled bytes, shared memory and the matrix instructions used.
 `--part 1/6` compiles the first of six shares, so that several processes can divide the work; Triton's cache is theirs
 together. Its first line are the names of all kernels that are launched. `--heads` compiles attention of some heads.
+Of the launches of each kernel some are compiled, or all (`tests/grids.py`).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
+from tests.grids import chosen
 from tests.kernels.assembler import assembler_report
 from tests.kernels.attention.launches import attentions, meta, meta_cache
 from tests.kernels.batch.launches import drafts_and_parts
@@ -68,6 +70,8 @@ TYPES = {
     torch.int8: "i8", torch.uint8: "u8",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
+SHARE = 16
+"""Of the forms of a kernel the first is compiled, and of the others one in so many."""
 ARRIVAL = "mbarrier.arrive.shared::cta.b64"
 """By one thread for all of a warpgroup, which must have met before."""
 launches: list[tuple[str, JITFunction, list[object], dict[str, object]]] = []
@@ -77,6 +81,11 @@ case = ""
 def record(self: JITFunction, *args: object, grid: object, warmup: bool, **kwargs: object) -> None:
     """Stands in for a launch: keeps what would have been launched."""
     launches.append((case, self, list(args), kwargs))
+
+
+def case_of(launch: tuple[str, JITFunction, list[object], dict[str, object]]) -> tuple[str, str]:
+    """The kernel and the case."""
+    return launch[1].fn.__name__, launch[0]
 
 
 def source_of(kernel: JITFunction, args: list[object], kwargs: dict[str, object]) -> ASTSource:
@@ -383,7 +392,7 @@ def main() -> None:
     if arguments.part is not None:
         print(json.dumps(sorted({kernel.__name__ for _, kernel, _, _ in launches})))
     part, parts = map(int, (arguments.part or "1/1").split("/"))
-    for launch in launches[part - 1 :: parts]:
+    for launch in chosen(launches, SHARE, case_of, first=True)[part - 1 :: parts]:
         print(json.dumps(report(*launch, arch=arguments.arch)), flush=True)
 
 

@@ -3,7 +3,7 @@
 Prints the lines of ``compile_kernels.py``. Left out is what no engine launches on such a GPU: Hopper's kernels, and
 what `pagebus.actors.executor.device.gpu_limits` refuses. Products are left to ``linear/compile_shapes.py``, and the
 attention of other GPUs to ``test_compile.py``. Which launch of a kernel is taken differs from GPU to GPU, so that
-together they cover more than one.
+together they cover more than one. Of the small kernels some are compiled, or all (``tests/grids.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import tests.kernels.compile_kernels as compiler
 from pagebus.actors.executor.device.gpu_limits import LEAST_OF_E4M3
 from pagebus.kernels.common.target import Target
+from tests.grids import chosen
 
 ELSEWHERE = ("_specialized_kernel", "_prompts_kernel", "_attention_kernel", "_tiles_kernel", "_vector_kernel")
 LARGE = ("_decode_kernel", "_prefill_kernel", "_grouped_kernel", "_pair_gate_up_kernel", "_pair_down_kernel")
@@ -40,7 +41,9 @@ def main() -> None:
         if is_launched(case, kernel.fn.__name__, arch):
             by_kernel.setdefault(kernel.fn.__name__, []).append(index)
     turn = ARCHITECTURES.index(arch)
-    for found in by_kernel.values():
+    small = [name for name in by_kernel if name not in LARGE]
+    for name in (*LARGE, *chosen(small, compiler.SHARE // 2, lambda name: (str(arch), name))):
+        found = by_kernel[name]
         index = found[turn * len(found) // len(ARCHITECTURES)]
         print(json.dumps(compiler.report(*compiler.launches[index], arch=arch)), flush=True)
 

@@ -12,6 +12,7 @@ import pytest
 
 from pagebus.kernels.attention.forms.launch import programs_held
 from pagebus.kernels.linear.adapted import MOST_WITHIN
+from tests.grids import needs_full
 from tests.kernels.warm import run
 
 SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -66,7 +67,8 @@ def shrinks_within(variant: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("part", range(1, PARTS + 1))
 @pytest.mark.parametrize("arch", [90])
 def test_kernels_compile(arch: int, part: int) -> None:
-    """Every kernel there is, as wrappers launch it: no spills in half precision; tensor cores and early launches."""
+    """Every kernel there is, as wrappers launch it: no spills in half precision; tensor cores and early launches.
+    `tests/grids.py` says in how many forms."""
     names, *variants = compiled(arch, "--part", f"{part}/{PARTS}")
     assert set(names) >= KERNELS, "a kernel is not launched"
     assert variants
@@ -154,7 +156,7 @@ def test_kernels_compile(arch: int, part: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("arch", [80, 89, 120])
+@pytest.mark.parametrize("arch", [needs_full(80), 89, needs_full(120)])
 def test_attention_fits_other_gpus(arch: int) -> None:
     """Heads of 256 too, into 99 KiB of shared memory where there is no more; results stay in registers. 86 has the
     limits of 89, and 100 those of 90."""

@@ -1,27 +1,46 @@
-"""Adapters in host memory as blocks hold them, so that placing one is a copy for each block."""
+"""Adapters in host memory as blocks hold them, so that placing one is a copy for each block.
+
+Each matrix is copied once, to where blocks hold it, by numpy: torch would divide each of many small copies over
+threads, which wait for each other where processors are busy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagebus.actors.executor.adapters.experts import HostExperts
 from pagebus.actors.executor.adapters.reading import HostAdapter, HostModule
 from pagebus.actors.model.lora.projections import Projection
-from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, Matrices, lay_out, lay_out_experts
+from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, lay_out_experts
+
+Bits = npt.NDArray[np.signedinteger[Any]]
+"""Numbers of 16 or 32 bits, as they lie in memory."""
+
+CHUNK_BYTES = 16 << 20
+"""Of host memory that is pinned at a time. Calls to the driver wait meanwhile, and what was evicted is used again for
+whatever adapter comes next, whose chunks are as large."""
 
 
 class Image(NamedTuple):
-    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``values``; of
-    each product, or of each expert's, where it begins, and what :attr:`PagedTable.places` says if that is in the first
-    page; and the scales of all modules."""
+    """An adapter as its blocks hold it one behind the other, in host memory from which devices copy: ``chunks`` of
+    whole pages, and the last; of each product, or of each expert's, where it begins, and what
+    :attr:`PagedTable.places` says if that is in the first page; and the scales of all modules."""
 
-    values: torch.Tensor
+    chunks: tuple[torch.Tensor, ...]
     begins: torch.Tensor
     fields: torch.Tensor
     scales: torch.Tensor
+
+    @property
+    def length(self) -> int:
+        """Elements."""
+        return sum(map(len, self.chunks))
 
 
 class Product(NamedTuple):
@@ -41,19 +60,23 @@ class Product(NamedTuple):
 
 
 class _Entries(NamedTuple):
-    """Of one product: flat values, and of each of its entries what :class:`Image` has."""
+    """Of one product: the length of its values and what fills them, as bits; and of each of its entries what
+    :class:`Image` has."""
 
-    values: torch.Tensor
+    length: int
+    fill: Callable[[Bits], None]
     begins: torch.Tensor
     fields: torch.Tensor
     scales: torch.Tensor
 
 
 class ImageMaker:
-    """Makes images of adapters of these ``products``, in memory that is ``pinned`` where devices copy from it."""
+    """Makes images of adapters of these ``products`` in pages of ``page_size`` elements, in memory that is ``pinned``
+    where devices copy from it."""
 
-    def __init__(self, products: Sequence[Product], dtype: torch.dtype, *, pinned: bool) -> None:
+    def __init__(self, products: Sequence[Product], dtype: torch.dtype, page_size: int, *, pinned: bool) -> None:
         self._products, self._dtype, self._pinned = products, dtype, pinned
+        self._chunk = max(1, CHUNK_BYTES // (page_size * dtype.itemsize)) * page_size
 
     @torch.inference_mode()
     def image(self, adapter: HostAdapter) -> Image:
@@ -63,18 +86,32 @@ class ImageMaker:
             make = self._of_experts if product.projection.experts else self._of_modules
             entries = make(adapter, product)
             found.append(entries._replace(begins=entries.begins + begin))
-            begin += len(entries.values)
-        if not found:
-            found = [_nothing(0, 0, self._dtype)]
-        values, *told = (torch.cat(each) for each in zip(*found, strict=True))
-        return Image(values.pin_memory() if self._pinned else values, *told)
+            begin += entries.length
+        values = torch.empty(begin, dtype=self._dtype)
+        bits, begin = _bits(values), 0
+        for each in found:
+            each.fill(bits[begin : begin + each.length])
+            begin += each.length
+        told = [entries[2:] for entries in found or [_nothing(0, 0)]]
+        chunks = (values,) if not self._pinned else tuple(map(_pinned, values.split(self._chunk)))
+        return Image(chunks, *(torch.cat(each) for each in zip(*told, strict=True)))
 
     def _of_modules(self, adapter: HostAdapter, product: Product) -> _Entries:
-        matrices = _matrices(adapter, product, self._dtype)
-        if matrices is None:
-            return _nothing(1, len(product.widths), self._dtype)
-        flat, told = lay_out(matrices)
-        return _entries(flat.view(1, -1), told, torch.tensor(matrices.scales).view(1, -1), matrices.constant)
+        projection = product.projection
+        found = [each if isinstance(each, HostModule) else None for each in map(adapter.get, projection.modules)]
+        ranks = [len(each.a) for each in found if each is not None]
+        if not ranks:
+            return _nothing(1, len(product.widths))
+        constant = max(ranks) + 1 if any(each is not None and each.bias is not None for each in found) else 0
+        rank = _padded(max(*ranks, constant))
+        rows, first_b = len(found) * rank, len(found) * rank * -(-projection.inputs // 256) * 256
+        length = first_b + -(-sum(projection.widths) * rank // UNIT) * UNIT
+        scales = [0.0 if each is None else each.scale * product.scale for each in found]
+        if len(product.widths) > len(found):  # gate and up of one module: they share A
+            scales *= len(product.widths)
+        fill = partial(_fill, found=found, product=product, rank=rank, constant=constant, dtype=self._dtype)
+        told = [rank, rows, 0 if rows == rank else rank, first_b]
+        return _entries(1, length, fill, told, torch.tensor(scales).view(1, -1), constant)
 
     def _of_experts(self, adapter: HostAdapter, product: Product) -> _Entries:
         """Of all experts at once: there may be thousands, and steps go on beside this."""
@@ -83,7 +120,7 @@ class ImageMaker:
         found = [adapter.get(name) for name in projection.modules] if both is None else [both]
         given = [(index, each) for index, each in enumerate(found) if isinstance(each, HostExperts)]
         if not given:
-            return _nothing(projection.experts, modules, self._dtype)
+            return _nothing(projection.experts, modules)
         rank = _padded(max(each.a.shape[1] for _, each in given))
         a = torch.zeros(projection.experts, len(found) * rank, projection.inputs, dtype=self._dtype)
         b = torch.zeros(projection.experts, sum(product.widths), rank, dtype=self._dtype)
@@ -93,45 +130,68 @@ class ImageMaker:
             a[:, index * rank : index * rank + size] = each.a
             b[:, index * outputs : (index + 1) * outputs, :size] = each.b
             scales[:, index] = each.scales
-        return _entries(*lay_out_experts(a, b), scales.expand(-1, modules))
+        flat, told = lay_out_experts(a, b)
+        fill = partial(np.copyto, src=_bits(flat.flatten()))
+        return _entries(len(flat), flat.shape[1], fill, told, scales.expand(-1, modules))
 
 
-def _entries(flat: torch.Tensor, told: list[int], scales: torch.Tensor, constant: int = 0) -> _Entries:
-    """flat [n, length]: as many entries, alike but for their scales [n, J]."""
+def _entries(
+    count: int, length: int, fill: Callable[[Bits], None], told: list[int], scales: torch.Tensor, constant: int = 0
+) -> _Entries:
+    """So many entries of this ``length``, alike but for their scales [n, J]."""
     rank, rows, step, b = told
-    fields = torch.tensor([[rank, rows, step, 0, b, constant]], dtype=torch.int32).expand(len(flat), -1)
-    return _Entries(flat.flatten(), torch.arange(len(flat)) * flat.shape[1], fields, scales.flatten())
+    fields = torch.tensor([[rank, rows, step, 0, b, constant]], dtype=torch.int32).expand(count, -1)
+    return _Entries(count * length, fill, torch.arange(count) * length, fields, scales.flatten())
 
 
-def _nothing(count: int, modules: int, dtype: torch.dtype) -> _Entries:
+def _pinned(values: torch.Tensor) -> torch.Tensor:
+    found = torch.empty(len(values), dtype=values.dtype, pin_memory=True)
+    np.copyto(_bits(found), _bits(values))
+    return found
+
+
+def _nothing(count: int, modules: int) -> _Entries:
     fields = torch.zeros(count, PLACE_FIELDS, dtype=torch.int32)
-    begins = torch.zeros(count, dtype=torch.int64)
-    return _Entries(torch.zeros(0, dtype=dtype), begins, fields, torch.zeros(count * modules))
+    return _Entries(0, _keep, torch.zeros(count, dtype=torch.int64), fields, torch.zeros(count * modules))
 
 
-def _matrices(adapter: HostAdapter, product: Product, dtype: torch.dtype) -> Matrices | None:
-    """Of all modules side by side, at the largest rank of them; None: none is adapted."""
-    projection = product.projection
-    found = [each if isinstance(each, HostModule) else None for each in map(adapter.get, projection.modules)]
-    ranks = [len(each.a) for each in found if each is not None]
-    if not ranks:
-        return None
-    biased = any(each.bias is not None for each in found if each is not None)
-    constant = max(ranks) + 1 if biased else 0
-    rank = _padded(max(*ranks, constant))
-    a = torch.zeros(len(found) * rank, projection.inputs, dtype=dtype)
-    b, first = torch.zeros(sum(projection.widths), rank, dtype=dtype), 0
-    for index, (module, width) in enumerate(zip(found, projection.widths, strict=True)):
+def _keep(_: Bits) -> None:
+    """There is nothing to fill."""
+
+
+def _bits(values: torch.Tensor) -> Bits:
+    """The same memory as whole numbers, for numpy does not know all formats."""
+    bits: Bits = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
+    return bits
+
+
+def _fill(
+    flat: Bits, *, found: Sequence[HostModule | None], product: Product, rank: int, constant: int, dtype: torch.dtype
+) -> None:
+    """All modules side by side, as :func:`lay_out` has them, at the ``rank`` of the largest."""
+    inputs, widths = product.projection.inputs, product.projection.widths
+    pieces, whole = -(-inputs // 256), inputs // 256
+    end_a = len(found) * rank * pieces * 256
+    a = flat[:end_a].reshape(pieces, len(found), rank, 256)
+    flat[end_a + sum(widths) * rank :] = 0
+    b = flat[end_a : end_a + sum(widths) * rank].reshape(-1, rank)
+    ordered = b if product.order is None else np.empty_like(b)
+    first = 0
+    for index, (module, width) in enumerate(zip(found, widths, strict=True)):
+        size, rows = 0 if module is None else len(module.a), ordered[first : first + width]
         if module is not None:
-            a[index * rank :][: len(module.a)] = module.a
-            b[first : first + width, : len(module.a)] = module.b
-            if module.bias is not None:
-                b[first : first + width, constant - 1] = module.bias
+            values = _bits(module.a.to(dtype).contiguous())
+            a[:whole, index, :size] = values[:, : whole * 256].reshape(size, whole, 256).transpose(1, 0, 2)
+            a[whole:, index, :size, : inputs % 256] = values[:, whole * 256 :]
+            rows[:, :size] = _bits(module.b.to(dtype).contiguous())
+        a[:, index, size:] = 0
+        a[whole:, index, :, inputs % 256 :] = 0
+        rows[:, size:] = 0
+        if module is not None and module.bias is not None:
+            rows[:, constant - 1] = _bits(module.bias.to(dtype).contiguous())
         first += width
-    scales = [0.0 if each is None else each.scale * product.scale for each in found]
-    if len(product.widths) > len(found):  # gate and up of one module: they share A
-        scales *= len(product.widths)
-    return Matrices(a, b if product.order is None else b.index_select(0, product.order), scales, constant)
+    if product.order is not None:
+        np.take(ordered, product.order.numpy(), axis=0, out=b)
 
 
 def _padded(rank: int) -> int:

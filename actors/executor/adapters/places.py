@@ -52,7 +52,9 @@ class Places:
         self._page_size = self._pages.size
         self._linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
         self._products = [_product(each, network, self._linears) for each in projections(network.config, targets)]
-        self._images = ImageMaker(self._products, network.parameters.dtype, pinned=device.type == "cuda")
+        self._images = ImageMaker(
+            self._products, network.parameters.dtype, self._page_size, pinned=device.type == "cuda"
+        )
         self.adapt_heads = any(each.projection.name == HEAD for each in self._products)
         """Whether adapters may change the head."""
         # An entry may begin anywhere in a page.
@@ -88,7 +90,7 @@ class Places:
 
     def num_blocks(self, image: Image) -> int:
         """Blocks that it takes."""
-        return self._pages.count(len(image.values))
+        return self._pages.count(image.length)
 
     @torch.inference_mode()
     def place(self, row: int, image: Image, blocks: Int32Array) -> list[BlockLoad]:
@@ -106,8 +108,8 @@ class Places:
         _enter(self._table_pages, self._rows.of(row), pages)
         _enter(self._table_fields, self._rows.of(row), fields)
         _enter(self._table_scales, self._scale_rows.of(row), image.scales)
-        bytes_each = image.values.element_size()
-        parts = image.values.view(torch.uint8).split(size * bytes_each)
+        bytes_each = self._pages.dtype.itemsize
+        parts = [part for chunk in image.chunks for part in chunk.view(torch.uint8).split(size * bytes_each)]
         targets = (begins * bytes_each).tolist()
         return [BlockLoad(*each) for each in zip(blocks.tolist(), targets, parts, strict=False)]
 

@@ -50,7 +50,7 @@ def reader(config: ModelConfig, max_rank: int, dtype: torch.dtype, targets: Coll
         digest, tensors = Digest(adapter.config), {}
         for tensor, raw in adapter.read():
             digest.add(tensor, raw)
-            values = torch.frombuffer(bytearray(raw), dtype=FORMATS[tensor.format]).view(tensor.shape)
+            values = torch.frombuffer(raw, dtype=FORMATS[tensor.format]).view(tensor.shape)
             tensors[tensor.name] = values.to(dtype)
         if digest.text() != source.digest:
             raise AdapterError(f"the files at {source.path} have changed since it was loaded: load it again")

@@ -33,6 +33,10 @@ MOST_HELD = 1024
 """Each has a row in the tables of all products; beyond these, adapters in host memory are there to be loaded again."""
 
 
+READERS = 4
+"""Adapters that are read at a time: more would take Python's lock from the steps, and none would be there sooner."""
+
+
 class Wanted(NamedTuple):
     """Which plan wants an adapter: an answer names it, for another plan may want the same one later."""
 
@@ -61,6 +65,7 @@ class Residents:
         self._read_by_now: queue.SimpleQueue[tuple[str, Wanted, Image | None]] = queue.SimpleQueue()
         self._host: OrderedDict[str, Image] = OrderedDict()
         """All in host memory, the one used longest ago first."""
+        self._turns = threading.Semaphore(READERS)
         self._epoch = 0
 
     def apply(self, plan: StepPlan, scheduler_epoch: int) -> Loads:
@@ -107,7 +112,8 @@ class Residents:
         adapter: Image | None = None
         error = ""
         try:
-            adapter = self.places.image(self._read(source))
+            with self._turns:
+                adapter = self.places.image(self._read(source))
         except Exception as problem:  # whatever a file may bring about ends a request, not the executor
             error = str(problem) if isinstance(problem, AdapterError) else f"{type(problem).__name__}: {problem}"
         self._read_by_now.put((source.digest, wanted, adapter))

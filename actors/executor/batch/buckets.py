@@ -37,7 +37,8 @@ class Bucket:
     Without spans it is for decodes alone, one token per row. With ``pieces`` it is for the tokens of any rows, outside
     attention (see :mod:`pagebus.actors.executor.graphs.piecewise_graphs`). If it is ``adapted``, its rows may have
     adapters: any of them, of any rank. With ``runs`` no row has more tokens than one with drafts may have. With
-    ``long_past`` few tokens attend in the launch shape that is quicker behind a long past.
+    ``long_past`` few tokens attend in the launch shape that is quicker behind a long past; there may then be no
+    ``decodes`` among the rows, for which kernels would be launched, too.
     """
 
     rows: int
@@ -47,6 +48,12 @@ class Bucket:
     adapted: bool = False
     runs: bool = False
     long_past: bool = False
+    decodes: bool = True
+
+    @property
+    def most_decodes(self) -> int:
+        """So many rows may be decodes."""
+        return self.rows if self.decodes else 0
 
 
 def decode_sizes(largest: int) -> list[int]:
@@ -114,7 +121,9 @@ class Buckets:
         self._tokens = token_sizes(largest)
         mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
         few = sorted((each for each in mixed if packs_few and each.tokens <= FEW_TOKENS), key=lambda each: each.rows)
-        self._few = {each: replace(each, long_past=True) for each in few}
+        self._few = {
+            (each, decodes): replace(each, long_past=True, decodes=decodes) for each in few for decodes in (False, True)
+        }
         self._pieces = [Bucket(0, size, pieces=True) for size in token_sizes(largest_pieces) if size >= LONG_QUERY]
         most = min(max_verified, largest)
         self._verified = [self._verifying(size) for size in VERIFIED_SIZES if size < most]
@@ -197,7 +206,8 @@ class Buckets:
             if sampled <= self._rows[-1]:
                 bucket = self._mixed(sampled, work.num_tokens)
                 if num_spans <= bucket.spans:
-                    return self._few.get(bucket, bucket) if work.max_context_len >= FEW_PAST else bucket
+                    few = self._few.get((bucket, work.num_decodes > 0), bucket)
+                    return few if work.max_context_len >= FEW_PAST else bucket
         if work.num_tokens < LONG_QUERY:
             return None
         return next((bucket for bucket in self._pieces if bucket.tokens >= work.num_tokens), None)

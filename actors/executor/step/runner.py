@@ -184,7 +184,7 @@ class Runner:
         """Choose how a step padded to ``bucket`` runs."""
         whole, pieces = (None, bucket) if bucket is not None and bucket.pieces else (bucket, None)
         if whole is not None:
-            rows = StepRows(whole.rows, whole.spans > 0, whole=not whole.spans, runs=whole.runs)
+            rows = StepRows(whole.most_decodes, whole.spans > 0, whole=not whole.spans, runs=whole.runs)
             return Launch(whole, None, (), rows, self.chooser.choose(rows, whole.tokens, whole.rows))
         long_rows = () if work.decode_only else self.select_long_rows(prefill_rows(work), work.num_decodes > 0)
         tokens = work.num_tokens if pieces is None else pieces.tokens
@@ -235,7 +235,7 @@ class Runner:
             most = most_merges(shape.shares(config, num_multiprocessors(self.kv_cache.device)))
             spans = Spans(config, header.spans[: bucket.spans], header.merges[:most])
         hidden = self._forward(
-            bucket.rows, bucket.tokens, num_decodes=bucket.rows, spans=spans, padded=True, pause=pause,
+            bucket.rows, bucket.tokens, num_decodes=bucket.most_decodes, spans=spans, padded=True, pause=pause,
             sampled=bucket.rows if bucket.spans and not (self._pools_all or bucket.runs) else None,
             adapted=bucket.adapted, longest=min(bucket.tokens, self.limits.max_model_len), runs=bucket.runs,
         )  # fmt: skip
@@ -264,7 +264,7 @@ class Runner:
             block_tables=state.block_tables,
             num_decodes=num_decodes,
             long_rows=long_rows,
-            decode_lens=header.decode_lens[:num_rows] if padded and spans is not None else None,
+            decode_lens=header.decode_lens[:num_rows] if padded and spans is not None and num_decodes else None,
             spans=spans,
             longest=longest,
             runs=runs,

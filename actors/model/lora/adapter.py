@@ -41,7 +41,7 @@ class Adapter:
         every = (each for pair in self.modules.values() for each in (pair.a, pair.b, pair.bias) if each is not None)
         return iter(sorted(every, key=_place))
 
-    def read(self) -> Iterator[tuple[FileTensor, bytes]]:
+    def read(self) -> Iterator[tuple[FileTensor, bytearray]]:
         """All matrices with their bytes. Raises AdapterError, see :func:`raw_tensors`."""
         return raw_tensors(self.folder / WEIGHTS, self.tensors())
 
@@ -53,7 +53,7 @@ class Digest:
         canonical = json.dumps(config.canonical(), sort_keys=True).encode()
         self._hash = blake2b(canonical, digest_size=DIGEST_BYTES, person=b"pagebus adapter1")
 
-    def add(self, tensor: FileTensor, raw: bytes) -> None:
+    def add(self, tensor: FileTensor, raw: bytes | bytearray) -> None:
         """Count in the next tensor."""
         what = json.dumps([tensor.name, tensor.format, tensor.shape]).encode()
         self._hash.update(len(what).to_bytes(4, "little") + what)

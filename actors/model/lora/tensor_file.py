@@ -64,8 +64,8 @@ def read_header(file: Path) -> dict[str, FileTensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def raw_tensors(file: Path, tensors: Iterator[FileTensor]) -> Iterator[tuple[FileTensor, bytes]]:
-    """The bytes of tensors, one after the other.
+def raw_tensors(file: Path, tensors: Iterator[FileTensor]) -> Iterator[tuple[FileTensor, bytearray]]:
+    """The bytes of tensors, one after the other, each in memory of its own.
 
     Raises:
         AdapterError: the file has changed, or a number is not finite.
@@ -74,8 +74,8 @@ def raw_tensors(file: Path, tensors: Iterator[FileTensor]) -> Iterator[tuple[Fil
         with file.open("rb") as stream:
             for tensor in tensors:
                 stream.seek(tensor.start)
-                raw = stream.read(tensor.end - tensor.start)
-                if len(raw) != tensor.end - tensor.start:
+                raw = bytearray(tensor.end - tensor.start)
+                if stream.readinto(raw) != len(raw):
                     raise AdapterError(f"{file.name} has become shorter")
                 _check_finite(tensor, raw)
                 yield tensor, raw
@@ -83,7 +83,7 @@ def raw_tensors(file: Path, tensors: Iterator[FileTensor]) -> Iterator[tuple[Fil
         raise AdapterError(f"{file.name} cannot be read: {error.strerror}") from error
 
 
-def _check_finite(tensor: FileTensor, raw: bytes) -> None:
+def _check_finite(tensor: FileTensor, raw: bytearray) -> None:
     kind, exponent = FORMATS[tensor.format]
     bits: npt.NDArray[np.unsignedinteger] = np.frombuffer(raw, kind)
     if bool(np.any((bits & kind(exponent)) == exponent)):

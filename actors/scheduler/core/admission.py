@@ -26,10 +26,10 @@ another replica, or for a replica of their role."""
 
 
 def admit(
-    waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours
+    waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours, most_full: int
 ) -> list[Sequence]:
-    """Give slots to waiting sequences, strictly in order. Returns those admitted, which are still to be removed from
-    the queue.
+    """Give slots to waiting sequences, strictly in order, or until so many pulls are full (:attr:`Pulls.num_full`).
+    Returns those admitted, which are still to be removed from the queue.
 
     If a sequence could run on a replica but has no room there now, or was preempted in flight there, no later sequence
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
@@ -48,14 +48,17 @@ def admit(
             break
         if not np.count_nonzero(rows):
             continue
-        able = _able(sequence, rows, fleet, pulls, roles, neighbours)
+        is_pulling = sequence.pulls is not None and pulls.is_pulling(sequence)
+        able = rows  # while it is pulled for, nobody looks where it may run
+        if not is_pulling or sequence.request.adapter is not None:
+            able = _able(sequence, rows, fleet, pulls, roles, neighbours)
         if sequence.request.adapter is not None and np.count_nonzero(able):
             able = adapters.having(sequence, able)
             if adapters.is_over:
                 break
         if not np.count_nonzero(able):  # those behind do not wait for it
             reason = ROLE if roles.is_on else None
-        elif sequence.pulls and pulls.is_pulling(sequence):
+        elif is_pulling:
             reason = PULL
         elif chosen := choose(sequence, fleet, able, pulls) or _displace_jobs(sequence, fleet, able):
             replica, offer = chosen
@@ -69,7 +72,7 @@ def admit(
             continue
         if reason is not None:
             num_waiting[reason] += 1
-            if num_waiting[reason] == MOST_WAITING[reason]:
+            if num_waiting[reason] == MOST_WAITING[reason] or pulls.num_full >= most_full:
                 break
     return admitted
 

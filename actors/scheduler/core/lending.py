@@ -6,25 +6,27 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, page_keys
+from pagebus.actors.scheduler.kv.window_match import Match
 from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
-from pagebus.actors.scheduler.replica.prefix_match import Offer, behind_device, blocks_for_others
+from pagebus.actors.scheduler.replica.prefix_match import NOTHING, Offer, behind_device, blocks_for_others
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``most``: how many the replica's
-    device has of it."""
+    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``match``: what the replica's device
+    has of it."""
 
     replica: Replica
     hosts: bool
-    most: int = 0
+    match: Match = NOTHING
 
     @property
     def index(self) -> PrefixIndex:
@@ -32,8 +34,17 @@ class Place:
         return self.replica.host_tier.pool.index if self.hosts else self.replica.index
 
 
-Shares = list[tuple[Place, dict[bytes, int]]]
-"""What some places lend: contents, each with the block that holds it there."""
+class Share(NamedTuple):
+    """What a place lends: contents in the order of the prefix, and the blocks that hold them there."""
+
+    place: Place
+    contents: list[bytes]
+    blocks: list[int]
+
+
+Shares = list[Share]
+Located = tuple[int, list[bytes], Shares]
+"""How many blocks of a prefix lie somewhere, the contents of those that the target lacks, and who has them."""
 
 
 class Lending:
@@ -58,10 +69,9 @@ class Lending:
         self._is_known = True
         sequence, fleet = self._sequence, self._fleet
         lenders = [fleet.replicas[row] for row in fleet.lenders(sequence)]
-        counts = [blocks_for_others(replica, sequence, hosts=False) for replica in lenders]
-        self._places = [Place(*each) for each in zip(lenders, [False] * len(lenders), counts, strict=True)]
+        self._places = [Place(replica, False, blocks_for_others(replica, sequence, hosts=False)) for replica in lenders]
+        most = max((place.match.num_blocks for place in self._places), default=0)
         self._places += [Place(replica, hosts=True) for replica in lenders if replica.kv_host]
-        most = max(counts, default=0)
         if fleet.lends_hosts and sequence.hashes and not sequence.scores_prompt:
             most = self._most_in_all(most)
         size = fleet.replicas[0].block_size
@@ -90,18 +100,18 @@ class Lending:
         places = self._reachable(target) if self.most_tokens > offer.num_tokens else []
         if not places:
             return offer
-        num_blocks, wanted, shares = self._locate(places, target)
+        num_blocks, wanted, shares = self._in_one(places, offer, target) or self._locate(places, target)
         gained = num_blocks * target.block_size - offer.num_tokens
         if gained <= 0 or not wanted:  # a swapped sequence has all its blocks, of which the last may not be full
             return offer
         awaited = self._pulls.bringing(target, wanted)
         numbers = tuple(dict.fromkeys(awaited.values()))
-        lacking = [content for content in wanted if content not in awaited]
-        shares = _narrowed(shares, lacking)
+        lacking = [content for content in wanted if content not in awaited] if awaited else wanted
+        shares = narrowed(shares, lacking)
         if num_spared := self._num_spared(lacking, shares, target):
             num_blocks = self._sequence.hashes.index(lacking[-num_spared])
             gained = num_blocks * target.block_size - offer.num_tokens
-            shares = _narrowed(shares, lacking[:-num_spared])
+            shares = narrowed(shares, lacking[:-num_spared])
             if gained <= 0:
                 return offer
         loan = self._loan(self._parts(shares, gained, num_blocks), gained, numbers, target)
@@ -113,7 +123,23 @@ class Lending:
         """Whether the target has all that it can use; one token is always computed."""
         return offer.num_tokens + target.block_size >= len(self._sequence.tokens)
 
-    def _locate(self, places: list[Place], target: Replica) -> tuple[int, list[bytes], Shares]:
+    def _in_one(self, places: list[Place], offer: Offer, target: Replica) -> Located | None:
+        """:meth:`_locate` in the usual case, without looking for each block everywhere: all of the prefix that there is
+        lies on the nearest device, and the target has nothing of it but its beginning."""
+        nearest, hashes, start = places[0], self._sequence.hashes, len(offer.cached_blocks)
+        _, blocks, hosts = nearest.match
+        have, end = target.index.blocks, len(blocks)
+        if target.kept.num_tokens or self._sequence.swapped is not None or hosts or end <= start:
+            return None
+        behind = hashes[end] if end * target.block_size < len(self._sequence.tokens) - target.block_size else b""
+        wanted = hashes[start:end]
+        if any(behind in each for each in (have, *(place.index.blocks for place in places))):
+            return None
+        if not have.keys().isdisjoint(wanted):
+            return None
+        return end, wanted, [Share(nearest, wanted, blocks[start:])]
+
+    def _locate(self, places: list[Place], target: Replica) -> Located:
         """How many blocks of the prefix lie on the target's device or in some place; the contents of those that are not
         on its device, of a sequence that the target has swapped out none; and what of these, or more, each place has
         that no place before it has."""
@@ -125,10 +151,9 @@ class Lending:
         for place in places:
             left = [content for content in left if content not in found] if found else left
             blocks = list(map(place.index.blocks.get, left))  # no line of Python for each block
-            shares.append(
-                (place, {content: block for content, block in zip(left, blocks, strict=True) if block is not None})
-            )
-            found |= shares[-1][1]
+            here = {content: block for content, block in zip(left, blocks, strict=True) if block is not None}
+            shares.append(Share(place, list(here), list(here.values())))
+            found |= here
         num_blocks, behind = behind_device(target, self._sequence, found.get)
         return num_blocks, [content for content in behind if content not in have and content in found], shares
 
@@ -143,18 +168,19 @@ class Lending:
 
         def distance(place: Place) -> tuple[bool, bool, bool, int]:
             replica = place.replica
-            return replica.kv_host != target.kv_host, place.hosts, replica is not target, -place.most
+            return replica.kv_host != target.kv_host, place.hosts, replica is not target, -place.match.num_blocks
 
         return sorted(able, key=distance)
 
     def _num_spared(self, lacking: list[bytes], shares: Shares, target: Replica) -> int:
         """How many of the last blocks had better not be lent: a device has them whose sequences take them before they
         come back, and would preempt one more of them otherwise."""
-        for place, blocks in shares if lacking else []:
-            if lacking[-1] in blocks and not place.hosts:
+        for place, contents, blocks in shares:
+            if lacking[-1:] == contents[-1:] and not place.hosts:
                 link = self._pulls.link(place.replica, target)
-                short = self._shortage(place.replica, link, list(blocks.values()))
-                return len(list(takewhile(blocks.__contains__, islice(reversed(lacking), short))))
+                short = self._shortage(place.replica, link, blocks)
+                tail = islice(zip(reversed(contents), reversed(lacking), strict=False), short)
+                return len(list(takewhile(lambda pair: pair[0] == pair[1], tail)))
         return 0
 
     def _shortage(self, lender: Replica, link: Link, blocks: list[int]) -> int:
@@ -167,11 +193,12 @@ class Lending:
     def _parts(self, shares: Shares, gained: int, num_blocks: int) -> list[Part]:
         """What each place lends; the tokens gained are divided among them."""
         parts, left, anchors = [], gained, self._anchors(num_blocks)
-        num_lent = sum(len(blocks) for _, blocks in shares)
-        for place, blocks in shares:
+        num_lent = sum(len(share.blocks) for share in shares)
+        for place, contents, blocks in shares:
             tokens = gained * len(blocks) // num_lent
-            mine = [each for each in anchors if each in blocks]
-            parts.append(Part(place.replica.name, place.hosts, list(blocks), list(blocks.values()), mine, tokens))
+            known = contents if len(anchors) == 1 else set(contents)
+            mine = [each for each in anchors if each in known]
+            parts.append(Part(place.replica.name, place.hosts, contents, blocks, mine, tokens))
             left -= tokens
         if parts:
             parts[0] = replace(parts[0], num_tokens=parts[0].num_tokens + left)
@@ -209,8 +236,13 @@ class Lending:
         return self._fleet.replicas[0].index.anchors(self._sequence.hashes, 0, num_blocks)
 
 
-def _narrowed(shares: Shares, contents: list[bytes]) -> Shares:
+def narrowed(shares: Shares, contents: list[bytes]) -> Shares:
     """Of the shares these contents, which all of them together have; without empty ones."""
-    if sum(len(blocks) for _, blocks in shares) > len(contents):
-        shares = [(place, {each: blocks[each] for each in contents if each in blocks}) for place, blocks in shares]
-    return [share for share in shares if share[1]]
+    if sum(len(share.blocks) for share in shares) > len(contents):
+        wanted = set(contents)
+        shares = [
+            Share(place, [each for each in lent if each in wanted],
+                  [block for each, block in zip(lent, blocks, strict=True) if each in wanted])
+            for place, lent, blocks in shares
+        ]  # fmt: skip
+    return [share for share in shares if share.blocks]

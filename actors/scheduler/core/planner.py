@@ -148,11 +148,13 @@ class Planner:
             if replica.disk_tier.gives_up(now_s):
                 self._out.append(Note("a disk does not answer", {"replica": replica.name}))
         self.pulls.give_up(now_s)
-        progress = True
+        progress, share = True, 1
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
-            self._admit()
+            most_full = self.pulls.num_full + share
+            self._admit(most_full)
             self._order_pulls()
-            progress = False
+            progress = self.pulls.num_full >= most_full  # these begin, and the others are admitted meanwhile
+            share *= 2
             for replica in self.fleet.take_due():
                 progress |= self._plan(replica, now_s)
             yield
@@ -186,11 +188,12 @@ class Planner:
             self.requeue(replica, MOVED)
         return True
 
-    def _admit(self) -> None:
-        """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere."""
+    def _admit(self, most_full: int) -> None:
+        """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere; only
+        until so many pulls are full."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
-            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours):
+            for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours, most_full):
                 self.waiting.remove(sequence)
                 self.neighbours.admitted(sequence)
                 if self.auto_roles is not None:

@@ -113,7 +113,7 @@ class Roles:
             most = max(most, offer.saved_tokens if offer is not None else 0)
         for row in fleet.lenders(sequence):
             replica = fleet.replicas[row]
-            held = blocks_for_others(replica, sequence, hosts=bool(replica.kv_host))
+            held = blocks_for_others(replica, sequence, hosts=bool(replica.kv_host)).num_blocks
             most = max(most, held * replica.block_size)
         return most
 

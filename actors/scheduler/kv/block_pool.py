@@ -16,10 +16,7 @@ from itertools import compress, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_of
-
-MANY = 64
-"""Blocks, from which on arrays are quicker than a loop."""
+from pagebus.actors.scheduler.kv.prefix_index import MANY, PrefixIndex, adapter_of, as_rows
 
 
 class BlockPool:
@@ -61,13 +58,20 @@ class BlockPool:
         block = following[end]
         for _ in range(count):
             blocks.append(block)
-            counts[block] = 1
             block = following[block]
+        listed = True
+        if count > MANY:
+            rows = as_rows(blocks)
+            self._all_counts[rows] = 1
+            listed = bool(np.any(self._index.are_listed(rows)))
+        else:
+            for each in blocks:
+                counts[each] = 1
         following[end] = block
         self._prev[block] = end
         self.num_allocated += count
         self.num_free -= count
-        for block, content in self._index.forget(blocks):
+        for block, content in self._index.forget(blocks) if listed else ():
             self._lose(block, content)
         return blocks
 
@@ -82,7 +86,7 @@ class BlockPool:
         """One more owner for each block; cached free ones leave the free list with their content."""
         counts, following, prev = self._counts, self._next, self._prev
         if len(blocks) > MANY:
-            at = np.array(blocks)
+            at = as_rows(blocks)
             taken = at[self._all_counts[at] == 0]
             self._all_counts[at] += 1
             firsts, lasts = self._runs(taken)
@@ -110,22 +114,19 @@ class BlockPool:
         Raises:
             ValueError: a block is free already; nothing was released.
         """
-        blocks, counts, used, step = list(blocks), self._counts, self._used, self._index.step + 1
+        blocks = list(blocks)
+        if len(blocks) > MANY:
+            self._release_many(as_rows(blocks))
+            return
+        counts, used, step = self._counts, self._used, self._index.step + 1
         if not all([counts[block] for block in blocks]):
             raise ValueError(f"of the blocks {blocks} one is released but nobody holds it")
-        if len(blocks) > MANY:
-            at = np.array(blocks)
-            self._all_counts[at] -= 1
-            at = at[self._all_counts[at] == 0]
-            self._all_used[at] = step
-            freed = at.tolist()
-        else:
-            freed = []
-            for block in blocks:
-                counts[block] = left = counts[block] - 1
-                if not left:
-                    used[block] = step
-                    freed.append(block)
+        freed = []
+        for block in blocks:
+            counts[block] = left = counts[block] - 1
+            if not left:
+                used[block] = step
+                freed.append(block)
         contents = self._index.hashes_of(freed)
         if not all(contents):
             empty = [block for block, content in zip(freed, contents, strict=True) if content is None]
@@ -133,29 +134,45 @@ class BlockPool:
             freed = list(compress(freed, contents))
         self._link(self._prev[self._end], freed, self._end)
 
+    def _release_many(self, blocks: NDArray[np.intp]) -> None:
+        """:meth:`release`, without a line of Python for each."""
+        counts = self._all_counts[blocks]
+        if not np.all(counts):
+            raise ValueError(f"of the blocks {blocks.tolist()} one is released but nobody holds it")
+        self._all_counts[blocks] = counts - 1
+        freed = blocks[counts == 1]
+        self._all_used[freed] = self._index.step + 1
+        listed = self._index.are_listed(freed)
+        if not np.all(listed):
+            self._link_many(self._end, freed[~listed][::-1], self._next[self._end])
+            freed = freed[listed]
+        self._link_many(self._prev[self._end], freed, self._end)
+
     def _link(self, before: int, blocks: list[int], after: int) -> None:
         """Put blocks between two neighbours in the free list."""
-        chain = [before, *blocks, after]
-        if len(blocks) > MANY:
-            many = np.array(chain)
-            self._all_next[many[:-1]], self._all_prev[many[1:]] = many[1:], many[:-1]
-        else:
-            following, prev = self._next, self._prev
-            for one, another in pairwise(chain):
-                following[one], prev[another] = another, one
+        following, prev = self._next, self._prev
+        for one, another in pairwise([before, *blocks, after]):
+            following[one], prev[another] = another, one
+        self.num_free += len(blocks)
+
+    def _link_many(self, before: int, blocks: NDArray[np.intp], after: int) -> None:
+        """The same."""
+        chain = np.concatenate(((before,), blocks, (after,)))
+        self._all_next[chain[:-1]], self._all_prev[chain[1:]] = chain[1:], chain[:-1]
         self.num_free += len(blocks)
 
     def use_next(self, block: int) -> None:
         """The next plan reads a block, whoever has it by then."""
         self._used[block] = self._index.step + 1
 
-    def last_used(self, blocks: Iterable[int]) -> int:
+    def last_used(self, blocks: Sequence[int]) -> int:
         """The last plan that may use any of these blocks for whom they had before."""
-        used = self._used
-        return max([used[block] for block in blocks])
+        return int(self._all_used[as_rows(blocks)].max())
 
-    def num_unheld(self, blocks: Iterable[int]) -> int:
+    def num_unheld(self, blocks: Sequence[int]) -> int:
         """How many of ``blocks`` would leave the free list if they were retained."""
+        if len(blocks) > MANY:
+            return len(blocks) - int(np.count_nonzero(self._all_counts[as_rows(blocks)]))
         counts = self._counts
         return len([block for block in blocks if not counts[block]])
 

@@ -6,9 +6,17 @@ it. If two sequences computed the same tokens, only the first one's block is lis
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pagebus.actors.model.window import EVERYTHING, Window
+
+MANY = 64
+"""Blocks, from which on arrays are quicker than a loop."""
 
 _SUFFIXES = tuple(bytes((number,)) for number in range(256))
 
@@ -46,10 +54,16 @@ def leading(find: Callable[[bytes], int | None], contents: Iterable[bytes]) -> l
     return found
 
 
+def as_rows(blocks: Sequence[int]) -> NDArray[np.intp]:
+    """Many blocks, to look them up in arrays."""
+    return np.fromiter(blocks, np.intp, len(blocks))
+
+
 class PrefixIndex:
     """A one-to-one map between hashes and blocks. Callers only read ``blocks``.
 
-    A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block.
+    A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block, and 4
+    for the plan that brought it.
 
     The first block of a sequence is an *anchor*. With a window, so is one of each run as long as a match. Every match
     has an anchor.
@@ -64,8 +78,10 @@ class PrefixIndex:
         """By block, as far as blocks have been listed."""
         self.step = 0
         """The newest plan."""
-        self._steps: list[int] = []
-        """By block, the newest plan when it was listed."""
+        self._steps = array("i")
+        """By block, the newest plan when it was listed; -1: it is not listed."""
+        self._all_steps: NDArray[np.int32] = np.empty(0, np.int32)
+        """The same memory for many blocks at a time."""
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -81,37 +97,47 @@ class PrefixIndex:
     def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
         unless they are retained before the next allocation."""
-        return leading(self.blocks.get, hashes[:limit])
+        found: list[int] = []
+        with suppress(KeyError):  # what was found before the first that is not listed stays
+            found.extend(map(self.blocks.__getitem__, hashes[:limit]))
+        return found
 
     def insert(self, block_hash: bytes, block: int, step: int | None = None) -> bool:
         """List a block; False if other content is listed for it or another block for the hash. ``step``: the plan that
         brings the content, if not the newest."""
         if block_hash in self.blocks or self.hash_of(block) is not None:
             return False
-        hashes = self._hashes
-        if block >= len(hashes):
-            self._steps.extend([0] * (block + 1 - len(hashes)))
-            hashes.extend([None] * (block + 1 - len(hashes)))
+        if block >= len(self._hashes):
+            self._reach(block)
         self.blocks[block_hash] = block
-        hashes[block] = block_hash
+        self._hashes[block] = block_hash
         self._steps[block] = self.step if step is None else step
         return True
 
     def insert_new(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """:meth:`insert` all of them, usually quicker: many at a time, of which none is listed yet."""
-        known, reached = self._hashes, max(blocks, default=-1)
-        if reached >= len(known):
-            self._steps.extend([0] * (reached + 1 - len(known)))
-            known.extend([None] * (reached + 1 - len(known)))
-        if not self.blocks.keys().isdisjoint(hashes) or any(map(known.__getitem__, blocks)):
+        rows = as_rows(blocks)
+        if not len(rows):
+            return
+        self._reach(int(rows.max()))
+        if np.any(self._all_steps[rows] >= 0) or not self.blocks.keys().isdisjoint(hashes):
             for block_hash, block in zip(hashes, blocks, strict=True):
                 self.insert(block_hash, block)
             return
         self.blocks.update(zip(hashes, blocks, strict=True))
-        steps, step = self._steps, self.step
+        self._all_steps[rows] = self.step
+        known = self._hashes
         for block_hash, block in zip(hashes, blocks, strict=True):
             known[block] = block_hash
-            steps[block] = step
+
+    def _reach(self, block: int) -> None:
+        """Have room for this block."""
+        missing = block + 1 - len(self._hashes)
+        if missing > 0:
+            missing = max(missing, len(self._hashes) // 8)
+            self._hashes.extend([None] * missing)
+            self._steps = self._steps + array("i", [-1]) * missing
+            self._all_steps = np.frombuffer(self._steps, np.int32)
 
     def insert_all(
         self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int, first_block: int = 0
@@ -157,19 +183,25 @@ class PrefixIndex:
         hashes, count = self._hashes, len(self._hashes)
         return [hashes[block] if block < count else None for block in blocks]
 
-    def newest_step(self, blocks: Iterable[int]) -> int:
+    def are_listed(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Which of many blocks are listed."""
+        listed: NDArray[np.bool_] = np.zeros(len(rows), np.bool_)
+        within = rows < len(self._all_steps)
+        listed[within] = self._all_steps[rows[within]] >= 0
+        return listed
+
+    def newest_step(self, blocks: Sequence[int]) -> int:
         """The plan up to which all must have been carried out for listed blocks to have their contents."""
-        steps = self._steps
-        return max([steps[block] for block in blocks])
+        return int(self._all_steps[as_rows(blocks)].max())
 
     def forget(self, blocks: Sequence[int]) -> list[tuple[int, bytes]]:
         """Remove blocks whose contents are about to change. Returns those that are listed, each with its hash."""
-        contents, known = self.hashes_of(blocks), self._hashes
+        contents, known, steps = self.hashes_of(blocks), self._hashes, self._steps
         if not any(contents):
             return []
         listed = [(block, content) for block, content in zip(blocks, contents, strict=True) if content is not None]
         for block, content in listed:
-            known[block] = None
+            known[block], steps[block] = None, -1
             del self.blocks[content]
         return listed
 
@@ -177,7 +209,7 @@ class PrefixIndex:
         """Remove all blocks. ``new_anchors`` stay, because the blocks may be in the host tier too."""
         self.blocks.clear()
         self._hashes.clear()
-        self._steps.clear()
+        self._steps, self._all_steps = array("i"), np.empty(0, np.int32)
 
     def check_integrity(self, num_blocks: int) -> None:
         """Both directions agree and name only existing blocks.
@@ -189,3 +221,5 @@ class PrefixIndex:
         for block_hash, block in self.blocks.items():
             assert self._hashes[block] == block_hash, f"block {block} is listed under two hashes"
             assert 0 <= block < num_blocks, f"block {block} does not exist"
+        listed = [content is not None for content in self._hashes]
+        assert [step >= 0 for step in self._steps] == listed, "listed blocks and their plans differ"

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
@@ -99,6 +100,8 @@ class Pulls:
     _held: Counter[Side] = field(default_factory=Counter)
     """Blocks that pulls hold, once for each pull."""
     _last: int = 0
+    num_full: int = 0
+    """Pulls so far that are as large as they are to be: another loan like the last would make another pull."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -190,7 +193,8 @@ class Pulls:
         index = lender.host_tier.pool.index if part.hosts else lender.index
         pull.step = max(pull.step, index.newest_step(part.blocks))
         pull.add(part, blocks)
-        self._bringing.setdefault(target.name, {}).update(dict.fromkeys(part.contents, pull.number))
+        self.num_full += (len(pull.blocks) + len(blocks)) * target.block_bytes > MOST_BYTES
+        self._bringing.setdefault(target.name, {}).update(zip(part.contents, repeat(pull.number)))
         return pull.number
 
     def _gathering(self, part: Part, lender: Replica, target: Replica) -> Pull:
@@ -289,6 +293,9 @@ class Pulls:
         pull.is_void = True
         pull.link.num_under_way -= len(pull.blocks)
         known = self._bringing[pull.target.name]
+        if len(known) == len(pull.contents):  # the only one under way
+            known.clear()
+            return
         for content in pull.contents:
             del known[content]
 

@@ -150,13 +150,12 @@ def _find(replica: ReplicaBase, sequence: Sequence, find_host: Find | None = Non
     return _match(replica, sequence, limit, find_host) if looks else (NOTHING, NOTHING)
 
 
-def blocks_for_others(replica: ReplicaBase, sequence: Sequence, *, hosts: bool) -> int:
-    """How many blocks a replica's device has of a sequence's first tokens, for others; ``hosts``: with those that its
-    host tier has."""
+def blocks_for_others(replica: ReplicaBase, sequence: Sequence, *, hosts: bool) -> Match:
+    """What a replica's device has of a sequence's first tokens, for others; ``hosts``: and what its host tier has."""
     if not replica.caching or sequence.scores_prompt:
-        return 0
+        return NOTHING
     limit = (len(sequence.tokens) - 1) // replica.block_size
-    return _match(replica, sequence, limit, None if hosts else _nowhere)[0].num_blocks
+    return _match(replica, sequence, limit, None if hosts else _nowhere)[0]
 
 
 def _nowhere(_: bytes) -> None:

@@ -223,7 +223,7 @@ class Replica(ReplicaBase):
         """Whether the device's blocks hold what the plans up to this one have put there."""
         return self.step_results.last_step >= step and self.host_tier.has_loaded(step)
 
-    def has_finished_with(self, blocks: Iterable[int]) -> bool:
+    def has_finished_with(self, blocks: list[int]) -> bool:
         """Whether no plan uses these blocks, copies between the tiers included, that has not been carried out."""
         return 0 < self.host_tier.copied_step >= self.pool.last_used(blocks)
 

@@ -22,6 +22,7 @@ from pagebus.actors.detokenizer.text import (
     byte_alphabet,
     make_decoder,
 )
+from tests.grids import examples
 from tests.helpers.tokenizer_factory import CORPUS, byte_level, sentencepiece
 
 
@@ -113,7 +114,7 @@ def ids(name: str, max_size: int) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(data=st.data())
 def test_joined_deltas_are_the_whole_decode_for_any_tokens(name: str, data: st.DataObject) -> None:
     """Whatever tokens are sampled, the joined stream equals one decode of everything in context."""
@@ -128,7 +129,7 @@ def test_joined_deltas_are_the_whole_decode_for_any_tokens(name: str, data: st.D
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_joined_deltas_are_the_whole_decode_for_real_text(name: str, data: st.DataObject) -> None:
     """Encoded text, cut into prompt and output at any token border, streams as it decodes."""
@@ -144,7 +145,7 @@ def test_joined_deltas_are_the_whole_decode_for_real_text(name: str, data: st.Da
 
 
 @pytest.mark.parametrize("name", ["byte level", "llama", "gemma"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_tables_and_windows_agree(name: str, data: st.DataObject) -> None:
     """The fast decoders give the same text as the general one."""

@@ -17,6 +17,8 @@ from tests.helpers.engine_driver import Driver, Grown, ints, new_sequence
 from tests.helpers.model_factory import REFERENCE_CONFIGS, ReferenceConfig, make_reference, reference_generate
 from tests.helpers.waiting import LIMIT_S
 
+pytestmark = pytest.mark.share(6)
+
 
 @pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)
 def test_greedy_tokens_equal_transformers(config: ReferenceConfig, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from tests.helpers.engine_driver import HandScheduler
 from tests.helpers.model_factory import make_golden
 from tests.kernels.warm import run
 
+pytestmark = pytest.mark.share(6)
+
 TARGETS = {"sm_80": Target(80, 108), "sm_89": Target(89, 142), "sm_90": Target(90, 132)}
 SMALL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,

@@ -14,7 +14,14 @@ from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.core.placement import choose
-from pagebus.actors.scheduler.events import DetokenizersLive, Input, ReplicaJoined, ReplicaResult, ToReplica
+from pagebus.actors.scheduler.events import (
+    DetokenizersLive,
+    Input,
+    ReplicaJoined,
+    ReplicaResult,
+    ReplicaSuspended,
+    ToReplica,
+)
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.bus.messages import PullReport, StepPlan, StepResult
 from tests.actors.scheduler.world import request
@@ -243,6 +250,55 @@ def pull(prompt_tokens: int) -> None:
     )
 
 
+def drain(streams: int = 64, tokens: int = 840) -> None:
+    """What it costs to move all sequences of a replica at once: until each plan that pulls goes out."""
+    core = Core(CoreConfig(block_size=BLOCK_SIZE, pipeline_depth=4))
+    core.handle(DetokenizersLive(("text",)))
+    executors, rng = {name: QuickExecutor(streams) for name in ("lender", "target")}, np.random.default_rng(0)
+
+    def join(name: str) -> None:
+        core.handle(ReplicaJoined(
+            replica=name, epoch=len(core.replicas) + 1, num_blocks=40_000, block_size=BLOCK_SIZE, max_num_seqs=streams,
+            max_model_len=65_536, max_num_batched_tokens=8192, block_bytes=2**21, prefill_tokens_per_s=36_000.0,
+            copy_bytes_per_s=50e9, kv_address=name, kv_kind="alike", kv_host="here",
+        ))  # fmt: skip
+
+    def plan() -> list[tuple[float, int]]:
+        """Send all plans. Those that pull: milliseconds until they go out, and how many pulls each has."""
+        began_s, found = time.thread_time(), []
+        for output in itertools.chain.from_iterable(core.plan_in_turns(0.0)):
+            if isinstance(output, ToReplica):
+                executors[output.replica].queue.append(output.message)
+                if output.message.pulls:
+                    found.append(((time.thread_time() - began_s) * 1e3, len(output.message.pulls)))
+        return found
+
+    def step(name: str) -> list[tuple[float, int]]:
+        result = executors[name].run_one()
+        core.handle(ReplicaResult(name, structs.replace(result, copied_step=result.step)))
+        return plan()
+
+    join("lender")
+    for number in range(streams):
+        prompt = rng.integers(0, 30_000, tokens).tolist()
+        core.handle(request(f"{number}", prompt, block_size=BLOCK_SIZE, max_tokens=60_000))
+    plan()
+    for _ in range(20):
+        step("lender")
+    join("target")
+    core.planner.pulls.link(*core.replicas.values()).ended(0, there=True, bytes_per_s=330e9)
+    core.handle(request("first", [1], block_size=BLOCK_SIZE, max_tokens=1))
+    plan()
+    while executors["target"].queue:
+        step("target")
+    core.handle(ReplicaSuspended("lender", drains=True))
+    found = plan()
+    while executors["lender"].queue:
+        found += step("lender")
+    plans = ", ".join(f"{count} after {at_ms:.1f}" for at_ms, count in found)
+    print(f"{streams} sequences of {tokens} tokens move, pulls and milliseconds: {plans}")
+
+
 if __name__ == "__main__":
     for num_replicas, where in itertools.product((1, 8, 256), ("nowhere", "device", "host")):
         look_up(num_replicas, where)
@@ -250,6 +306,7 @@ if __name__ == "__main__":
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
     for prompt_tokens in (1000, 15_000):
         pull(prompt_tokens)
+    drain()
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128)
     for pages in (1, 5):

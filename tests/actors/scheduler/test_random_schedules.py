@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec import structs
 
+from pagebus.actors.scheduler.core.lending import Lending, Located, Place, narrowed
 from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
-from pagebus.actors.scheduler.moves import link
+from pagebus.actors.scheduler.kv import block_pool, prefix_index
+from pagebus.actors.scheduler.moves import link, pulls
+from pagebus.actors.scheduler.replica.prefix_match import Offer
+from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
@@ -22,8 +26,10 @@ from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.moves.splits import change_often, split_often
 from tests.actors.scheduler.rests import rest_often
 from tests.actors.scheduler.world import World, fits, request
+from tests.grids import examples
 
 MAX_MODEL_LEN = 96
+in_one = Lending._in_one
 RARELY = st.sampled_from([False, False, False, True])
 FAMILIES = [[(a * i * i + b * i + 3) % 40 for i in range(80)] for a, b in ((1, 5), (3, 7), (2, 11))]
 
@@ -280,7 +286,7 @@ class SharedHostTiers(Schedules):
 
 def settings_of(share: float) -> settings:
     return settings(
-        max_examples=int(share * int(os.environ.get("PAGEBUS_TEST_SCHEDULES", "80"))),
+        max_examples=int(share * int(os.environ.get("PAGEBUS_TEST_SCHEDULES", examples(80)))),
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -293,6 +299,15 @@ TestSchedules = pytest.mark.usefixtures("small")(Schedules.TestCase)
 TestSharedHostTiers = pytest.mark.usefixtures("small")(SharedHostTiers.TestCase)
 
 
+def located_twice(lending: Lending, places: list[Place], offer: Offer, target: Replica) -> Located | None:
+    """The quick way to locate a prefix finds what the other one finds."""
+    if (found := in_one(lending, places, offer, target)) is not None:
+        num_blocks, wanted, shares = lending._locate(places, target)
+        assert found[:2] == (num_blocks, wanted)
+        assert [share for share in found[2] if share.blocks] == narrowed(shares, wanted)
+    return found
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long elsewhere happens often."""
@@ -300,3 +315,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     split_often(monkeypatch)
     change_often(monkeypatch)
     monkeypatch.setattr(link, "PROBE_BYTES", 2000)
+    monkeypatch.setattr(Lending, "_in_one", located_twice)
+    monkeypatch.setattr(pulls, "MOST_BYTES", 6000)
+    for each in (block_pool, prefix_index):
+        monkeypatch.setattr(each, "MANY", 3)

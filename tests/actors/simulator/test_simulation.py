@@ -17,6 +17,8 @@ from pagebus.actors.simulator.recording.trace import Trace, make_trace
 from pagebus.actors.simulator.report import make_report, table
 from pagebus.actors.simulator.workloads import make_workload
 
+pytestmark = pytest.mark.share(6)
+
 PROFILE = Profile(
     num_blocks=600,
     max_model_len=8192,
@@ -93,7 +95,7 @@ def test_a_busy_scheduler_delays_plans() -> None:
 
 def test_the_same_run_gives_the_same_report() -> None:
     """A seed says everything; another seed is another run."""
-    reports = [make_report(run(make_workload("chat", seed=seed, requests=20))) for seed in (1, 1, 2)]
+    reports = [make_report(run(make_workload("chat", seed=seed, requests=8))) for seed in (1, 1, 2)]
     assert reports[0] == reports[1] != reports[2]
 
 
@@ -131,10 +133,10 @@ def test_tokens_are_conserved_in_a_small_cache(settings: dict[str, Any]) -> None
 
 def test_executors_come_and_go() -> None:
     """Killed, drained and added executors change when tokens come, not which."""
-    trace = make_workload("chat", requests=48, rate=100.0)
+    trace = make_workload("chat", requests=24, rate=50.0)
     deployment = run(trace, executors=3, faults="kill executor-1 at 0.2; add 2 at 0.3; drain executor-0 at 0.4")
     clients = deployment.clients
-    assert clients.num_done == 48
+    assert clients.num_done == 24
     assert clients.output_tokens == int(trace.output_tokens.sum())
     report = make_report(deployment)
     assert [each["name"] for each in report["executors"]] == [f"executor-{i}" for i in range(5)]

@@ -19,6 +19,7 @@ from pagebus.actors.model.tokenizer import TokenizerError, load_tokenizer
 from pagebus.actors.tokenizer.encode import Encoder, Limits
 from pagebus.bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
 from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
+from tests.grids import examples
 from tests.helpers.tokenizer_factory import CHAT_TEMPLATE, byte_level, model_folder, sentencepiece, with_bos
 
 LIMITS = Limits(max_model_len=64, vocab_size=400, block_size=16)
@@ -82,7 +83,7 @@ def test_the_scheduler_is_told_which_attempt_it_is_and_whether_others_read(share
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(texts=st.lists(st.text("ab é你🎉\n<s>/|im_end", min_size=1, max_size=14), max_size=5), bos=st.booleans())
 def test_texts_encode_as_transformers_does(family: str, texts: list[str], bos: bool) -> None:
     """Many prompts in one call, with and without special tokens, give transformers' ids."""
@@ -142,7 +143,7 @@ def test_special_tokens_a_client_writes_into_a_chat_stay_text() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(content=st.lists(st.sampled_from(["a", " ", "</s>", "<s>", "\n", "<|im_end|>", "你", "\ufdd0"]), max_size=8))
 def test_the_text_of_a_chat_is_kept_whatever_a_client_writes(family: str, content: list[str]) -> None:
     """Decoding gives back the template's text; only the template's own special tokens are special."""
@@ -372,7 +373,8 @@ def test_what_takes_long_is_not_quick() -> None:
     """Short prompts hold nobody up; long ones, many together, and chats, which another process renders, would."""
     quick, long = encoder().is_quick, 1500
     assert quick([request("short"), request([1] * long)])
-    assert not quick([request([1] * long), request("x" * long)])
+    assert quick([request([1] * 20 * long)])
+    assert not quick([request([1] * 20 * long), request("x" * long)])
     assert not quick([request("x", sampling=SamplingParams(bad_words=("x" * 3000,)))])
     assert not quick([request("x", sampling=SamplingParams(allowed_tokens="A" * 3000))])
     assert not quick([request((user("hi"),))])

@@ -31,8 +31,8 @@ HEADS, HIDDEN, WIDTH = Shape("gemma9b", 16, 8, 256, 4096, 50.0), 3584, 14336
 ROWS, QUERIES, LAYERS = 4, 2048, 4
 WAYS: dict[str, PromptConfig | None] = {
     "library": None,
-    "bands of 8": PromptConfig(8),
-    "bands of 16": PromptConfig(16),
+    "bands of 11": PromptConfig(11),
+    "bands of 22": PromptConfig(22),
 }
 
 

@@ -78,7 +78,7 @@ def line(name: str, tokens: int, configs: dict[str, PromptConfig | None], rounds
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configs", nargs="+", default=["8"], help="fields of PromptConfig")
+    parser.add_argument("--configs", nargs="+", default=["11"], help="fields of PromptConfig")
     parser.add_argument("--models", nargs="+", default=[*SIZES], help="-tp2: of one of two ranks")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument("--rounds", type=int, default=5)

@@ -78,6 +78,19 @@ def test_long_attention_of_other_heads(shape: str, context_lens: list[int], quer
     torch.testing.assert_close(alone[rows[-1].first_token :], out[rows[-1].first_token :], atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [50.0, 64.0, 80.0])
+def test_long_attention_at_the_cap(softcap: float, dtype: torch.dtype) -> None:
+    """Most scores are the soft cap or its negative, and some queries see only the latter: small caps are not subtracted
+    in bfloat16, others are."""
+    case = make_case([700, 3001], [650, 3001], q_heads=8, kv_heads=4, head_dim=128, softcap=softcap, dtype=dtype,
+                     device=CUDA)  # fmt: skip
+    case.q.mul_(200)
+    out, expected = long_attention(case, long_rows(case)), expected_attention(case, case.keywords)
+    assert out.isfinite().all()
+    assert relative_error(out, expected) < 3e-2
+
+
 @pytest.mark.parametrize("shape", ["gemma3", "gptoss", "phi", "half"])
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.int8])
 def test_long_attention_over_one_byte(shape: str, cache_dtype: torch.dtype) -> None:

@@ -3,8 +3,8 @@
 `copies`: how long one takes from host memory into its blocks, and the host for that, without an engine. `first`: first
 tokens of single requests whose adapter is on the device, in host memory, or in files that were just written; the cache
 has blocks for two adapters beside the sequence. `many`: throughput with adapters that requests name as often as Zipf's
-law says, some of them registered; each run has the same requests but for the adapters that they name, and in the first
-one all files are yet to be read.
+law says, of those that are registered; each run has the same requests but for the adapters that they name, and in the
+first one all files are yet to be read. Only those that some request names are written: nobody has a list of the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagebus.actors.bench.driver.deployment import as_served, deployed, scratch
+from pagebus.actors.bench.driver.deployment import Deployment, as_served, deployed, scratch
 from pagebus.actors.bench.driver.loras import write_adapters
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests
 from pagebus.actors.bench.measures.watch import Watch
@@ -91,7 +91,7 @@ def copies(options: argparse.Namespace) -> None:
             if copied is not None:
                 copied.synchronize()
             whole.append(1e3 * (time.perf_counter() - began))
-        print(f"{image.values.nbytes / 2**20:.1f} MiB in {count} blocks of {block_bytes} bytes; read in {read_s:.3f} s")
+        print(f"{2 * image.length / 2**20:.1f} MiB in {count} blocks of {block_bytes} bytes; read in {read_s:.3f} s")
         for name, found in (("the host", host), ("until it is there", whole)):
             print(f"{name}: {statistics.median(found):.2f} ms ({min(found):.2f} to {max(found):.2f})", flush=True)
 
@@ -104,6 +104,10 @@ def adapters_in(folder: Path, settings: Settings, count: int, rank: int) -> Sequ
     return found
 
 
+def _tell_start(deployment: Deployment) -> None:
+    print(f"ready after {deployment.ready_s - deployment.started_s:.1f} s", flush=True)
+
+
 async def first_tokens(options: argparse.Namespace) -> None:
     """Medians of single requests."""
     with scratch() as folder:
@@ -112,6 +116,7 @@ async def first_tokens(options: argparse.Namespace) -> None:
         settings = settings.replace(num_gpu_blocks_override=blocks_for(settings, config, PLACES))
         adapters = adapters_in(folder, settings, WRITTEN, options.rank)
         async with deployed(settings, folder / "serve.log") as deployment:
+            _tell_start(deployment)
             watch, trace, asked = Watch(deployment), make_trace([PROMPT], FIRST_OUTPUT), [0]
 
             async def first(adapter: AdapterSource | None) -> float:
@@ -124,6 +129,9 @@ async def first_tokens(options: argparse.Namespace) -> None:
             for _ in range(10):
                 await first(adapters[0])
             read = [await first(each) for each in adapters[1:]]
+            print(
+                f"in files: {statistics.median(read):.1f} ms ({', '.join(f'{each:.1f}' for each in read)})", flush=True
+            )
             for kind, turns in (
                 ("the model alone", [None]), ("on the device", [adapters[0]]), ("in host memory", list(adapters)),
                 ("on the device", [adapters[0]]), ("in host memory", list(adapters)),
@@ -131,7 +139,6 @@ async def first_tokens(options: argparse.Namespace) -> None:
                 await first(turns[-1])
                 found = [await first(turns[index % len(turns)]) for index in range(options.requests)]
                 print(f"{kind}: {statistics.median(found):.2f} ms ({min(found):.2f} to {max(found):.2f})", flush=True)
-            print(f"in files: {statistics.median(read):.1f} ms ({', '.join(f'{each:.1f}' for each in read)})")
 
 
 async def throughput(options: argparse.Namespace) -> None:
@@ -139,22 +146,27 @@ async def throughput(options: argparse.Namespace) -> None:
     places = options.places
     with scratch() as folder:
         settings = as_served(settings_of(options, places, max(places, options.adapters), max_num_seqs=256), folder)
-        adapters = adapters_in(folder, settings, options.adapters, options.rank)
-        shares = 1 / np.arange(1, len(adapters) + 1)
+        shares = 1 / np.arange(1, options.adapters + 1)
+        draws = [
+            np.random.default_rng(number).choice(options.adapters, options.requests, p=shares / shares.sum())
+            for number in range(options.runs)
+        ]
+        named, places_of = np.unique(np.stack(draws), return_inverse=True)
+        adapters = adapters_in(folder, settings, len(named), options.rank)
         trace = make_trace([PROMPT] * options.requests, OUTPUT)
         async with deployed(settings, folder / "serve.log") as deployment:
+            _tell_start(deployment)
             watch = Watch(deployment)
-            for number in range(options.runs):
-                draws = np.random.default_rng(number).choice(len(adapters), options.requests, p=shares / shares.sum())
+            for number, drawn in enumerate(places_of.reshape(options.runs, -1).tolist()):
                 prompts = make_prompts(trace, deployment.vocab_size, (number,))
-                named = [adapters[draw] for draw in draws]
-                run = await watch.run(make_requests(trace, prompts, f"many-{number}", 0.0, named))
+                asked = [adapters[index] for index in drawn]
+                run = await watch.run(make_requests(trace, prompts, f"many-{number}", 0.0, asked))
                 seconds = run.steps[-1].done_s - run.submitted_s
                 first = (run.token_s[run.token_indexes == 0] - run.submitted_s) * 1e3
                 steps = [step.decodes for step in run.steps]
                 print(
-                    f"{len(adapters)} adapters, {places} places, run {number + 1}: {len(run.token_s) / seconds:.0f} "
-                    f"output tokens/s in {seconds:.1f} s, {len(set(draws.tolist()))} named, {len(steps)} steps of "
+                    f"{options.adapters} adapters, {places} places, run {number + 1}: {len(run.token_s) / seconds:.0f} "
+                    f"output tokens/s in {seconds:.1f} s, {len(set(drawn))} named, {len(steps)} steps of "
                     f"{statistics.mean(steps):.0f} rows; first tokens {np.median(first):.0f} ms in the median, "
                     f"{first.max():.0f} at most",
                     flush=True,

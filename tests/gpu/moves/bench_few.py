@@ -137,7 +137,7 @@ def step(model: str) -> None:
                         decodes.append(busy[-1] * 1e3)
                 scheduler.process(result)
             if number == 0 and count == FEW:  # the same prompt, the last tokens of which have another launch shape
-                others = driver.scheduler(budget=5012)
+                others = driver.scheduler(budget=4996)
                 again = others.add(scheduler.all[1].prompt, 6)
                 driver.drive(others)
                 print(f"tokens {scheduler.all[1].output}, in other chunks {again.output}")

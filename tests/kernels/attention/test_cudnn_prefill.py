@@ -24,6 +24,8 @@ from pagebus.kernels.attention.cudnn_prefill import (
 from pagebus.kernels.attention.paged_attention import paged_attention
 from tests.kernels.attention.cases import AttentionCase, make_case, naive_attention
 
+pytestmark = pytest.mark.share(6)
+
 
 def long_rows(case: AttentionCase) -> tuple[LongRow, ...]:
     starts = itertools.accumulate(case.query_lens, initial=0)

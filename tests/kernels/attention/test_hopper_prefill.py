@@ -28,6 +28,8 @@ from pagebus.kernels.common import target
 from pagebus.kernels.common.target import Target
 from tests.kernels.attention.cases import make_case
 
+pytestmark = pytest.mark.share(6)
+
 TILE = tile_of(128)
 
 

@@ -28,6 +28,8 @@ from pagebus.kernels.attention.prefill import plan_prefills, prefill_attention
 from pagebus.kernels.attention.prefill_plan import PrefillConfig, fixed_config, query_ranges, query_spans
 from tests.kernels.attention.cases import AttentionCase, make_case, naive_attention
 
+pytestmark = pytest.mark.share(6)
+
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 MIXED = {"context_lens": [17, 1, 64, 90, 40, 75, 33], "query_lens": [1, 1, 1, 1, 40, 13, 2]}
 

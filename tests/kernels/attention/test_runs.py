@@ -16,6 +16,8 @@ from pagebus.kernels.attention.paged_attention import (
 from tests.kernels.attention.cases import make_case
 from tests.kernels.attention.test_paged_attention import TOLERANCE
 
+pytestmark = pytest.mark.share(6)
+
 MOST = 5
 MIXED: dict[str, Any] = {"context_lens": [17, 1, 150, 64, 0, 40, 300, 33, 5], "query_lens": [1, 1, 5, 2, 3, 1, 4, 5, 5]}
 CASES: dict[str, dict[str, Any]] = {

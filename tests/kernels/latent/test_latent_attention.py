@@ -19,6 +19,8 @@ from pagebus.kernels.latent.reference import latent_attention_reference
 from pagebus.kernels.latent.shape import LatentShape
 from tests.kernels.latent.latent_cases import LatentCase, make_latents
 
+pytestmark = pytest.mark.share(6)
+
 SIZES: list[dict[str, Any]] = [
     {"heads": 4, "rank": 32, "nope": 16, "rope": 16, "value": 16},
     {"heads": 5, "rank": 40, "nope": 24, "rope": 12, "value": 20, "block_size": 8},

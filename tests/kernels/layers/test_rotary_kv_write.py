@@ -12,6 +12,8 @@ import pagebus.kernels.layers.rotary_kv_write
 from pagebus.kernels.common.float8 import FLOAT8
 from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write, rotary_kv_write_invariant, rotary_kv_write_reference
 
+pytestmark = pytest.mark.share(6)
+
 DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():
     DTYPES.append(torch.bfloat16)  # the interpreter cuts bfloat16 results off instead of rounding them

@@ -16,6 +16,7 @@ from pagebus.kernels.linear.resources import resources, variant_of
 from pagebus.kernels.linear.shapes import BUCKETS, FORMS, MANY, Config, LinearKernel, Product, is_legal, tokens_class
 from pagebus.kernels.linear.waves import programs_held
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
+from tests.grids import examples
 
 KNOWN = [Target(each.architecture.capability, each.multiprocessors, round(rate)) for each, rate in machines()]
 targets = st.one_of(
@@ -46,7 +47,7 @@ def assert_legal(config: Config, product: Product, num_tokens: int, target: Targ
     assert programs_held(config, needs, machine) >= 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(FORMS), tokens, sizes, sizes, dtypes, targets)
 def test_a_choice_can_be_launched(
     form: str, num_tokens: int, rows: int, inputs: int, dtype: torch.dtype, target: Target
@@ -65,7 +66,7 @@ def test_a_choice_can_be_launched(
         assert 0 < choice.estimate.library < 1e9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(tokens, sizes, sizes, dtypes, targets, st.booleans(), st.booleans(), st.booleans())
 def test_products_into_the_residual_can_be_launched(
     num_tokens: int, rows: int, inputs: int, dtype: torch.dtype, target: Target, biased: bool, adds: bool, norms: bool
@@ -81,7 +82,7 @@ def test_products_into_the_residual_can_be_launched(
         assert choice.config.splits == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.sampled_from(["plain", "gated"]), st.integers(1, 300), sizes, sizes, targets)
 def test_half_a_norm_is_always_completed(form: str, num_tokens: int, rows: int, inputs: int, target: Target) -> None:
     """By a kernel that can: the library cannot, nor can warps that only load."""

@@ -22,6 +22,8 @@ from pagebus.kernels.linear.linear import (
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 
+pytestmark = pytest.mark.share(6)
+
 LIMITS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = [torch.float32, torch.float16]
 if torch.cuda.is_available():

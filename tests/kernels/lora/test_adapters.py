@@ -160,6 +160,19 @@ def test_both_halves(
     assert error(add_adapters_reference(x, case.table, plan, before), expected) < LIMITS[dtype]
 
 
+def test_long_inputs(device: torch.device) -> None:
+    """Programs multiply several blocks of K, of ranks that need several turns, and then take the next unit."""
+    inputs = 2560
+    case, config = Case(ONE, device, inputs=inputs, page_size=2048), TileConfig(64, 16, 32, 2, 4)
+    x = case.random(40, inputs)
+    for tokens in (DECODE_TOKENS, PROMPT_TOKENS):
+        plan = mixed(40, tokens, device)
+        expected = case.expected(x, plan, F.linear(x, case.weight))
+        y = F.linear(x, case.weight)
+        assert error(expand(shrink(x, case.table, plan), case.table, plan, y), expected) < 1e-6
+        assert error(adapted_linear(x, case.weight, None, case.table, plan, config), expected) < 1e-6
+
+
 def test_no_adapters(device: torch.device) -> None:
     """A plan without segments changes nothing, and what no adapter wrote is never read."""
     case, plan = Case(QKV, device), plan_of([5], [-1], DECODE_TOKENS, device)

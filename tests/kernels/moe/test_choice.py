@@ -12,6 +12,7 @@ from pagebus.kernels.common.target import Target
 from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.launch.rule import choose_invariant
 from pagebus.kernels.moe.launch.shapes import Grouped, PairConfig, Shape, Specialized
+from tests.grids import examples
 
 shapes = st.builds(
     Shape, st.sampled_from([1, 8, 60, 128, 512]), st.sampled_from([1, 2, 4, 8]),
@@ -19,7 +20,7 @@ shapes = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.integers(1, 10_000), shapes, st.sampled_from([torch.bfloat16, torch.float32]),
     st.sampled_from([80, 86, 89, 90, 100, 120]), st.booleans(),

@@ -30,6 +30,7 @@ from pagebus.kernels.moe.launch.shapes import (
     parse,
 )
 from pagebus.kernels.moe.sorting import most_items
+from tests.grids import examples
 from tests.kernels.moe.fit_costs import FILES, errors
 from tests.kernels.moe.measured import measured
 
@@ -59,7 +60,7 @@ def assert_fits(config: Config, shape: Shape, target: Target) -> None:
         assert not tma or (target.capability == 90 and shape.is_aligned)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.one_of(st.integers(1, 20_000), st.sampled_from([1, 32, 4096])), shapes, targets)
 def test_every_candidate_fits(num_tokens: int, shape: Shape, target: Target) -> None:
     """In the order of their times; tables hold each of them, and say the same afterwards."""
@@ -73,7 +74,7 @@ def test_every_candidate_fits(num_tokens: int, shape: Shape, target: Target) -> 
         assert parse(pack(config)) == config
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(1, 20_000), shapes, targets, st.sampled_from([BF16, torch.float16, torch.float32]))
 def test_every_number_of_tokens_has_a_choice(
     num_tokens: int, shape: Shape, target: Target, dtype: torch.dtype
@@ -90,7 +91,7 @@ def test_every_number_of_tokens_has_a_choice(
     assert (found.us is not None) == (found.source is Source.MODEL)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 40_000), shapes)
 def test_buckets_keep_the_rules_ranges(num_tokens: int, shape: Shape) -> None:
     """Of all numbers of tokens of a bucket the rule says the same."""
@@ -101,7 +102,7 @@ def test_buckets_keep_the_rules_ranges(num_tokens: int, shape: Shape) -> None:
         assert by_rule(bucket, shape, BF16, target) == by_rule(num_tokens, shape, BF16, target)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(1, 5000), shapes, st.sampled_from([16, 32, 64, 128]))
 def test_loads_are_within_what_is_possible(num_tokens: int, shape: Shape, items: int) -> None:
     """Mean numbers lie between those of the least and of the most even choice."""

@@ -14,6 +14,8 @@ from pagebus.kernels.moe.routing import Routing, Score, route, route_reference
 from pagebus.kernels.moe.weights import ExpertWeights
 from tests.kernels.moe.test_experts import H200, LIMITS, WAYS, error, expected, launched, make_layer, make_tokens
 
+pytestmark = pytest.mark.share(6)
+
 QWEN3 = Shape(128, 8, 2048, 768)
 PARTS = (
     (Shape(64, 8, 2048, 768), 128), (Shape(2, 2, 4096, 14336), 8), (Shape(3, 1, 512, 512), 16),

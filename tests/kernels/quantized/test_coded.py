@@ -16,6 +16,8 @@ from pagebus.kernels.quantized.coding import coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Blocks, W8Rows
 from tests.helpers.quantized.random_layouts import LAYOUTS, TILES_ONLY
 
+pytestmark = pytest.mark.share(6)
+
 LIMITS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 8e-3}
 DTYPES = [torch.float16, torch.bfloat16] if torch.cuda.is_available() else [torch.float32, torch.float16]
 SIZES = {"even": (32, 256), "odd": (42, 200)}

@@ -6,13 +6,14 @@ import json
 
 import pytest
 
+from tests.grids import needs_full
 from tests.kernels.test_compile import SHARED_LIMIT, needs_triton
 from tests.kernels.warm import run
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [90, 80, 89])
+@pytest.mark.parametrize("arch", [90, needs_full(80), 89])
 def test_nothing_spills(arch: int) -> None:
     """Tensor cores get weights from registers, and shared memory suffices. 120 has the limits of 89."""
     done = run(["-m", "tests.kernels.quantized.compile_quantized", "--arch", str(arch)])

@@ -11,6 +11,8 @@ from pagebus.kernels.sampling import parts
 from pagebus.kernels.sampling.parts import Part, Wanted
 from pagebus.kernels.sampling.sampling import sample_reference
 
+pytestmark = pytest.mark.share(6)
+
 ROWS = 6
 REFERENCE = parts.chunk_scores_reference, parts.part_best_reference, parts.rank_best_reference
 KERNELS = parts.chunk_scores, parts.part_best, parts.rank_best

@@ -12,6 +12,8 @@ from pagebus.kernels.sampling.limits import sampling_cuts
 from pagebus.kernels.sampling.noise import gumbel_reference, row_keys_reference, token_hash_reference
 from pagebus.kernels.sampling.sampling import sample, sample_reference
 
+pytestmark = pytest.mark.share(6)
+
 MASK = 0xFFFFFFFF
 
 

@@ -16,6 +16,8 @@ from tests.helpers.model_factory import REFERENCE_CONFIGS, load_reference, make_
 from tests.helpers.waiting import eventually
 from tests.system.serving import Client, serving
 
+pytestmark = pytest.mark.share(6)
+
 SHIPPED = Path(pagebus.actors.shipped_model.__file__).parent
 CONFIGS = {config.arch: config for config in REFERENCE_CONFIGS}
 ENDS = list(range(0, 300, 7))

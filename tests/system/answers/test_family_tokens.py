@@ -22,6 +22,8 @@ from tests.helpers.model_factory import DEFAULTS, make_golden, num_pages
 from tests.system.answers.test_tokens import NUM_PROMPTS, memory_bus, prompts_for
 from tests.system.harness import OpenBus, System, running
 
+pytestmark = pytest.mark.share(3)
+
 FEW_PROMPTS = 16
 NUM_TOKENS = 40
 """Each sequence grows by two blocks and more, so that a small pool has to preempt in whatever order they come."""

@@ -27,7 +27,7 @@ BODY: dict[str, Any] = {
 }  # fmt: skip
 COSTLY = "start: /[a-z]/ rest\nrest: " + " | ".join(f"/(?s:.*)[a-z]{{{n}}}x{n}/" for n in range(1, 300))
 """Its first token is cheap, and each makes the next one costlier."""
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.share(6), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["added", "special"])

@@ -16,6 +16,8 @@ from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference, num_pages, reference_generate
 from tests.system.harness import OpenBus, System, running
 
+pytestmark = pytest.mark.share(6)
+
 NUM_PROMPTS = 32
 NUM_TOKENS = 16
 each = pytest.mark.parametrize("config", REFERENCE_CONFIGS, ids=lambda config: config.name)

@@ -31,6 +31,8 @@ class Timeline:
 
     def _note_input(self, message: Input) -> None:
         if isinstance(message, TokenizedRequest):
+            self.note("read by the tokenizer", message.taken_s)
+            self.note("hashed", message.tokenized_s)
             self.note("request")
         elif isinstance(message, PullReport):
             self.note(f"copied at {message.bytes_per_s / 1e9:.0f} GB/s", message.ended_s)

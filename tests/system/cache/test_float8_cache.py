@@ -30,6 +30,8 @@ from tests.system.answers.test_tokens import memory_bus, prompts_for, tight
 from tests.system.harness import running
 from tests.system.serving import serving
 
+pytestmark = pytest.mark.share(6)
+
 NUM_PROMPTS, NUM_TOKENS = 12, 8
 FORMATS = {
     "fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "int8": torch.int8, "int8_per_token_head": torch.int8

@@ -28,6 +28,8 @@ from tests.system.curtain import Curtain
 from tests.system.harness import System, running
 from tests.system.serving import Client, serving
 
+pytestmark = pytest.mark.share(4)
+
 SHIPPED = Path(pagebus.actors.shipped_model.__file__).parent
 CONFIG = replace(REFERENCE_CONFIGS[0], overrides=REFERENCE_CONFIGS[0].overrides | {"max_position_embeddings": 8192})
 BLOCK, COUNT, SLOTS = 16, 8, 2

@@ -17,6 +17,8 @@ from tests.helpers.waiting import until
 from tests.system.cache.test_moves import BLOCK, FIRST, SECOND, only, prompt, way
 from tests.system.harness import System, running
 
+pytestmark = pytest.mark.share(4)
+
 __all__ = ["way"]  # a fixture
 
 COUNT, LONG, EARLY = 8, 80, 16

@@ -21,6 +21,8 @@ from tests.system.answers.test_family_tokens import MODEL_TYPES
 from tests.system.answers.test_tokens import memory_bus
 from tests.system.harness import System, running
 
+pytestmark = pytest.mark.share(6)
+
 NUM_TOKENS = 40
 SMALL = {"max_model_len": 256, "max_num_batched_tokens": 32}
 """The longest context takes 15 blocks of 16 tokens; a window of 33 and a step of 32 take 5."""

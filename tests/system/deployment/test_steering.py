@@ -17,6 +17,8 @@ from tests.system.deployment.test_serve import Serve
 from tests.system.deployment.test_serve import serve as serve  # the fixture
 from tests.system.serving import Client, serving
 
+pytestmark = pytest.mark.share(6)
+
 PROMPT = list(range(1, 60))
 
 

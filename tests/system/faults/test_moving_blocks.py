@@ -28,6 +28,8 @@ from tests.system.curtain import Curtain
 from tests.system.executor_processes import ExecutorProcesses
 from tests.system.harness import System, running
 
+pytestmark = pytest.mark.share(16)
+
 __all__ = ["tell"]  # a fixture
 
 CONFIG = REFERENCE_CONFIGS[0]

@@ -19,6 +19,8 @@ from tests.chaos.load import Answer, Broken, Job, Load
 from tests.helpers.waiting import eventually
 from tests.system.ingresses import Deployed, deployed
 
+pytestmark = pytest.mark.share(4)
+
 HEADERS = {"Idempotency-Key": "read by many"}
 COMPLETION = Job(
     "/v1/completions",

@@ -17,7 +17,8 @@ from tests.helpers.model_factory import load_reference
 from tests.system.harness import running
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
 
-pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "RuntimeWarning")]
+WARNINGS = "UserWarning", "RuntimeWarning"
+pytestmark = [pytest.mark.share(6), *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in WARNINGS)]
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj", "qkv_proj", "lm_head", "bias")
 FIELDS: dict[str, list[dict[str, Any]]] = {
     "split": [

@@ -27,7 +27,10 @@ from tests.system.harness import running
 from tests.system.lora.test_peft import FULL
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
 
-pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match")
+pytestmark = [
+    pytest.mark.share(6),
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match"),
+]
 """PEFT uses patterns of parameters, and warns that it does not."""
 TARGETS = ("q_proj", "o_proj", "gate_up_proj", "down_proj", "experts")
 BOTH = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]

@@ -22,6 +22,8 @@ from tests.helpers.lora.peft_models import generated_by_peft, save_with_peft
 from tests.system.harness import running
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
 
+pytestmark = pytest.mark.share(6)
+
 FULL = os.environ.get("PAGEBUS_TEST_ADAPTERS") == "full"
 SPLIT = ["q_proj", "v_proj"], ["o_proj", "gate_proj", "down_proj"], "all-linear", ["k_proj", "up_proj", "o_proj"]
 FUSED = ["qkv_proj"], ["o_proj", "down_proj"], "all-linear", ["gate_up_proj", "o_proj"]

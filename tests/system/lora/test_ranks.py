@@ -31,6 +31,8 @@ from tests.system.lora import test_tokens
 from tests.system.lora.test_peft import make_cases
 from tests.system.lora.test_tokens import TOKENS, ask, family, prompts
 
+pytestmark = pytest.mark.share(6)
+
 ADAPTERS = 4
 DIVIDED = [
     ("llama3", 4), ("qwen3", 2), ("qwen2-odd", 2), ("phi3-partial", 4), ("qwen3-moe", 2), ("olmo2", 2), ("cohere", 2),

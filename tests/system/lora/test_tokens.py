@@ -28,6 +28,8 @@ from tests.helpers.quantized.packers import PACKERS
 from tests.helpers.waiting import LIMIT_S, eventually
 from tests.system.harness import System, running
 
+pytestmark = pytest.mark.share(6)
+
 TOKENS = 12
 Cases = list[tuple[AdapterSource | None, list[list[int]], list[list[int]]]]
 

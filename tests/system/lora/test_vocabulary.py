@@ -25,7 +25,8 @@ from tests.system.lora.test_peft import FULL
 from tests.system.lora.test_tokens import TOKENS, Cases, ask, family, prompts
 from tests.system.serving import serving as server
 
-pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("UserWarning", "RuntimeWarning")]
+WARNINGS = "UserWarning", "RuntimeWarning"
+pytestmark = [pytest.mark.share(6), *(pytest.mark.filterwarnings(f"ignore::{kind}") for kind in WARNINGS)]
 """PEFT tells what it saves, and what is tied."""
 TARGETS = ("q_proj", "v_proj", "down_proj", "embed_tokens", "lm_head")
 CASES = [("llama3", 4), ("qwen3-tied", 4), ("gemma2", 2), ("granite", 2)]

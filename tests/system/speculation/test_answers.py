@@ -6,7 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import pagebus.actors.shipped_model
+from pagebus.actors.scheduler.replica.drafts.prices import Prices
 from tests.helpers.waiting import eventually
 from tests.system.serving import Client, serving
 
@@ -46,16 +49,17 @@ async def drafts(client: Client, what: str) -> float:
     return await client.metric(lambda line: line.startswith(f"vllm:spec_decode_{what}_total"))
 
 
-async def test_answers_are_those_without_drafts() -> None:
-    """Texts, ends, usage and tokens with log probabilities, of all kinds of requests beside each other."""
+async def test_answers_are_those_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts, ends, usage and tokens with log probabilities, of all kinds of requests beside each other. Whatever drafts
+    cost here, they are planned."""
+    monkeypatch.setattr(Prices, "done", lambda self, launched_s, done_s: self._in_flight.popleft())
     async with serving(SHIPPED, spec_method="none") as client:
         expected = await answers(client)
     async with serving(SHIPPED, **DRAFTS) as client:
         assert await answers(client) == expected
         again = await client.stream("completions", **ASKED[0], temperature=0)
 
-        async def are_told() -> bool:  # which drafts are planned is up to what they cost here: more asking, more drafts
-            await client.completion(**ASKED[0])
+        async def are_told() -> bool:
             names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
             rows, drafted, accepted, by_place = [await drafts(client, name) for name in names]
             return drafted >= rows > 0 and drafted >= accepted == by_place > 0

@@ -15,12 +15,12 @@ from tests.system.serving import Client, serving
 from tests.system.speculation.test_answers import DRAFTS, ITSELF, LINE, SHIPPED, drafts, told
 
 EAGLE3 = {"spec_method": "eagle3", "spec_tokens": 2}
-TOKENS = 220
+TOKENS = 140
 ASKED: list[dict[str, Any]] = [
     {"prompt": LINE * 3},
     {"prompt": LINE * 2, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 1},
     {"prompt": "a b a b a b a b", "temperature": 0.7, "seed": 1, "repetition_penalty": 1.2},
-    {"prompt": LINE, "guided_regex": "(ab|cd|ef){400,500}", "temperature": 1.0, "seed": 2},
+    {"prompt": LINE, "guided_regex": "(ab|cd|ef){300,400}", "temperature": 1.0, "seed": 2},
 ]
 
 
@@ -54,7 +54,7 @@ async def test_kills_change_no_token(
     server = MemoryServer()
     async with serving(SHIPPED, open_bus=lambda _: MemoryBus(server), lease_ttl_s=1.0, **drafter) as client:
         asking = asyncio.create_task(answers(client))
-        for count, kind in ((100, "executor"), (250, "detokenizer"), (400, "scheduler")):
+        for count, kind in ((60, "executor"), (160, "detokenizer"), (260, "scheduler")):
 
             async def are_there(count: int = count, kind: str = kind) -> bool:
                 right = kind != "executor" or await drafts(client, "num_accepted_tokens") > 0

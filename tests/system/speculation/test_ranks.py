@@ -16,6 +16,8 @@ from tests.system.harness import System, running
 from tests.system.speculation.test_answers import ITSELF, SHIPPED
 from tests.system.speculation.test_kills import EAGLE3
 
+pytestmark = pytest.mark.share(4)
+
 PROMPTS = [[5, 6, 7, 8] * 5, [9, 300, 41] * 8, list(range(100, 150))]
 SAMPLED: list[dict[str, Any]] = [{}, {"temperature": 0.7, "seed": 3}, {"temperature": 0.9, "seed": 4, "top_p": 0.9}]
 TOKENS = 60

@@ -19,6 +19,8 @@ from tests.chaos.structured import OUTPUTS
 from tests.helpers.waiting import LIMIT_S
 from tests.system.ingresses import deployed
 
+pytestmark = pytest.mark.share(6)
+
 NAMES = ("schema", "regex", "grammar", "array", "choice", "object", "words")
 
 

@@ -36,7 +36,7 @@ async def client() -> AsyncIterator[Client]:
         yield client
 
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.share(6), pytest.mark.asyncio(loop_scope="module")]
 
 
 def schema_format(schema: dict[str, Any]) -> dict[str, Any]:

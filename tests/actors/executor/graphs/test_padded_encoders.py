@@ -18,6 +18,8 @@ from tests.actors.executor.graphs.pooled_numbers import Prompt, pooled, write_mo
 from tests.actors.executor.small_engine import SETTINGS
 from tests.helpers.engine_driver import Driver
 
+pytestmark = pytest.mark.share(6)
+
 MOST_ROWS, MOST_TOKENS, LONGEST = 6, 48, 40
 KINDS = [
     ("bert", "cls"), ("bert", "mean"), ("bert", "classes"), ("xlm-roberta", "mean"), ("xlm-roberta", "classes"),

@@ -15,6 +15,8 @@ from tests.actors.executor.eager_graphs import EagerGraphs, computed_pieces, use
 from tests.actors.executor.small_engine import MAX_TOKENS, outputs
 from tests.helpers.engine_driver import Driver
 
+pytestmark = pytest.mark.share(6)
+
 
 @pytest.fixture
 def padded(driver: Driver, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> EagerGraphs:
@@ -31,6 +33,19 @@ def test_padded_steps_have_the_same_tokens(
     """What a CUDA graph computes for a bucket is right for the decodes and prompts it is padded from."""
     assert outputs(driver, driver.scheduler(budget), prompts) == expected
     assert {bucket.spans > 0 for bucket in padded.replayed} == {True, budget == 24}
+
+
+def test_padded_steps_of_few_tokens_have_the_same_tokens(
+    driver: Driver, prompts: list[list[int]], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind any past here; without decodes, and with them."""
+    runner = driver.engine._loaded.runner
+    monkeypatch.setattr("pagebus.actors.executor.batch.buckets.FEW_PAST", 0)
+    monkeypatch.setitem(runner._configs, True, runner._configs[False])
+    graphs = use_eager_graphs(driver, monkeypatch, Buckets(6, 40, 4, packs_few=True))
+
+    assert outputs(driver, driver.scheduler(16), prompts) == expected
+    assert {bucket.decodes for bucket in graphs.replayed if bucket.long_past} == {False, True}
 
 
 def test_padded_steps_with_extras_and_scores_have_the_same_tokens(

@@ -26,6 +26,8 @@ from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden, reference_generate
 
+pytestmark = pytest.mark.share(6)
+
 CPU = torch.device("cpu")
 MAX_TOKENS = 12
 SETTINGS: dict[str, Any] = {

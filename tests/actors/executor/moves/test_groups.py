@@ -18,6 +18,8 @@ from tests.helpers.engine_driver import Driver, ints
 from tests.helpers.model_factory import make_golden
 from tests.helpers.ranks.rank_driver import RankDriver
 
+pytestmark = pytest.mark.share(6)
+
 SMALL = SETTINGS | {"swap_space": 0.001, "executors": 2}
 TARGETS = [50, 11, 12, 30]
 LLAMA: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}

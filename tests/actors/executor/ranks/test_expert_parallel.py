@@ -20,6 +20,8 @@ from tests.helpers.quantized.packers import PACKERS, Tensors
 from tests.helpers.ranks.rank_driver import RankDriver, meeting
 from tests.helpers.ranks.stage_driver import StageDriver
 
+pytestmark = pytest.mark.share(6)
+
 APART = SMALL | {"enable_expert_parallel": True}
 CASES = (
     ("qwen3-moe", 2), ("mixtral", 2), ("mixtral", 4), ("deepseek-v2", 2), ("deepseek-v3", 4), ("gpt-oss", 2),

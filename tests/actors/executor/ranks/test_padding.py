@@ -30,6 +30,8 @@ from tests.helpers.model_factory import make_model
 from tests.helpers.ranks.rank_driver import RankDriver
 from tests.helpers.ranks.thread_comm import ThreadComm, thread_comms, together
 
+pytestmark = pytest.mark.share(6)
+
 Ranks = tuple[RankDriver, list[ThreadComm], list["SomeGraphs"]]
 
 

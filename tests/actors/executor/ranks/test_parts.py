@@ -21,6 +21,8 @@ from pagebus.actors.model.shards.cuts import Cut
 from pagebus.actors.model.shards.local import local_config
 from tests.helpers.model_factory import make_golden, make_model
 
+pytestmark = pytest.mark.share(6)
+
 CPU = torch.device("cpu")
 GOLDEN = [(family, name) for family in FAMILIES for name in family.golden]
 

@@ -25,6 +25,8 @@ from tests.helpers.quantized.gguf_files import uniform, write_gguf
 from tests.helpers.quantized.packers import PACKERS
 from tests.helpers.ranks.rank_driver import RankDriver
 
+pytestmark = pytest.mark.share(6)
+
 FIELDS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 FORMATS = (
     "fp8", "fp8-blocks", "fbgemm", "modelopt-nvfp4", "ct-int4-zeros", "ct-int6", "ct-int8", "ct-mxfp4", "gptq-3",

@@ -24,6 +24,8 @@ from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.oracle import make_oracle
 from tests.helpers.ranks.rank_driver import RankDriver, meeting
 
+pytestmark = pytest.mark.share(6)
+
 SMALL = SETTINGS | {"threads": 1}
 GOLDEN = [(family, next(iter(family.golden))) for family in FAMILIES]
 """A model of each family."""

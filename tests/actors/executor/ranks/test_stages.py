@@ -23,6 +23,8 @@ from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.oracle import make_oracle
 from tests.helpers.ranks.stage_driver import StageDriver
 
+pytestmark = pytest.mark.share(6)
+
 ONE_WIDE = ("llama-yarn", "qwen2-tied", "gemma2", "cohere2", "gpt-oss", "qwen3-moe", "deepseek-v2", "minicpm3")
 TWO_WIDE = ("qwen2", "gpt-oss", "deepseek-v2")
 

@@ -41,6 +41,8 @@ from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import REFERENCE_CONFIGS, load_reference, make_golden, make_reference
 
+pytestmark = pytest.mark.share(6)
+
 SMALLER, WIDER, HALVED = (
     next(config for config in REFERENCE_CONFIGS if config.name == name)
     for name in ("qwen3-5q5kv-d64", "mistral-3q3kv-d96", "qwen2-6q3kv-d80")

@@ -20,6 +20,8 @@ from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
 from tests.system.answers.test_family_tokens import FULL, MODEL_TYPES, limits_of
 
+pytestmark = pytest.mark.share(6)
+
 KINDS = (
     "gemma3-odd",  # windows in some layers
     "llama4",  # chunks, experts of weighted inputs

@@ -37,6 +37,8 @@ from tests.actors.executor.step.test_followers import ABC, TOKEN, VOCABULARY, le
 from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.engine_driver import Driver
 
+pytestmark = pytest.mark.share(6)
+
 TOKENIZER = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
 
 

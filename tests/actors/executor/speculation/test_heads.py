@@ -41,6 +41,8 @@ from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import DEFAULTS, load_reference, make_golden, make_reference
 
+pytestmark = pytest.mark.share(6)
+
 ALLOWED = (17, 140)
 SAMPLED: dict[str, Any] = {"allowed_token_ids": ALLOWED, "temperature": 2.0, "seed": 5}
 GEMMA: dict[str, Any] = {

@@ -27,6 +27,8 @@ from tests.actors.executor.speculation.tiny_mtp import FILE, PlainMtp, add_layer
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
 
+pytestmark = pytest.mark.share(6)
+
 MTP: dict[str, Any] = {"spec_method": "mtp", "spec_tokens": 3}
 Engines = tuple[Driver, Driver, Path]
 MODELS: dict[str, tuple[Any, str, dict[str, Any]]] = {

@@ -41,6 +41,8 @@ from tests.helpers.model_factory import DEFAULTS, make_reference
 from tests.helpers.ranks.rank_driver import RankDriver
 from tests.helpers.ranks.thread_comm import thread_comms
 
+pytestmark = pytest.mark.share(8)
+
 KNOWN = (1, 2, 4, 5, 7)
 """To heads; MTP layers say one of few tokens, too."""
 SAMPLED: dict[str, Any] = {"allowed_token_ids": KNOWN, "temperature": 2.0, "seed": 5}

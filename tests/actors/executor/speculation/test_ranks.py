@@ -15,6 +15,8 @@ from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_reference
 from tests.helpers.ranks.rank_driver import RankDriver
 
+pytestmark = pytest.mark.share(6)
+
 SETTINGS: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "threads": 1, "max_model_len": 128, "max_num_seqs": 6, "block_size": 16,
     "max_num_batched_tokens": 64, "num_gpu_blocks_override": 60,

@@ -35,6 +35,8 @@ from tests.actors.scheduler.rests import is_rest, rest_often
 from tests.helpers.core_driver import CoreDriver
 from tests.helpers.engine_driver import Driver
 
+pytestmark = pytest.mark.share(6)
+
 
 @pytest.fixture(scope="module", params=[LLAMA, MISTRAL, QWEN], ids=lambda config: config.name)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Driver, Driver]]:

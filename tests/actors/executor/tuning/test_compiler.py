@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.grids import needs_full
 from tests.kernels.warm import run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton on this platform")
@@ -53,7 +54,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [needs_full(1), 2])
 def test_kernels_of_each_choice_are_compiled(world: int, tmp_path: Path) -> None:
     """With today's, once each, and in the order in which they were begun; of a rank too, whose others are not there."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

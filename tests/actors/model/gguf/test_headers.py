@@ -17,6 +17,7 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.gguf.files import read_file
 from pagebus.actors.model.gguf.header import read_header
+from tests.grids import examples
 from tests.helpers.model_factory import make_golden
 from tests.helpers.quantized.gguf_files import uniform, write_gguf
 
@@ -42,7 +43,7 @@ def test_what_is_written_is_read(model: Path) -> None:
         assert (tensor.offset, tensor.num_bytes) == (each.data_offset, each.n_bytes)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_cut_off_file(model: Path, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Wherever it ends, that is said; behind the header a tensor is named."""
@@ -56,7 +57,7 @@ def test_a_cut_off_file(model: Path, share: float, tmp_path_factory: pytest.Temp
     assert end < min(tensor.offset for tensor in tensors) or "tensor " in str(raised.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_a_changed_byte(model: Path, place: float, byte: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The configuration is read, or one error says why not."""

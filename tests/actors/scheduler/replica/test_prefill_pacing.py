@@ -26,6 +26,8 @@ from pagebus.bus.messages import StepPlan, StepResult
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.world import World, request
 
+pytestmark = pytest.mark.share(6)
+
 ITL_S = 0.03
 HOP_S = 0.0004
 Law = Callable[[Work], float]

@@ -13,6 +13,8 @@ from tests.helpers.model_factory import make_golden
 from tests.helpers.quantized.checkpoints import quantize
 from tests.helpers.quantized.packers import PACKERS
 
+pytestmark = pytest.mark.share(6)
+
 FIELDS = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
 PROMPTS = (17, 70)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pagebus.actors.model.config import ModelError
 from tests.actors.executor.loading.formats.test_pitfalls import load
+from tests.grids import examples
 from tests.helpers.model_factory import make_model
 from tests.helpers.quantized.checkpoints import change, noise, quantize, tensors_of, write
 from tests.helpers.quantized.layouts import read
@@ -63,7 +64,7 @@ def damage(tensors: Tensors, name: str, kind: str, draw: st.DataObject) -> None:
         tensors[name] = torch.frombuffer(bytearray(data), dtype=tensor.dtype).view(tensor.shape)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
 def test_a_damaged_module_is_read_or_named(
     draw: st.DataObject, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
@@ -95,7 +96,7 @@ SIZED: dict[str, Callable[[int], Packer]] = {
 }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(sorted(SIZED)), eights=st.integers(1, 6), groups=st.integers(1, 5),
     group=st.sampled_from([16, 32, 64]),

@@ -21,6 +21,8 @@ from tests.helpers.model_factory import LLAMA3_ROPE, make_golden
 from tests.helpers.quantized.checkpoints import noise
 from tests.helpers.quantized.gguf_files import mixture, pack, uniform, write_gguf
 
+pytestmark = pytest.mark.share(6)
+
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}

@@ -21,6 +21,8 @@ from tests.helpers.model_factory import make_model
 from tests.helpers.quantized.checkpoints import tensors_of
 from tests.helpers.quantized.layouts import CPU
 
+pytestmark = pytest.mark.share(6)
+
 LAYERS, HIDDEN, WIDTH = 6, 256, 1024
 SMALL = 1 << 13
 """Numbers that are worked on at once: as few beside these weights as they are beside real ones."""

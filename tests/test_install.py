@@ -60,8 +60,7 @@ def loose(packages: dict[str, Package]) -> list[str]:
 def test_nixl_is_pinned(python: str, tmp_path: Path) -> None:
     """It brings a package for each CUDA, of its own version, and wants nothing that Pagebus has not."""
     packages = resolve(python, tmp_path, ours("nixl"), f"--constraint={CONSTRAINTS}")
-    assert unmet(packages, ours("nixl"), python, pins()) == []
-    assert loose(packages, ours("nixl"), python) == []
+    assert loose(packages) == []
     assert {"nixl", "nixl-cu12", "nixl-cu13"} <= packages.keys()
 
 

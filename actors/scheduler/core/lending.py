@@ -114,7 +114,7 @@ class Lending:
             shares = narrowed(shares, lacking[:-num_spared])
             if gained <= 0:
                 return offer
-        lent = sum(len(blocks) for _, blocks in shares)
+        lent = sum(len(share.blocks) for share in shares)
         mine = gained * lent // max(1, lent + len(awaited))  # what is under way lengthens the prefix by the rest
         loan = self._loan(self._parts(shares, mine, num_blocks), gained, numbers, target)
         return offer if loan is None else replace(

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from pagebus.kernels.coded.rounding import LARGEST, LEAST, RoundedTokens, round_rows, round_tokens, rounded_like
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
-from pagebus.kernels.lora.expand import parts_of_sums
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 
@@ -148,6 +147,14 @@ def _rows_of_b(
     return weights.reshape(BLOCK_N, 2 * RANKS)
 
 
+@triton.jit
+def _sums(sums, distance, held, S_PARTS: tl.constexpr):
+    s = tl.load(sums, mask=held, other=0.0)
+    for part in tl.static_range(1, S_PARTS):
+        s += tl.load(sums + part * distance, mask=held, other=0.0)
+    return s
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _adapted_activation_kernel(
     y_ptr,  # [T, 2I]
@@ -192,14 +199,14 @@ def _adapted_activation_kernel(
         b = tl.load(places_ptr + first * FIELDS + 4)
         for begin in tl.range(0, rank, 16, num_stages=1):  # B comes to registers, 16 bytes at a time
             held = member[:, None] & (begin + column < rank)[None, :]
-            of_gate = parts_of_sums(sums + begin, distance, held, S_PARTS)
-            of_up = parts_of_sums(sums + LARGEST + begin, distance, held, S_PARTS)
             weights = _rows_of_b(memory_ptr, pages_ptr, first, b, row, exists, rank, begin, PAGES, PAGE, BLOCK_N)
-            others = _rows_of_b(memory_ptr, pages_ptr, first, b, width + row, exists, rank, begin, PAGES, PAGE, BLOCK_N)
-            s = tl.sum(of_gate, axis=0)
+            s = _sums(sums + begin, distance, held, S_PARTS)
             gate = tl.dot(s.to(weights.dtype), tl.trans(weights), gate, input_precision=PRECISION)
-            s = tl.sum(of_up, axis=0)
-            up = tl.dot(s.to(others.dtype), tl.trans(others), up, input_precision=PRECISION)
+            weights = _rows_of_b(
+                memory_ptr, pages_ptr, first, b, width + row, exists, rank, begin, PAGES, PAGE, BLOCK_N
+            )
+            s = _sums(sums + LARGEST + begin, distance, held, S_PARTS)
+            up = tl.dot(s.to(weights.dtype), tl.trans(weights), up, input_precision=PRECISION)
         left = tl.where(member, NONE, left)
         first = tl.min(left, axis=0)
     gate, up = gate.to(y_ptr.dtype.element_ty).to(tl.float32), up.to(y_ptr.dtype.element_ty).to(tl.float32)

@@ -6,12 +6,9 @@ tokens, and behind the library, it is added in place. Which kernel multiplies is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 
-from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference, adapted_activation_mul
 from pagebus.kernels.linear.gemv import VectorConfig
@@ -37,10 +34,8 @@ from pagebus.kernels.lora.within import within
 
 MOST_FUSED = 64
 """Tokens of which a tile adds what adapters add, at most."""
-MOST_WITHIN = {"plain": 64, "gated": 64, "partial": 64, "residual": 64}
+MOST_WITHIN = {"plain": 16, "gated": 16, "partial": 32, "residual": 32}
 """Tokens of which tiles make the first half as well, at most, by the form of the product."""
-WIDENED, SHARED_BYTES = 32, 208 << 10
-"""Tiles of so many tokens become those of `MOST_FUSED`, in so many bytes of shared memory."""
 FEWEST_ACTIVATED = 129
 """Of so many tokens and more, up to those of the widest steps of decodes, the activation of gates adds what adapters
 add."""
@@ -49,20 +44,6 @@ add."""
 def adds_in_tiles(config: Config | None, num_tokens: int) -> bool:
     """Whether a product of this launch shape (None: the library's) adds what adapters add to its tiles."""
     return isinstance(config, TileConfig | VectorConfig) and num_tokens <= MOST_FUSED
-
-
-def _own_config(form: str, x: torch.Tensor | HalfNorm, weight: torch.Tensor) -> Config | None:
-    """The launch shape of a product to which adapters add. Where the library is a little faster for the product alone,
-    tiles of fewer tokens are widened: what they add costs them less than two more launches."""
-    config = chosen_config(form, x, weight)
-    values = x.x if isinstance(x, HalfNorm) else x
-    if config is not None or not WIDENED < len(values) <= MOST_FUSED:
-        return config
-    narrow = chosen_config(form, values[:WIDENED], weight)
-    if not isinstance(narrow, TileConfig) or narrow.tma:
-        return None
-    rows, numbers = next_power_of_2(narrow.rows), narrow.depth * values.itemsize
-    return replace(narrow, tokens=MOST_FUSED, stages=min(narrow.stages, SHARED_BYTES // (rows + MOST_FUSED) // numbers))
 
 
 def _divided(x: torch.Tensor | HalfNorm, table: PagedTable) -> torch.Tensor | HalfNorm:
@@ -125,7 +106,7 @@ def adapted_linear(
 ) -> torch.Tensor:  # fmt: skip
     """x [T, K] times weight [N, K] transposed, plus bias [N] and what the adapters of ``plan`` add -> [T, N]."""
     x = _divided(x, table)
-    config = config or _own_config("plain", x, weight)
+    config = config or chosen_config("plain", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
         return linear(x, weight, bias, config=config, expansion=_both(x, table, plan, "plain", config))
     x = whole_norm(x)
@@ -138,7 +119,7 @@ def adapted_gated_linear(
 ) -> torch.Tensor:  # fmt: skip
     """act(gate) * up of that sum, gate | up: x [T, K], weight [2I, K] -> [T, I]."""
     x = _divided(x, table)
-    config = config or _own_config("gated", x, weight)
+    config = config or chosen_config("gated", x, weight)
     if adds_in_tiles(config, len(plan.of_token)):
         return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, "gated", config))
     x = whole_norm(x)

@@ -37,8 +37,8 @@ from pagebus.kernels.linear.epilogue import (
 from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.lora.within import (
     adapted_tile,
+    await_arrivals,
     free_programs,
-    prefetch_b,
     segments_of,
     shrink_within,
     within_arguments,
@@ -134,7 +134,7 @@ def _tiles_kernel(
     PAGE: tl.constexpr,
     FIELDS: tl.constexpr,
     CONSTANTS: tl.constexpr,
-    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time
+    TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time; 0: each token's own B, in registers
     TOKENS: tl.constexpr,  # of a segment, at most
     SHARES: tl.constexpr,  # of the inputs that a program multiplies with A at a time
     SHARE: tl.constexpr,  # inputs of it
@@ -158,19 +158,14 @@ def _tiles_kernel(
 ):
     tile, split = tl.program_id(1), tl.program_id(2)
     if adapted_ptr is not None:
-        arrived_ptr += turn
         if tile < shrinkers:
             if PDL:
                 gdc_launch_dependents()
-                if PREFETCHED:  # for a tile that this multiprocessor may compute next
-                    row = tile_rows(tile % tl.cdiv(num_rows, ROWS), num_rows, ROWS, BLOCK_N, GATED)[0]
-                    begin = tile // tl.cdiv(num_rows, ROWS) % SPLITS * (tl.cdiv(size // BLOCK_K, SPLITS) * BLOCK_K)
-                    prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
             if tl.program_id(0) == 0:
                 shrink_within(
                     tile, shrinkers, adapted_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr,
-                    count_ptr, adapter_ptr, number_ptr, arrived_ptr, stride_adapted, num_tokens, size, S_PARTS,
-                    LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
+                    count_ptr, adapter_ptr, number_ptr, arrived_ptr + turn, stride_adapted, num_tokens, num_rows, size,
+                    S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS, TOKENS, SHARES, SHARE, PRECISION, PDL,
                 )  # fmt: skip
             return
         # Splits of a tile are apart in one dimension, so that none comes before those that make s.
@@ -203,14 +198,14 @@ def _tiles_kernel(
             s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, first_ptr, count_ptr, adapter_ptr, number_ptr,
             second_row, third_row,
         )  # fmt: skip
-        segments = segments_of(0, adapters, FIELDS, TOGETHER)
+        segments = segments_of(0, adapters, FIELDS, TOGETHER) if TOGETHER else adapters
     if PDL:
         gdc_launch_dependents()
-        if s_ptr is not None and (SPLITS == 1 or split == 0):
-            prefetch_b(segments, adapters, tile, num_rows, PAGES, PAGE, TOGETHER, ROWS, BLOCK_N, GATED, SHARES * 32)
         if PREFETCHED:
-            width, start = (tl.cdiv(size, 128) * 16, begin // 8) if CODE >= WORDS else (size, begin)
-            prefetch_rows(prefetched_ptr, row, width, start, PREFETCHED, PIECES)
+            if CODE >= WORDS:
+                prefetch_rows(prefetched_ptr, row, tl.cdiv(size, 128) * 16, begin // 8, PREFETCHED, PIECES)
+            else:
+                prefetch_rows(prefetched_ptr, row, size, begin, PREFETCHED, PIECES)
         gdc_wait()
     if squares_ptr is not None:
         squares = load_squares(squares_ptr, token, num_tokens, PARTS, BLOCK_PARTS)
@@ -270,22 +265,26 @@ def _tiles_kernel(
         acc = tl.load(split_sums_ptr, mask=mask, other=0.0, cache_modifier=".cg")
         for other in tl.static_range(1, SPLITS):  # in a fixed order, whichever program is last
             acc += tl.load(split_sums_ptr + other * distance, mask=mask, other=0.0, cache_modifier=".cg")
-    if s_ptr is not None and (SPLITS == 1 or residual_ptr is not None or split == 0):  # of partial sums, to the first
-        if PAIR:
-            acc = adapted_tile(
-                acc, segments, adapters, shrinkers, arrived_ptr, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS,
-                LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
-            )  # fmt: skip
-            up = adapted_tile(
-                up, segments, adapters, shrinkers, arrived_ptr, num_rows // 2 + pair_row, token, num_tokens, 1, 1,
-                S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, False, PRECISION,
-            )  # fmt: skip
-        else:
-            acc = adapted_tile(
-                acc, segments, adapters, shrinkers, arrived_ptr, row, token, num_tokens,
-                *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
-                PAGES, PAGE, FIELDS, TOGETHER, GATED > 0, PRECISION,
-            )  # fmt: skip
+    if s_ptr is not None:
+        WHOLE_SUM: tl.constexpr = SPLITS == 1 or residual_ptr is not None
+        if WHOLE_SUM or split == 0:  # of partial sums, to the first
+            if adapted_ptr is not None:
+                await_arrivals(shrinkers, number_ptr, arrived_ptr + turn, S_PARTS, MODULES)
+            if PAIR:
+                acc = adapted_tile(
+                    acc, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES,
+                    PAGE, FIELDS, TOGETHER, PRECISION,
+                )  # fmt: skip
+                up = adapted_tile(
+                    up, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS, SUMS, LARGEST,
+                    MODULES, PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+                )  # fmt: skip
+            else:
+                acc = adapted_tile(
+                    acc, segments, adapters, row, token, num_tokens,
+                    *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
+                    PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+                )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]
         acc *= inverse
@@ -364,11 +363,11 @@ def tiles_linear(
         )
     last = size - (config.splits - 1) * config.part(size)
     prefetched = prefetched_numbers(numbers, config.splits, last) if num_tokens <= PREFETCHED_TOKENS else 0
+    parts = 1 if before is None else len(before.squares)
     grid = (-(-num_tokens // config.tokens), config.tiles(num_rows), config.splits)
     shared = (block + config.tokens) * config.depth * config.stages * x.itemsize
-    adapted = within_arguments(
-        expansion, block, config.tokens, config.warps, free_programs(grid[0] * grid[1] * grid[2], shared, x.device)
-    )
+    free = free_programs(grid[0] * grid[1] * grid[2], shared, x.device)
+    adapted = within_arguments(expansion, block, config.tokens, config.warps, free)
     if adapted["shrinkers"]:
         grid = (grid[0], adapted["shrinkers"] + grid[1] * grid[2], 1)
     _tiles_kernel[grid](
@@ -384,7 +383,8 @@ def tiles_linear(
         SHARES=config.warps,
         WHOLE=numbers.dtype == torch.int8 and tokens is not None,
         GATED=gated,
-        PARTS=(parts := 1 if before is None else len(before.squares)), BLOCK_PARTS=next_power_of_2(parts),
+        PARTS=parts,
+        BLOCK_PARTS=next_power_of_2(parts),
         SPLITS=config.splits,
         EVEN_K=size % config.depth == 0,
         EVEN_N=config.rows == block and num_rows % block == 0,

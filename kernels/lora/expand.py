@@ -15,7 +15,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
-from pagebus.kernels.lora.plan import PROMPT_TOKENS, AdapterPlan
+from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 
 PROGRAMS = 8
 """For each multiprocessor, about so many programs take segments until there are no more."""
@@ -50,21 +50,6 @@ def expansion_arguments(expansion: Expansion | None) -> dict[str, Any]:
         "SUMS": next_power_of_2(len(s)), "LARGEST": table.largest, "MODULES": len(table.widths),
         "PAGES": table.pages.shape[1], "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
     }  # fmt: skip
-
-
-@triton.jit
-def parts_of_sums(sums, distance, held, S_PARTS: tl.constexpr):
-    """The parts of ``sums`` [tokens, ranks], loaded at once: [parts, tokens, ranks], to be summed over the first.
-    One by one, each would be in its layout, by way of shared memory, before the next is asked for."""
-    AT_ONCE: tl.constexpr = 1 if S_PARTS == 1 else 2 if S_PARTS == 2 else 4 if S_PARTS <= 4 else 8
-    part = tl.arange(0, AT_ONCE)
-    places = sums[None, :, :] + part.to(tl.int64)[:, None, None] * distance
-    inside = held[None, :, :] & (part < S_PARTS)[:, None, None]
-    parts = tl.load(places, mask=inside, other=0.0, cache_modifier=".cg")
-    for first in tl.static_range(AT_ONCE, S_PARTS, AT_ONCE):
-        inside = held[None, :, :] & (first + part < S_PARTS)[:, None, None]
-        parts += tl.load(places + first * distance, mask=inside, other=0.0, cache_modifier=".cg")
-    return parts
 
 
 @triton.jit
@@ -168,7 +153,9 @@ def _expand_kernel(
         for begin in tl.range(0, rank, 16, num_stages=STAGES):
             column = begin + tl.arange(0, 16)
             inside = present[:, None] & (column < rank)[None, :]
-            parts = parts_of_sums(sums + column[None, :], distance, inside, S_PARTS)
+            s = tl.load(sums + column[None, :], mask=inside, other=0.0)
+            for part in tl.static_range(1, S_PARTS):
+                s += tl.load(sums + part * distance + column[None, :], mask=inside, other=0.0)
             eights = begin + panel * RANKS
             held = exists[:, None] & (eights < rank)[None, :]
             offset = b + row[:, None] * rank + eights[None, :]
@@ -176,7 +163,6 @@ def _expand_kernel(
             place = tl.multiple_of(tl.where(held, place, 0), [8, 8])
             weights = tl.load(memory_ptr + place[:, :, None] + number[None, None, :], mask=held[:, :, None], other=0.0)
             weights = weights.reshape(BLOCK_N, 2 * RANKS)
-            s = tl.sum(parts, axis=0)
             y = tl.dot(s.to(weights.dtype), tl.trans(weights), y, input_precision=PRECISION)
         tl.store(targets, y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -200,6 +186,6 @@ def expand(
         segments.number, rows, y.stride(0), num_tokens, num_rows, second_row, third_row,
         S_PARTS=len(s), LARGEST=table.largest, MODULES=len(table.widths), PAGES=table.pages.shape[1],
         PAGE=table.kernel_page, FIELDS=PLACE_FIELDS, TOKENS=plan.tokens, BLOCK_N=block,
-        STAGES=3 if plan.tokens == PROMPT_TOKENS else 1, PRECISION="ieee", num_warps=4, **pdl(y.device),
+        STAGES=1 if plan.tokens == DECODE_TOKENS else 3, PRECISION="ieee", num_warps=4, **pdl(y.device),
     )  # fmt: skip
     return y

@@ -12,9 +12,8 @@ import torch
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
-from pagebus.kernels.lora.pages import PLACE_FIELDS, PagedTable
+from pagebus.kernels.lora.pages import COLUMNS, PLACE_FIELDS, PagedTable, elements
 from pagebus.kernels.lora.plan import PROMPT_TOKENS, AdapterPlan
-from pagebus.kernels.lora.units import rows_of_a
 
 PART, PART_OF_FLOATS, WARPS = 1024, 256, 4
 """Inputs that a program multiplies, in 16 bits and in float32; each of its warps takes its share of them."""
@@ -30,6 +29,18 @@ def num_parts(num_inputs: int, dtype: torch.dtype, tokens: int) -> int:
 def block_of(dtype: torch.dtype) -> int:
     """The inputs that a program multiplies at a time."""
     return PART if dtype.itemsize == 2 else PART_OF_FLOATS
+
+
+@triton.jit
+def rows_of_a(
+    pages_ptr, adapter, a, first_row, rows, rank, row, inputs, size, COLUMN: tl.constexpr, PAGES: tl.constexpr,
+    PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where 16 rows of A begin [.., 16] at the ``inputs`` [.., 1], multiples of COLUMN, and which of them exist."""
+    exists = (row < rank) & (inputs < size)
+    offset = a + (inputs // COLUMNS * rows + first_row + row) * COLUMNS + inputs % COLUMNS
+    place = elements(pages_ptr, adapter, offset, exists, PAGES, PAGE)
+    return tl.multiple_of(tl.where(exists, place, 0), [COLUMN, COLUMN]), exists
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

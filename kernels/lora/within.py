@@ -13,24 +13,24 @@ from typing import Any
 
 import torch
 
+from pagebus.kernels.common.pdl import gdc_wait
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
-from pagebus.kernels.lora.expand import Expansion, expanded, module_of, parts_of_sums
+from pagebus.kernels.lora.expand import Expansion, expanded, module_of
 from pagebus.kernels.lora.pages import COLUMNS, PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import AdapterPlan
-from pagebus.kernels.lora.shrink import block_of
-from pagebus.kernels.lora.units import shrink_units
+from pagebus.kernels.lora.shrink import block_of, prefetch, rows_of_a
 
-PARTS, MOST_PARTS = 4, 8
-"""Parts of K that programs multiply apart: a block each, or two blocks each where there are more than the first; or, of
-so many parts, more."""
-MOST_TOGETHER, MOST_NUMBERS, LARGE_TILE = 8, 64, 32
+MOST_PARTS = 4
+"""Parts of K that programs multiply apart, each of every fourth block."""
+MOST_TOGETHER, MOST_NUMBERS, LARGE_TILE = 8, 64, 64
 """Segments that a tile multiplies with B at a time, if a thread holds no more than so many numbers of B or of s; half
 as many in tiles of more tokens than that."""
 FEW_TURNS = 4
 """Where programs that find a free multiprocessor make the first half in so many turns, there are no others."""
-FEW_TURNS_OF_B = constant(4)
-"""Where tiles would take more turns than that to multiply all segments with B, each token is with its own."""
+FEW_SEGMENTS, NUMBERS_AT_A_TIME = constant(16), constant(1024)
+"""Of up to so many segments B is called into the L2 cache, so many numbers at a time."""
+
 SHARED_BYTES, RESERVED = 228 << 10, 8 << 10
 """Of a multiprocessor, and what a program takes besides its tiles."""
 
@@ -52,8 +52,7 @@ def within(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> Expansion |
         return None
     assert x.stride(1) == 1
     assert x.dtype == table.memory.dtype
-    blocks = -(-x.shape[1] // block_of(x.dtype))
-    parts = blocks if blocks <= PARTS else min(MOST_PARTS, max(PARTS, -(-blocks // 2)))
+    parts = min(MOST_PARTS, -(-x.shape[1] // block_of(x.dtype)))
     s = torch.empty((parts, len(x), len(table.widths) * table.largest), dtype=torch.float32, device=x.device)
     return Expansion(s, table, plan, x, turn)
 
@@ -79,7 +78,7 @@ def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps:
         target = target_of(x.device)
         shrinkers = min(units, free if units <= FEW_TURNS * free else target.num_multiprocessors if target else 2)
     together = 2 * MOST_NUMBERS * warps // max(rows, tokens) // (1 if tokens <= LARGE_TILE else 2)
-    together = min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together)
+    together = 0 if x is None else min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together)
     return {
         "s_ptr": s, "of_token_ptr": plan.of_token, "adapted_ptr": x, "memory_ptr": table.memory,
         "pages_ptr": table.pages, "places_ptr": table.places, "scales_ptr": table.scales,
@@ -96,20 +95,78 @@ def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps:
 @triton.jit
 def shrink_within(
     index, shrinkers, x_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr, count_ptr, adapter_ptr,
-    number_ptr, arrived_ptr, stride_x, num_tokens, size, S_PARTS: tl.constexpr, LARGEST: tl.constexpr,
+    number_ptr, arrived_ptr, stride_x, num_tokens, num_rows, size, S_PARTS: tl.constexpr, LARGEST: tl.constexpr,
     MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr, CONSTANTS: tl.constexpr,
     TOKENS: tl.constexpr, SHARES: tl.constexpr, SHARE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first half: what program ``index`` of ``shrinkers`` does, and that it has done so."""
-    units = tl.load(number_ptr) * (MODULES * S_PARTS)
+    row, token, column = tl.arange(0, 16), tl.arange(0, TOKENS), tl.arange(0, SHARE)
+    share = tl.arange(0, SHARES)
+    number = tl.load(number_ptr)
+    units = number * (MODULES * S_PARTS)
     if index < units:
-        shrink_units(
-            index, shrinkers, x_ptr, s_ptr, memory_ptr, pages_ptr, places_ptr, scales_ptr, first_ptr, count_ptr,
-            adapter_ptr, units, stride_x, num_tokens, size, S_PARTS, LARGEST, MODULES, PAGES, PAGE, FIELDS, CONSTANTS,
-            TOKENS, SHARES, SHARE, PRECISION, PDL,
-        )  # fmt: skip
+        if PDL:
+            adapter = tl.load(adapter_ptr + index // (MODULES * S_PARTS))
+            inputs = ((index % S_PARTS) * SHARES + share) * SHARE
+            place, _ = rows_of_a(
+                pages_ptr, adapter, tl.load(places_ptr + adapter * FIELDS + 3),
+                tl.load(places_ptr + adapter * FIELDS + 2) * (index // S_PARTS % MODULES),
+                tl.load(places_ptr + adapter * FIELDS + 1), tl.load(places_ptr + adapter * FIELDS), row[None, :],
+                inputs[:, None], size, SHARE, PAGES, PAGE,
+            )  # fmt: skip
+            prefetch(memory_ptr + place, SHARE)
+            if PAGES == 1:
+                _prefetch_b(
+                    index, tl.minimum(units, shrinkers), number, memory_ptr, pages_ptr, places_ptr, adapter_ptr,
+                    num_rows, FIELDS,
+                )  # fmt: skip
+            gdc_wait()
+        for unit in range(index, units, shrinkers):
+            segment, module, part = unit // (MODULES * S_PARTS), unit // S_PARTS % MODULES, unit % S_PARTS
+            adapter = tl.load(adapter_ptr + segment)
+            first, count = tl.load(first_ptr + segment).to(tl.int64), tl.load(count_ptr + segment)
+            rank = tl.load(places_ptr + adapter * FIELDS)
+            rows = tl.load(places_ptr + adapter * FIELDS + 1)
+            first_row = tl.load(places_ptr + adapter * FIELDS + 2) * module
+            a = tl.load(places_ptr + adapter * FIELDS + 3)
+            scale = tl.load(scales_ptr + adapter * MODULES + module)
+            values = x_ptr + (first + token)[None, :, None] * stride_x + column[None, None, :]
+            sums = s_ptr + (part * num_tokens.to(tl.int64) + first + token)[:, None] * (MODULES * LARGEST)
+            for begin in range(0, rank, 16):
+                acc = tl.zeros((SHARES, TOKENS, 16), tl.float32)
+                for block in tl.range(part * SHARES, tl.cdiv(size, SHARE), S_PARTS * SHARES, num_stages=1):
+                    inputs = (block + share) * SHARE
+                    place, exists = rows_of_a(
+                        pages_ptr, adapter, a, first_row, rows, rank, begin + row[None, :], inputs[:, None], size,
+                        SHARE, PAGES, PAGE,
+                    )  # fmt: skip
+                    places = memory_ptr + place[:, :, None] + column[None, None, :]
+                    weights = tl.load(places, mask=exists[:, :, None], other=0.0)
+                    present = (token < count)[None, :, None] & (inputs[:, None] + column[None, :] < size)[:, None, :]
+                    x = tl.load(values + inputs[:, None, None], mask=present, other=0.0)
+                    acc = tl.dot(x, tl.permute(weights, (0, 2, 1)), acc, input_precision=PRECISION)
+                s = tl.sum(acc, axis=0) * scale
+                if CONSTANTS:
+                    constant = tl.load(places_ptr + adapter * FIELDS + 5) - 1
+                    s = tl.where((begin + row == constant)[None, :], tl.where(part == 0, 1.0, 0.0), s)
+                mask = (token < count)[:, None] & (begin + row < rank)[None, :]
+                tl.store(sums + module * LARGEST + begin + row[None, :], s, mask=mask)
         tl.debug_barrier()
         tl.atomic_add(arrived_ptr, 1, sem="release")
+
+
+@triton.jit
+def _prefetch_b(
+    index, programs, number, memory_ptr, pages_ptr, places_ptr, adapter_ptr, num_rows, FIELDS: tl.constexpr
+):
+    """This program's part of the B of each segment into the L2 cache, if there are few."""
+    if number <= FEW_SEGMENTS:
+        for segment in range(0, number):
+            adapter = tl.load(adapter_ptr + segment)
+            b = memory_ptr + tl.load(pages_ptr + adapter) + tl.load(places_ptr + adapter * FIELDS + 4)
+            last = tl.load(places_ptr + adapter * FIELDS) * num_rows - NUMBERS_AT_A_TIME
+            for begin in range(index * (32 * NUMBERS_AT_A_TIME), last + 1, programs * (32 * NUMBERS_AT_A_TIME)):
+                prefetch(b + tl.minimum(begin + tl.arange(0, 32) * NUMBERS_AT_A_TIME, last), NUMBERS_AT_A_TIME)
 
 
 @triton.jit
@@ -131,66 +188,7 @@ def segments_of(begin, adapters, FIELDS: tl.constexpr, TOGETHER: tl.constexpr):
 
 
 @triton.jit
-def prefetch_b(
-    segments, adapters, tile, num_rows, PAGES: tl.constexpr, PAGE: tl.constexpr, TOGETHER: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    """Prefetch the B of the first segments for the rows of a tile into the L2 cache, in pieces for all threads."""
-    _, _, memory_ptr, pages_ptr, _, _, _, _, _, _, _ = adapters
-    _, _, _, adapter, rank, b = segments
-    PIECES: tl.constexpr = min(THREADS // (2 * TOGETHER), BLOCK_N // 2)
-    EACH: tl.constexpr = BLOCK_N // 2 // PIECES
-    HALVES: tl.constexpr = 2 if GATED else 1
-    WIDTH: tl.constexpr = BLOCK_N // HALVES
-    half = tl.arange(0, 2 * TOGETHER) % 2
-    place = (half[:, None] * PIECES + tl.arange(0, PIECES)[None, :]) * EACH
-    row = tile * (ROWS // HALVES) + place % WIDTH
-    rows = tl.minimum(tl.minimum(EACH, ROWS // HALVES - place % WIDTH), num_rows // HALVES - row)
-    exists = (rows > 0) & (rank > 0)[:, None]
-    offset = b[:, None] + (row + place // WIDTH * (num_rows // HALVES)) * rank[:, None]
-    first = elements(pages_ptr, adapter[:, None], offset, exists, PAGES, PAGE)
-    numbers = rows * rank[:, None]
-    if PAGES > 1:
-        numbers = tl.minimum(numbers, PAGE - offset % PAGE)
-    num_bytes = tl.where(exists, numbers * (memory_ptr.dtype.element_ty.primitive_bitwidth // 8), 0)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r", [memory_ptr + first, num_bytes], tl.int32, False, 1,
-    )  # fmt: skip
-
-
-@triton.jit
-def rows_of_b(segments, adapters, row, begin, PAGES: tl.constexpr, PAGE: tl.constexpr, TOGETHER: tl.constexpr):
-    """16 ranks from ``begin`` on of some segments' B at outputs ``row``, 16 bytes at a time to registers:
-    [rows, 16 TOGETHER]."""
-    _, _, memory_ptr, pages_ptr, _, _, _, _, _, _, _ = adapters
-    _, _, _, adapter, rank, b = segments
-    panel, eight = begin + tl.arange(0, 2 * TOGETHER) % 2 * RANKS, tl.arange(0, RANKS)
-    exists = (row >= 0)[:, None] & (panel < rank)[None, :]
-    offset = b[None, :] + row[:, None] * rank[None, :] + panel[None, :]
-    place = elements(pages_ptr, adapter[None, :], offset, exists, PAGES, PAGE)
-    place = tl.multiple_of(tl.where(exists, place, 0), [8, 8])
-    weights = tl.load(memory_ptr + place[:, :, None] + eight[None, None, :], mask=exists[:, :, None], other=0.0)
-    return weights.reshape(row.shape[0], 16 * TOGETHER)
-
-
-@triton.jit
-def _members(segments, token):
-    """Which token is in which segment [tokens, TOGETHER]."""
-    first, end, _, _, _, _ = segments
-    return (token[:, None] >= first[None, :]) & (token[:, None] < end[None, :])
-
-
-@triton.jit
-def _spread(segments, parts, token, dtype: tl.constexpr, TOGETHER: tl.constexpr):
-    """16 sums of each token, in the columns of its segment, the others 0: [tokens, 16 TOGETHER]."""
-    s = tl.sum(parts, axis=0).to(dtype)
-    spread = tl.where(_members(segments, token)[:, :, None], s[:, None, :], 0.0)
-    return spread.reshape(token.shape[0], 16 * TOGETHER)
-
-
-@triton.jit
-def _await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, MODULES: tl.constexpr):
+def await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, MODULES: tl.constexpr):
     """Wait until the first half is there."""
     awaited = tl.minimum(shrinkers, tl.load(number_ptr) * (MODULES * S_PARTS))
     if awaited > 0:
@@ -200,55 +198,59 @@ def _await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, M
 
 @triton.jit
 def adapted_tile(
-    acc, segments, adapters, shrinkers, arrived_ptr, row, token, num_tokens, first_module, last_module,
-    S_PARTS: tl.constexpr, SUMS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr,
-    PAGE: tl.constexpr, FIELDS: tl.constexpr, TOGETHER: tl.constexpr, BOTH: tl.constexpr, PRECISION: tl.constexpr,
+    acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
+    SUMS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr,
+    FIELDS: tl.constexpr, TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``acc`` [rows, tokens] plus what adapters add to it: of outputs ``row`` [rows], all of the modules from
-    ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones. With an
-    ``arrived_ptr`` programs of this launch make the first half. ``BOTH``: rows are of the modules 0 and 1, by
-    halves."""
-    s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, _, _, _, number_ptr, second_row, third_row = adapters
-    distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
-    sums = s_ptr + token.to(tl.int64)[:, None] * (MODULES * LARGEST) + tl.arange(0, 16)[None, :]
-    number = tl.load(number_ptr)
-    weights = rows_of_b(segments, adapters, row, 0, PAGES, PAGE, TOGETHER)
-    if arrived_ptr is not None:
-        _await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS, MODULES)
-    if number > FEW_TURNS_OF_B * TOGETHER:
+    ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones."""
+    if TOGETHER == 0:
+        s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, _, _, _, _, second_row, third_row = adapters
         acc += expanded(
             row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
             first_module, last_module, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
         )  # fmt: skip
-        number = 0
-    segment, begin = 0, 0
-    most = tl.max(segments[4], axis=0)
-    while segment < number:
-        now, mine, at = segments, weights, begin
-        rank = tl.max(tl.where(_members(now, token), now[2][None, :], 0), axis=1)  # of each token
-        held = at + tl.arange(0, 16)[None, :] < rank[:, None]
-        parts = parts_of_sums(sums + (at + first_module * LARGEST), distance, held, S_PARTS)
-        if BOTH:
-            others = parts_of_sums(sums + (at + LARGEST), distance, held, S_PARTS)
-        # While these are multiplied, the following ones are on their way.
-        begin += 16
-        if begin >= most:
-            begin = 0
-            segment += TOGETHER
-            segments = segments_of(segment, adapters, FIELDS, TOGETHER)
-            most = tl.max(segments[4], axis=0)
-        weights = rows_of_b(segments, adapters, row, begin, PAGES, PAGE, TOGETHER)
-        s = _spread(now, parts, token, mine.dtype, TOGETHER)
-        if BOTH:
-            second = (row >= second_row)[:, None]
-            acc = tl.dot(tl.where(second, 0.0, mine), tl.trans(s), acc, input_precision=PRECISION)
-            s = _spread(now, others, token, mine.dtype, TOGETHER)
-            acc = tl.dot(tl.where(second, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
-        else:
-            module = module_of(row, second_row, third_row)[:, None]
-            acc = tl.dot(tl.where(module == first_module, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
-            for more in range(first_module + 1, last_module + 1):
-                parts = parts_of_sums(sums + (at + more * LARGEST), distance, held, S_PARTS)
-                s = _spread(now, parts, token, mine.dtype, TOGETHER)
-                acc = tl.dot(tl.where(module == more, mine, 0.0), tl.trans(s), acc, input_precision=PRECISION)
+    else:
+        acc = _with_segments(
+            acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS, LARGEST, MODULES,
+            PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+        )  # fmt: skip
+    return acc
+
+
+@triton.jit
+def _with_segments(
+    acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
+    LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, FIELDS: tl.constexpr,
+    TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    s_ptr, _, memory_ptr, pages_ptr, _, _, _, _, number_ptr, second_row, third_row = adapters
+    first, end, ranks, adapter, rank, b = segments
+    column, panel, eight = tl.arange(0, 16), tl.arange(0, 2 * TOGETHER) % 2 * RANKS, tl.arange(0, RANKS)
+    distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
+    token_sums = s_ptr + token.to(tl.int64)[:, None] * (MODULES * LARGEST) + column[None, :]
+    number = tl.load(number_ptr)
+    for begin_segment in range(0, number, TOGETHER):
+        member = (token[:, None] >= first[None, :]) & (token[:, None] < end[None, :])
+        held = (tl.max(member.to(tl.int32), axis=1) > 0)[:, None]
+        most = tl.max(rank, axis=0)
+        for module in range(first_module, last_module + 1):
+            mine = (module_of(row, second_row, third_row) == module)[:, None]
+            for begin in tl.range(0, most, 16, num_stages=1):  # B comes to registers, 16 bytes at a time
+                exists = mine & (begin + panel < rank)[None, :]
+                offset = b[None, :] + row[:, None] * rank[None, :] + (begin + panel)[None, :]
+                place = elements(pages_ptr, adapter[None, :], offset, exists, PAGES, PAGE)
+                place = tl.multiple_of(tl.where(exists, place, 0), [8, 8])
+                weights = tl.load(
+                    memory_ptr + place[:, :, None] + eight[None, None, :], mask=exists[:, :, None], other=0.0
+                ).reshape(row.shape[0], 16 * TOGETHER)
+                sums = token_sums + module * LARGEST + begin
+                s = tl.load(sums, mask=held, other=0.0, cache_modifier=".cg")
+                for part in tl.static_range(1, S_PARTS):
+                    s += tl.load(sums + part * distance, mask=held, other=0.0, cache_modifier=".cg")
+                own = member[:, :, None] & (begin + column[None, :] < ranks[:, None])[None, :, :]
+                spread = tl.where(own, s[:, None, :], 0.0).to(weights.dtype).reshape(token.shape[0], 16 * TOGETHER)
+                acc = tl.dot(weights, tl.trans(spread), acc, input_precision=PRECISION)
+        if begin_segment + TOGETHER < number:
+            first, end, ranks, adapter, rank, b = segments_of(begin_segment + TOGETHER, adapters, FIELDS, TOGETHER)
     return acc

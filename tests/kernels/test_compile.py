@@ -91,8 +91,6 @@ def test_kernels_compile(arch: int, part: int) -> None:
         kept = 128 if variant["case"].startswith("expanded") and "256" in variant["case"] else kept
         # With two registers in memory one more program fits: ptxas takes 72, of which the kernel needs a few more.
         kept = 8 if variant["kernel"] == "_expand_kernel" and variant["registers"] == 72 else kept
-        # Behind their sums, tiles hold all parts of the first half and two turns of B.
-        kept = 160 if re.match(r"bf16 adapted (partial|residual)", variant["case"]) else kept
         assert variant["spilled"] <= (32 if crowded else 16 if crowded_head else kept), variant
         if variant["kernel"] == "_decode_kernel":
             assert variant["mma"] + variant["wgmma"] > 0, variant

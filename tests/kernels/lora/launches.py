@@ -35,7 +35,7 @@ FORMS: dict[Callable[..., object], str] = {linear: "plain", gated_linear: "gated
 
 def adapters() -> Iterator[tuple[str, Callable[[], object]]]:
     """Each case and its launch: q, k and v, and the product with most inputs, of decodes and of prompts."""
-    for tokens in (1, 64, 256, 2048):
+    for tokens in (1, 64, 2048):
         for inputs, widths in (QKV, DOWN):
             for pages in (1, 40):
                 case = f"bf16 adapters of {inputs} inputs and {len(widths)} modules in {pages} pages, {tokens} tokens"

@@ -301,15 +301,17 @@ class ExecutorActor(Actor):
         if plan.executor_epoch not in (0, self.generation):
             return  # meant for the executor that had this name before
         self._leaving.take(plan)
-        self._watch.submitted()
+        self._watch.submitted(plan, entry.id.epoch)
         self._engine.submit(plan, entry.id.epoch)
 
     def _publish(self, result: FromExecutor) -> None:
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
-        if isinstance(result, PullReport) and result.error:
-            self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
+        if isinstance(result, PullReport):
+            self._watch.pulled(result.pull)
+            if result.error:
+                self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
         try:
             if not isinstance(result, StepResult):
                 told = self._reports.note(result, self.replica, self.generation)
@@ -377,10 +379,9 @@ class ExecutorActor(Actor):
 
     async def _watch_steps(self) -> None:
         """End the process if the device hangs, so that others compute its sequences again."""
-        while (stalled_s := self._watch.stalled_s) <= self._step_timeout_s:  # noqa: ASYNC110 (time passes)
+        while not (problem := self._watch.problem(self._step_timeout_s)):  # noqa: ASYNC110 (time passes)
             await asyncio.sleep(STALL_LOOK_S)
-        step = self._position.index - self._watch.in_flight + 1
-        self._engine_failed(EngineStalled(f"{self.name}: step {step} has not been computed for {stalled_s:.0f} s"))
+        self._engine_failed(EngineStalled(f"{self.name}: {problem}"))
 
     def _end_process_if_faulted(self, error: BaseException) -> None:
         """Make sure that the process ends: after a CUDA fault no call to the device may ever return, even at exit."""

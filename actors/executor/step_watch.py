@@ -1,9 +1,11 @@
-"""Detects a hanging device: steps do not advance while there are steps to compute, though the process lives on."""
+"""Detects a hanging device: steps, or copies out of other executors, do not advance, though the process lives on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+from pagebus.bus.messages import StepPlan
 
 LEAST_PATIENCE_S = 10.0
 """Before anything is known of how long steps take: the first one of a shape may have to compile a kernel."""
@@ -12,19 +14,27 @@ PATIENCE = 3.0
 
 
 class StepWatch:
-    """Knows how long the executor has had steps to compute without finishing one."""
+    """Knows how long the executor has had steps to compute without finishing one, and how long its pulls have been on
+    their way."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._in_flight = 0
+        self._in_flight = self._step = self._epoch = 0
         self._waiting_since_s = 0.0
         self._longest_s = 0.0
+        self._pulls: dict[int, float] = {}
+        """When those were ordered that have not been reported, by number."""
 
-    def submitted(self) -> None:
+    def submitted(self, plan: StepPlan, scheduler_epoch: int) -> None:
         """There is one more step to compute."""
+        now_s = self._clock()
+        if scheduler_epoch != self._epoch:
+            self._pulls.clear()  # nothing is said of those of the scheduler before
         if not self._in_flight:
-            self._waiting_since_s = self._clock()
-        self._in_flight += 1
+            self._waiting_since_s = now_s
+        self._in_flight, self._step, self._epoch = self._in_flight + 1, plan.step, scheduler_epoch
+        for each in plan.pulls:
+            self._pulls[each.pull] = now_s
 
     def done(self) -> None:
         """The oldest of the steps has been computed."""
@@ -32,10 +42,9 @@ class StepWatch:
         self._longest_s = max(self._longest_s, now_s - self._waiting_since_s)
         self._in_flight, self._waiting_since_s = self._in_flight - 1, now_s
 
-    @property
-    def in_flight(self) -> int:
-        """Steps without a result."""
-        return self._in_flight
+    def pulled(self, pull: int) -> None:
+        """A pull has ended, in whatever way."""
+        self._pulls.pop(pull, None)
 
     @property
     def stalled_s(self) -> float:
@@ -43,3 +52,10 @@ class StepWatch:
         waited_s = self._clock() - self._waiting_since_s
         patience_s = max(LEAST_PATIENCE_S, PATIENCE * self._longest_s)
         return waited_s if self._in_flight and waited_s > patience_s else 0.0
+
+    def problem(self, limit_s: float) -> str:
+        """What hangs, if anything has for longer than the limit. A pull that is only slow has been given up before."""
+        if (stalled_s := self.stalled_s) > limit_s:
+            return f"step {self._step - self._in_flight + 1} has not been computed for {stalled_s:.0f} s"
+        pulled_s = self._clock() - min(self._pulls.values(), default=float("inf"))
+        return f"blocks of another executor have been on their way for {pulled_s:.0f} s" if pulled_s > limit_s else ""

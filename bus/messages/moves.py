@@ -6,6 +6,10 @@ from msgspec.structs import replace
 
 from pagebus.bus.messages.record import Record
 
+PATIENCE_S = 10.0
+"""Nobody waits for a pull longer than that, and no executor goes on with it. What it holds stays its own until its
+executor has said what became of it."""
+
 
 class BlockPull(Record, frozen=True, kw_only=True):
     """Copy blocks of another executor's cache into one's own. The plan has ``num_blocks`` of each in ``pull_sources``

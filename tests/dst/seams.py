@@ -31,7 +31,7 @@ from pagebus.actors.scheduler import request
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.fleet import roles
-from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
+from pagebus.bus.messages.moves import PATIENCE_S
 from pagebus.web.access.admission import Admission
 from pagebus.web.answers.sse import Streams
 from pagebus.web.ingress.membership import Membership

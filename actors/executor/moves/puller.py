@@ -6,13 +6,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
+from pagebus.bus.messages.moves import PATIENCE_S
 
 LOOK_S = 1.0
 """How often a thread without pulls sees whether its source still lives."""
@@ -30,7 +31,8 @@ class Waits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One pull of a plan: it begins behind the events ``after``. ``hosts``: the sources are blocks of a host tier."""
+    """One pull of a plan: it begins behind the events ``after``. ``hosts``: the sources are blocks of a host tier.
+    ``ordered_s``: by the monotonic clock."""
 
     number: int
     scheduler_epoch: int
@@ -38,6 +40,7 @@ class Pull:
     targets: Int32Array
     after: tuple[Waits, ...] = ()
     hosts: bool = False
+    ordered_s: float = field(default_factory=time.monotonic)
 
 
 Done = Callable[[Pull, float, str], None]
@@ -112,6 +115,8 @@ class Puller:
             self._source.prepare(pull.sources, hosts=pull.hosts)  # nor is this
             began_s = time.perf_counter()
             self._copy(pull, len(pull.sources))
+        except Abandoned as problem:
+            error = f"not there after {PATIENCE_S:.0f} s" if _is_late(pull) else str(problem)
         except MoveError as problem:
             error = str(problem)
         except Exception as problem:  # whatever the system may say: the blocks are computed
@@ -125,7 +130,15 @@ class Puller:
             MoveError: they are not there.
         """
         assert self._source is not None
-        if self._outdated(pull.scheduler_epoch):
+
+        def stop() -> bool:
+            return _is_late(pull) or self._outdated(pull.scheduler_epoch)
+
+        if stop():
             raise Abandoned("abandoned")
-        sources, targets = pull.sources[:num_blocks], pull.targets[:num_blocks]
-        self._source.copy(sources, targets, lambda: self._outdated(pull.scheduler_epoch), hosts=pull.hosts)
+        self._source.copy(pull.sources[:num_blocks], pull.targets[:num_blocks], stop, hosts=pull.hosts)
+
+
+def _is_late(pull: Pull) -> bool:
+    """Whether nobody waits for it any more."""
+    return time.monotonic() - pull.ordered_s > PATIENCE_S

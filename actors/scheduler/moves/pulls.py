@@ -28,13 +28,10 @@ from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport
-from pagebus.bus.messages.moves import together
+from pagebus.bus.messages.moves import PATIENCE_S, together
 
 SHARE = 0.5
 """Of a replica's blocks that pulls may hold."""
-PATIENCE_S = 10.0
-"""Nobody waits for a pull longer than that. What it holds stays its own until its executor has said what became of
-it."""
 MOST_PROBES = 64
 """Of which is known that they were no more than that."""
 MOST_BYTES = 1 << 29

@@ -23,6 +23,7 @@ from pagebus.actors.executor.moves.moves import Moves
 from pagebus.actors.executor.moves.puller import Pull, Puller
 from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan
+from pagebus.bus.messages.moves import PATIENCE_S
 from tests.actors.executor.moves.caches import BLOCK_BYTES, FIRST_HOST, NUM_BLOCKS, LocalCache, content
 from tests.helpers.engine_driver import ints
 from tests.helpers.waiting import LIMIT_S
@@ -254,11 +255,25 @@ def test_a_pull_begins_behind_what_the_plan_is_behind(source: LocalCache) -> Non
     thread.close()
 
 
+def test_a_pull_that_takes_too_long_is_given_up(source: LocalCache) -> None:
+    """Its report gives the blocks back; those behind it are not held up."""
+    own, told = LocalCache(), queue.Queue[str]()
+    thread = new_puller(source, own, told.put)
+    old = Pull(1, 1, ints([4]), ints([2]), ordered_s=time.monotonic() - PATIENCE_S - 1)
+    assert thread.add([old, Pull(2, 1, ints([5]), ints([3]))])
+    assert told.get(timeout=LIMIT_S) == "not there after 10 s"
+    assert told.get(timeout=LIMIT_S) == ""
+    assert np.array_equal(own.bytes[3], content(5))
+    assert not own.bytes[2].any()
+    thread.close()
+
+
 def test_what_opens_a_source_does_not_count_as_time_of_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is copied before, so that a small first pull does not look like one over a slow link."""
     copied: list[int] = []
     now_s = 0.0
-    monkeypatch.setattr("pagebus.actors.executor.moves.puller.time", SimpleNamespace(perf_counter=lambda: now_s))
+    clock = SimpleNamespace(perf_counter=lambda: now_s, monotonic=time.monotonic)
+    monkeypatch.setattr("pagebus.actors.executor.moves.puller.time", clock)
 
     class Slow:
         is_gone = False

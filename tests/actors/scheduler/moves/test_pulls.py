@@ -9,8 +9,8 @@ from msgspec import structs
 
 from pagebus.actors.scheduler.events import MOVED, CachesReset, ReplicaSuspended
 from pagebus.actors.scheduler.moves.link import MOST_FAILURES
-from pagebus.actors.scheduler.moves.pulls import PATIENCE_S
 from pagebus.bus.messages import AbortRequest
+from pagebus.bus.messages.moves import PATIENCE_S
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
 from tests.actors.scheduler.world import World, prompt, request

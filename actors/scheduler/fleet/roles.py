@@ -12,6 +12,7 @@ import numpy as np
 
 from pagebus.actors.scheduler.fleet.ahead import Ahead
 from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
+from pagebus.actors.scheduler.moves.link import Link
 from pagebus.actors.scheduler.moves.pulls import Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE
 from pagebus.actors.scheduler.replica.preemption import move_out
@@ -27,7 +28,7 @@ LEAST_BLOCKS = 2
 LEAST_LEFT = 16
 """A sequence that gets fewer tokens than that ends where its prompt was computed."""
 MOST_COST = 0.1
-"""Of the time in which a prompt is computed that its move may take."""
+"""Of the time in which a prompt is computed that the wait for its move may take."""
 
 
 class Roles:
@@ -123,8 +124,7 @@ class Roles:
         """Whether what is computed by some prefill replica comes to some decode replica quickly, as far as known."""
         return any(
             pulls.can_lend(lender, target)
-            and pulls.link(lender, target).cost_tokens(num_tokens // lender.block_size * lender.num_pages)
-            <= MOST_COST * num_tokens
+            and _move_tokens(num_tokens, lender, pulls.link(lender, target)) <= MOST_COST * num_tokens
             for lender in self._having(self._prefills)
             for target in self._having(self._decodes)
         )
@@ -199,3 +199,11 @@ class Roles:
 def _least_tokens(replica: Replica) -> float:
     """Tokens that a long prompt has at least, besides what is cached."""
     return max(LEAST_PREFILL_S * replica.prompt_rate.tokens_per_s, LEAST_BLOCKS * replica.block_size)
+
+
+def _move_tokens(num_tokens: int, lender: Replica, link: Link) -> float:
+    """Tokens that a device could compute while a sequence waits for the move of its prompt. What earlier steps compute
+    of it moves meanwhile: then it waits for the part of the last step, and for what the link has not managed before."""
+    last = min(num_tokens, lender.budget)
+    whole, part = (link.cost_tokens(count // lender.block_size * lender.num_pages) for count in (num_tokens, last))
+    return max(part, whole - (num_tokens - last))

@@ -181,7 +181,7 @@ def main(chosen: list[str]) -> None:
     if "ahead" in chosen or not chosen:
         print("tokens   Gb/s ahead first p50 handed over      p50     p90 longest   pulled")
         for tokens, per_s in ((16384, 1.0), (32768, 0.5)):
-            for gbps in (NVLINK, 400.0, 200.0):
+            for gbps in (NVLINK, 400.0, 200.0, 100.0):
                 for is_ahead in (False, True):
                     ahead(tokens, per_s, gbps, is_ahead)
 

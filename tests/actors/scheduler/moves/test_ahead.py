@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pagebus.actors.scheduler.core import planner
+from pagebus.actors.scheduler.fleet import roles
 from pagebus.bus.messages import AbortRequest
 from tests.actors.scheduler.moves.splits import split_often
 from tests.actors.scheduler.moves.test_roles import LEFT, Split
@@ -118,3 +119,30 @@ def test_where_it_does_not_pay_nothing_is_pulled_ahead(monkeypatch: pytest.Monke
     split.world.send(request("short", LONG[:20], max_tokens=LEFT))
     split.end()
     assert sent == []
+
+
+@pytest.mark.parametrize(("budget", "moved"), [(CHUNK, ["r0", "r1"]), (len(LONG), ["r0"])])
+def test_whether_a_prompt_is_split_is_decided_by_what_is_waited_for(budget: int, moved: list[str]) -> None:
+    """All of its blocks take a fifth of the time in which it is computed, those of one of five steps a 25th. That is
+    known once a first prompt has moved."""
+    split = Split(budget=budget, num_replicas=0)
+    split.join(0)
+    split.join(1, bytes_per_s=1250.0)
+    for each in range(2):
+        split.world.send(request(f"r{each}", prompt(len(LONG), seed=each), max_tokens=LEFT))
+        split.world.run()
+    split.end()
+    assert split.moved() == moved
+
+
+def test_a_link_that_cannot_keep_up_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the last step's blocks alone would come soon enough: those before it would not be there yet."""
+    monkeypatch.setattr(roles, "MOST_COST", 0.3)
+    split = Split(budget=CHUNK, num_replicas=0)
+    split.join(0)
+    split.join(1, bytes_per_s=200.0)
+    for each in range(2):
+        split.world.send(request(f"r{each}", prompt(len(LONG), seed=each), max_tokens=LEFT))
+        split.world.run()
+    split.end()
+    assert split.moved() == ["r0"]

@@ -36,7 +36,7 @@ from pagebus.actors.scheduler.fleet.fleet import Fleet
 from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.leaving import Leaving
-from pagebus.actors.scheduler.moves.pulls import Pulls
+from pagebus.actors.scheduler.moves.pulls import FIRST_PULLS, Pulls
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB
 from pagebus.actors.scheduler.replica.preemption import end, preempt
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
@@ -149,7 +149,7 @@ class Planner:
             if replica.disk_tier.gives_up(now_s):
                 self._out.append(Note("a disk does not answer", {"replica": replica.name}))
         self.pulls.give_up(now_s)
-        progress, share = True, 1
+        progress, share = True, FIRST_PULLS
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
             most_full = self.pulls.num_full + share
             self._admit(most_full)

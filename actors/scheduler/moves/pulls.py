@@ -38,6 +38,10 @@ MOST_BYTES = 1 << 29
 """A pull takes up no further loan that would make it larger. Many small pulls cost a report each; from a large one all
 get their blocks at its end."""
 
+FIRST_PULLS = 4
+"""So many full ones go out together before others are looked for. As their plan takes a place in the pipeline, the rest
+may have to wait for a step: those of sequences that leave a prefill replica together should not."""
+
 
 @dataclass(slots=True, eq=False)
 class Pull:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec import structs
 
+from pagebus.actors.scheduler.core import planner
 from pagebus.actors.scheduler.core.lending import Lending, Located, Place, narrowed
 from pagebus.actors.scheduler.events import CachesReset, ReplicaSuspended
 from pagebus.actors.scheduler.kv import block_pool, prefix_index
@@ -317,5 +318,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PROBE_BYTES", 2000)
     monkeypatch.setattr(Lending, "_in_one", located_twice)
     monkeypatch.setattr(pulls, "MOST_BYTES", 6000)
+    monkeypatch.setattr(planner, "FIRST_PULLS", 1)
     for each in (block_pool, prefix_index):
         monkeypatch.setattr(each, "MANY", 3)

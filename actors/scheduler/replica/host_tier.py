@@ -21,6 +21,7 @@ from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_of, page_keys
+from pagebus.actors.scheduler.kv.prompt_rate import PromptRate
 from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
 from pagebus.actors.scheduler.request import Sequence, Swapped
 from pagebus.actors.scheduler.states import State
@@ -43,12 +44,14 @@ class Load:
 
 
 class HostTier:
-    """The host tier of one replica, below the device tier's ``blocks`` and ``index``. ``num_out`` and ``num_in`` count
-    blocks; ``num_queries`` and ``num_hits`` count tokens of prefixes looked up and found."""
+    """The host tier of one replica, below the device tier's ``blocks`` and ``index``. ``prompts``: how fast the replica
+    computes what need not be copied. ``num_out`` and ``num_in`` count blocks; ``num_queries`` and ``num_hits`` count
+    tokens of prefixes looked up and found."""
 
     def __init__(
-        self, joined: ReplicaJoined, blocks: BlockPool, index: PrefixIndex, builder: PlanBuilder, mode: str
-    ) -> None:
+        self, joined: ReplicaJoined, blocks: BlockPool, index: PrefixIndex, builder: PlanBuilder, prompts: PromptRate,
+        mode: str,
+    ) -> None:  # fmt: skip
         self.pool = HostPool(joined.num_host_blocks)
         self.copied_step = 0
         self.on_demoted: Callable[[bytes, int], None] | None = None
@@ -64,7 +67,8 @@ class HostTier:
         self._block_size = joined.block_size
         self._windowed_pages = joined.windowed_pages
         self._page_tokens = joined.block_size / (1 + joined.windowed_pages)
-        self._block_tokens = self._copy_tokens(joined)
+        self._page_s = joined.block_bytes / joined.copy_bytes_per_s if joined.copy_bytes_per_s > 0 else 0.0
+        self._prompts = prompts
         self._loads: dict[int, Load] = {}
         self._swapped: dict[int, Sequence] = {}
         self._demotions_left = MAX_DEMOTIONS
@@ -73,14 +77,12 @@ class HostTier:
         """The newest plan that loads something."""
         self.is_asked = False
         """Whether somebody waits for the executor to say how far copies are."""
-        self.update_demotion()
+        self._update_demotion()
 
-    @staticmethod
-    def _copy_tokens(joined: ReplicaJoined) -> float | None:
+    @property
+    def _block_tokens(self) -> float | None:
         """Cost of copying one page, in tokens that could be computed meanwhile; None if not measured."""
-        if joined.copy_bytes_per_s <= 0 or joined.prefill_tokens_per_s <= 0:
-            return None
-        return joined.block_bytes / joined.copy_bytes_per_s * joined.prefill_tokens_per_s
+        return self._page_s * self._prompts.tokens_per_s or None
 
     def _pays(self, num_copies: int, num_tokens: int) -> bool:
         """Whether copying this many blocks costs less than computing this many tokens."""
@@ -91,9 +93,9 @@ class HostTier:
     def grow(self, num_host_blocks: int) -> None:
         """Set the number of host blocks that the executor has ready."""
         self.pool.grow(num_host_blocks)
-        self.update_demotion()
+        self._update_demotion()
 
-    def update_demotion(self) -> None:
+    def _update_demotion(self) -> None:
         """Demote cached blocks only if copying them out and in is faster than recomputing them."""
         each = self._block_tokens
         pays = self._mode == "swap" or (each is not None and 2 * each < self._page_tokens)
@@ -236,6 +238,7 @@ class HostTier:
     def finish_plan(self, step: int) -> None:
         """Add this plan's copies, after its blocks have been allocated."""
         self.is_asked = False
+        self._update_demotion()
         if self._blocks.on_evict is not None and self._blocks.num_allocated > self._seen_allocated:
             self._look_ahead()
         if self._loads:

@@ -98,7 +98,7 @@ class ReplicaBase:
         self.preempted: list[Sequence] = []
         self.bound: dict[int, Sequence] = {}
         self.searches: dict[int, BeamGroup] = {}
-        self.host_tier = HostTier(joined, self.pool, self.index, self.builder, preemption_mode)
+        self.host_tier = HostTier(joined, self.pool, self.index, self.builder, self.prompt_rate, preemption_mode)
         self.host_tier.pool.index.step = first_step
         self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder, self.prompt_rate)
         self.num_swaps = self.num_recomputes = self.num_departures = 0

@@ -77,13 +77,35 @@ def test_auto_takes_what_is_faster(copy_tokens: float, swaps: bool) -> None:
     world.check_end()
 
 
+@pytest.mark.parametrize(("tokens_per_s", "swaps"), [(1.0, True), (1.2, False)])
+def test_how_fast_prompts_are_is_what_steps_have_shown(tokens_per_s: float, swaps: bool) -> None:
+    """Not what was measured at startup: here a token a second."""
+    world, _ = tight("auto", copy_tokens=1.9, caching=False)
+    replica(world).prompt_rate.tokens_per_s = tokens_per_s
+    preempt_one(world)
+    assert bool(replica(world).host_tier.num_out) == swaps
+    world.run()
+    world.check_end()
+
+
+@pytest.mark.parametrize("tokens_per_s", [1.0, 3.0])
+def test_cached_blocks_are_kept_on_the_host_while_that_pays(tokens_per_s: float) -> None:
+    """Copied out and in, a block costs 1.4 tokens of the rate at startup, and saves four."""
+    world, executor = tight("auto", copy_tokens=0.7, num_blocks=10)
+    replica(world).prompt_rate.tokens_per_s = tokens_per_s
+    for number, tokens in enumerate((A, B, C)):
+        world.send(request(f"r{number}", tokens, max_tokens=2))
+        world.run()
+    assert (executor.num_copied[0] > 0) == (tokens_per_s == 1.0)
+    world.check_end()
+
+
 def test_unmeasured_rates_mean_recompute() -> None:
     """Nobody knows what is faster."""
     world = World(preemption_mode="auto", enable_prefix_caching=False)
     executor = FakeExecutor(num_blocks=12, num_host_blocks=40, max_num_seqs=4)
     executor.copy_tokens = 0.0
     world.join(executor)
-    replica(world).host_tier._block_tokens = None
     preempt_one(world)
     assert replica(world).host_tier.num_out == 0
     world.run()

@@ -46,7 +46,8 @@ class Deployment:
     Args:
         check: check every invariant of the core after every step.
         acceptance: the chance of a draft to be right, where the settings speculate.
-        link: over which each executor pulls blocks from the others; None: they pull none.
+        link: over which each executor pulls blocks from the others; None: they pull none. Out of host tiers blocks come
+            as quickly as they are copied to and from one's own.
     """
 
     def __init__(
@@ -75,6 +76,8 @@ class Deployment:
             tokenizer_token_s=profile.tokenizer_token_s,
         )
         config = dataclasses.replace(core_config(settings), window=profile.window)
+        if link is not None:
+            link = dataclasses.replace(link, host_bytes_per_s=profile.copy_bytes_per_s)
         self.simulation = Simulation(config, self.clients, _timing(profile, settings), check=check, link=link)
         self._num_executors = 0
         self.add(0.0, num_executors)
@@ -132,6 +135,7 @@ class Deployment:
             num_drafts=0 if settings.spec_method is None else speculation(settings).tokens,
             kv_kind="modelled" if self._pulls else "",
             kv_address=f"{name}@{epoch}" if self._pulls else "",
+            kv_host="host" if self._pulls and settings.swap_space and settings.executors > 1 else "",
         )
 
     def run(self) -> None:

@@ -1,7 +1,8 @@
 """Links between modelled executors: how long it takes to pull blocks from one into another.
 
 Every executor sends, and receives, at the rate of its link at most. Transfers that are under way at the same time share
-it equally, at both ends. Those of one pair run one after another.
+it equally, at both ends. Those of one pair run one after another. Blocks of host tiers come over links of their own, as
+they do not come from a device.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ NEVER_S = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """Of each executor's link, in either direction. ``latency_s`` comes before the bytes of a pull, ``open_s`` before
-    those of a pair's first one. Both count as time of the copy, as real executors measure it."""
+    """Of each executor's link, in either direction. ``host_bytes_per_s``: out of host tiers. ``latency_s`` comes before
+    the bytes of a pull, ``open_s`` before those of a pair's first one. Both count as time of the copy, as real
+    executors measure it."""
 
     bytes_per_s: float
+    host_bytes_per_s: float = 0.0
     latency_s: float = 0.0
     open_s: float = 0.0
 
@@ -27,18 +30,26 @@ class LinkSpeed:
 @dataclass(slots=True, eq=False)
 class Transfer:
     """``num_bytes`` from the executor at the address ``lender`` to the one at ``target``. ``number`` is the pull's.
-    ``ends_s``: when it ends, if it keeps its present rate."""
+    ``hosts``: they come out of the lender's host tier, which may be the target's own. ``ends_s``: when it ends, if it
+    keeps its present rate."""
 
     number: int
     lender: str
     target: str
     num_bytes: float
+    hosts: bool = False
     began_s: float = 0.0
     left: float = 0.0
     rate: float = 0.0
     ends_s: float = NEVER_S
 
+    @property
+    def pair(self) -> Pair:
+        """Between whom it is."""
+        return self.lender, self.target, self.hosts
 
+
+Pair = tuple[str, str, bool]
 At = Callable[[float, Callable[[float], None]], None]
 Done = Callable[[float, Transfer, bool], None]
 
@@ -50,8 +61,8 @@ class Links:
     def __init__(self, speed: LinkSpeed, at: At, done: Done) -> None:
         self._speed, self._at, self._done = speed, at, done
         self._live: set[str] = set()
-        self._pairs: dict[tuple[str, str], deque[Transfer]] = {}
-        """By lender and target: those ordered, of which the first is on its way."""
+        self._pairs: dict[Pair, deque[Transfer]] = {}
+        """Those ordered, of which the first is on its way."""
         self._flowing: list[Transfer] = []
         self._flowed_s = 0.0
         self._wake_s = NEVER_S
@@ -67,9 +78,8 @@ class Links:
         if transfer.lender not in self._live:
             self._done(at_s, transfer, False)
             return
-        pair = transfer.lender, transfer.target
-        is_first = pair not in self._pairs
-        queue = self._pairs.setdefault(pair, deque())
+        is_first = transfer.pair not in self._pairs
+        queue = self._pairs.setdefault(transfer.pair, deque())
         queue.append(transfer)
         if len(queue) == 1:
             self._begin(at_s, transfer, self._speed.open_s if is_first else 0.0)
@@ -81,7 +91,7 @@ class Links:
         for pair in [each for each in self._pairs if address in each]:
             queue = self._pairs.pop(pair)
             self._flowing = [each for each in self._flowing if each not in queue]
-            for transfer in queue if pair[0] == address else ():
+            for transfer in queue if pair[1] != address else ():
                 self._done(at_s, transfer, False)
         self._share(at_s)
 
@@ -91,7 +101,7 @@ class Links:
 
     def _start(self, transfer: Transfer, at_s: float) -> None:
         """Its bytes begin to come."""
-        queue = self._pairs.get((transfer.lender, transfer.target))
+        queue = self._pairs.get(transfer.pair)
         if not queue or queue[0] is not transfer:  # an end of it is gone
             return
         self._flow(at_s)
@@ -107,9 +117,12 @@ class Links:
 
     def _share(self, at_s: float) -> None:
         """Divide the rates anew, and wake up when the first transfer ends."""
-        out, into = (Counter(getattr(each, end) for each in self._flowing) for end in ("lender", "target"))
+        out, into = (
+            Counter((getattr(each, end), each.hosts) for each in self._flowing) for end in ("lender", "target")
+        )
         for each in self._flowing:
-            each.rate = self._speed.bytes_per_s / max(out[each.lender], into[each.target])
+            whole = self._speed.host_bytes_per_s if each.hosts else self._speed.bytes_per_s
+            each.rate = whole / max(out[each.lender, each.hosts], into[each.target, each.hosts])
             each.ends_s = at_s + max(each.left, 0.0) / each.rate
         self._wake_s = min((each.ends_s for each in self._flowing), default=NEVER_S)
         if self._flowing:
@@ -122,7 +135,7 @@ class Links:
         ended = [each for each in self._flowing if each.ends_s <= at_s]
         self._flowing = [each for each in self._flowing if each.ends_s > at_s]
         for transfer in ended:
-            queue = self._pairs[transfer.lender, transfer.target]
+            queue = self._pairs[transfer.pair]
             queue.popleft()
             self._done(at_s, transfer, True)
             if queue:

@@ -362,7 +362,7 @@ class Simulation:
         links, block_bytes = self._links, member.executor.joined.block_bytes
         assert links is not None
         for each in plan.pulls:
-            transfer = Transfer(each.pull, each.address, member.address, each.num_blocks * block_bytes)
+            transfer = Transfer(each.pull, each.address, member.address, each.num_blocks * block_bytes, each.hosts)
             self.at(at_s if each.at_once else max(at_s, member.free_s), partial(links.pull, transfer))
 
     def _pulled(self, at_s: float, transfer: Transfer, there: bool) -> None:

@@ -29,8 +29,8 @@ class Clock:
     def _done(self, at_s: float, transfer: Transfer, there: bool) -> None:
         self.ends[transfer.number] = at_s if there else None
 
-    def pull(self, at_s: float, number: int, pair: str, num_bytes: float) -> None:
-        transfer = Transfer(number, *pair, num_bytes)
+    def pull(self, at_s: float, number: int, pair: str, num_bytes: float, *, hosts: bool = False) -> None:
+        transfer = Transfer(number, *pair, num_bytes, hosts)
         self.at(at_s, lambda now_s: self.links.pull(transfer, now_s))
 
     def run(self) -> None:
@@ -64,6 +64,26 @@ def test_directions_and_other_pairs_do_not_disturb() -> None:
         clock.pull(0.0, number, pair, 100)
     clock.run()
     assert list(clock.ends.values()) == [pytest.approx(1.0)] * 3
+
+
+def test_host_tiers_have_links_of_their_own() -> None:
+    """The own one among them. Two that are read by one executor share what it takes in."""
+    clock = Clock(host_bytes_per_s=50.0)
+    clock.pull(0.0, 1, "ab", 100)
+    clock.pull(0.0, 2, "ab", 100, hosts=True)
+    clock.pull(0.0, 3, "bb", 100, hosts=True)
+    clock.pull(0.0, 4, "cc", 100, hosts=True)
+    clock.run()
+    assert clock.ends == {1: pytest.approx(1.0), 4: pytest.approx(2.0), 2: pytest.approx(4.0), 3: pytest.approx(4.0)}
+
+
+def test_an_executor_is_lost_that_reads_its_own_host_tier() -> None:
+    clock = Clock(host_bytes_per_s=50.0)
+    clock.pull(0.0, 1, "aa", 100, hosts=True)
+    clock.pull(0.0, 2, "ab", 100, hosts=True)
+    clock.at(1.0, lambda at_s: clock.links.lose(at_s, "a"))
+    clock.run()
+    assert clock.ends == {2: None}
 
 
 def test_an_executor_is_lost() -> None:

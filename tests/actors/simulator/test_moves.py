@@ -141,6 +141,19 @@ def test_a_lender_dies_under_a_pull() -> None:
     assert report["requests"]["done"] == 8
 
 
+@pytest.mark.parametrize("faults", ["", "kill executor-1 at 9", "drain executor-0 at 12; add 1 at 13"])
+def test_executors_share_their_host_tiers(faults: str) -> None:
+    """24 prefixes of 4096 tokens, of which a device holds six."""
+    rng = np.random.default_rng(0)
+    groups, arrivals = rng.integers(0, 24, 120), np.cumsum(rng.exponential(0.25, 120))
+    trace = make_trace([4100] * 120, [16] * 120, arrivals, prefix_groups=groups, prefix_tokens=4096)
+    deployment = run(trace, faults=faults, check=True, num_gpu_blocks_override=1600, swap_space=8.0)
+    replicas = deployment.simulation.core.replicas.values()
+    assert faults or sum(replica.moves.num_pulled_hosts for replica in replicas) > 0
+    assert all(bool(replica.kv_host) for replica in replicas)
+    assert deployment.clients.output_tokens == 120 * 16
+
+
 def test_both_ends_die_and_others_come() -> None:
     trace = shared_prefixes(2, 40.0)
     faults = "kill executor-1 at 1.01; add 1 at 1.5; drain executor-0 at 2; kill executor-2 at 2.2; add 1 at 2.5"

@@ -101,7 +101,7 @@ class EngineSettings:
     )
     step_timeout_s: float = setting(
         300.0,
-        help="seconds without a finished step, or for a copy of blocks, after which an executor counts as hung and ends",
+        help="seconds without a finished step, or for a copy of blocks, after which an executor is hung and ends",
         low=1,
         high=86400,
     )

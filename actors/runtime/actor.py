@@ -176,7 +176,8 @@ class Actor(ABC):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run the actor's whole life. Returns after a drain; otherwise raises the error that ended the actor.
+        """Run the actor's whole life. Returns after a drain; otherwise raises the error that ended the actor, which
+        the caller logs.
 
         Raises:
             Fenced: another actor has taken over this one's lease.
@@ -192,7 +193,6 @@ class Actor(ABC):
             stop_limit_s = self.settings.drain_timeout_s + STOP_AFTER_FAILURE_S
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
-                self.log.error("actor failed", error=describe(error))
                 await self._within(STOP_AFTER_FAILURE_S, "bequest", self.bequeath(error))
             raise
         finally:

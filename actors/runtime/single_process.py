@@ -76,11 +76,9 @@ class SingleProcess:
 
     def _exit_code(self) -> int:
         errors = [task.exception() for task in self._tasks.values() if task.done() and not task.cancelled()]
-        for error in errors:
-            if error is not None:
-                self.error = error
-                return exit_code(error, self._log)
-        return EXIT_OK
+        codes = [exit_code(error, self._log) for error in errors if error is not None]
+        self.error = next((error for error in errors if error is not None), None)
+        return codes[0] if codes else EXIT_OK
 
     async def _announce(self) -> None:
         while True:

@@ -181,8 +181,8 @@ class Supervisor:
                 return
             were_ready = [await self._release_lease(each) for each in group]
             pause_s = first.restarts.died(was_ready=were_ready[0])
-            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
             self._give_up_if_hopeless(first, child, code)
+            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 

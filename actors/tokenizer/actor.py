@@ -94,6 +94,8 @@ class TokenizerActor(Actor):
 
     async def start(self) -> None:
         self._encoder = await asyncio.to_thread(load_encoder, self.settings)
+        if self.settings.has_tokenizer and not self._encoder.reads_text:
+            self.log.warning("no tokenizer: prompts must be token ids")
         await self.bus_retry.until_taken(lambda: self.bus.create_group(self.names.requests, TOKENIZER_GROUP))
 
     async def drain(self) -> None:

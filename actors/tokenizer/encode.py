@@ -79,9 +79,9 @@ class Encoder:
         self._limits = limits
         self._backend: Tokenizer | None = None if tokenizer is None else tokenizer.backend_tokenizer
         self._chat = None if tokenizer is None else ChatTemplate(tokenizer, chat_template)
-        self._pooled = None
-        if tokenizer is not None and not limits.spare:
-            self._pooled = PooledTexts(tokenizer, segments=limits.segments)
+        self.reads_text = tokenizer is not None
+        pools = self.reads_text and not limits.spare
+        self._pooled = PooledTexts(tokenizer, segments=limits.segments) if pools else None
         self._max_chars = _max_chars(self._backend, limits.max_model_len) if self._backend is not None else None
         self._plain: Tokenizer | None = None
         self._plain_lock = threading.Lock()

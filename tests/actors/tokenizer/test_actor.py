@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from pagebus.actors.settings import Settings
 from pagebus.actors.tokenizer.actor import TokenizerActor
@@ -80,6 +81,19 @@ async def test_requests_become_tokens_or_refusals_and_are_acked(server: MemorySe
 
     assert [m.request_id for m in tokenized if isinstance(m, TokenizedRequest)] == ["a", "b", "c"]
     assert [(m.request_id, m.status) for m in failed if isinstance(m, RequestFailed)] == [("d", 400), ("e", 400)]
+
+
+@pytest.mark.parametrize(("skipped", "warns"), [(False, True), (True, False)])
+async def test_a_model_without_a_tokenizer_is_told_of(
+    server: MemoryServer, tmp_path: Path, skipped: bool, warns: bool
+) -> None:
+    """The log says at the start that prompts must be token ids, unless it was asked for."""
+    settings = Settings(model=str(model_folder(tmp_path, None)), skip_tokenizer_init=skipped)
+    with capture_logs() as logged:
+        actor = TokenizerActor(settings, MemoryBus(server), "tok-0")
+        await actor.start()
+        await actor.stop()
+    assert [entry["event"] for entry in logged] == ["no tokenizer: prompts must be token ids"] * warns
 
 
 async def test_what_a_dead_tokenizer_left_is_taken_over(server: MemoryServer, settings: Settings) -> None:
@@ -153,6 +167,7 @@ class Fails:
         return False
 
     max_chars = None
+    reads_text = True
 
     def close(self) -> None:
         """Nothing runs."""

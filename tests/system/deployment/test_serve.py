@@ -180,7 +180,12 @@ async def test_missing_model(serve: Callable[..., Any]) -> None:
     """A model that is not there ends the command at once, with the cause as its last words."""
     server: Serve = await serve("/no/such/model")
     assert await server.process.wait() == 2
-    assert "/no/such/model" in server.stderr().splitlines()[-1]
+    lines = server.stderr().splitlines()
+    assert "/no/such/model" in lines[-1]
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    failed = [entry["actor"] for entry in logged if "/no/such/model" in entry.get("error", "")]
+    assert len(failed) == len(set(failed)), "one line for each actor that failed"
+    assert not any("restart_in_s" in entry for entry in logged), "nothing is restarted"
 
 
 def _lives(process: psutil.Process) -> bool:

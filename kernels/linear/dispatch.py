@@ -15,14 +15,24 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.common.machines import machine_of
-from pagebus.kernels.common.target import Target, target_of
+from pagebus.kernels.common.target import HOPPER, Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.common.user_tables import until_tables_change, user_folder
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.shapes import BUCKETS, PROMPTS, Config, LinearKernel, Product, kernel_of, tokens_class
+from pagebus.kernels.linear.shapes import (
+    BUCKETS,
+    PROMPT_BUCKETS,
+    PROMPTS,
+    Config,
+    LinearKernel,
+    Product,
+    kernel_of,
+    tokens_class,
+)
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
+from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
 MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
 """The library keeps its place unless the cost model's best is below this share of it: on a GPU that the model was
@@ -31,6 +41,8 @@ fitted to, and on others."""
 MOST_OF_RESIDUALS = 16
 """Tokens of which the cost model lets a product do half of the next norm, at most: the product behind it then has to be
 ours as well, which estimates do not count. Of more tokens, measured gains were rare."""
+FEWEST_ROWS_OF_PROMPTS = 16384
+"""Rows of the smallest gate and up, about, of which prompts were measured."""
 FEWEST_OF_TILES, SOME = 4, 8
 """Tokens of which most candidates are tiles, and how many of the best are looked at for one."""
 
@@ -193,7 +205,17 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
     if found is not None:
         config, source = found
         return _Decision(config, source, f"{source}: {'the library was' if config is None else 'this was'} fastest")
-    return _library(f"{PROMPTS} and more tokens, not measured") if prompts else _modelled(product, tokens, target)
+    return _of_prompts(product, tokens, target) if prompts else _modelled(product, tokens, target)
+
+
+def _of_prompts(product: Product, tokens: int, target: Target) -> _Decision:
+    """Gate and up of steps full of prompts that no table has: with the most tokens ours was faster at all twelve sizes
+    that were measured, with fewer at some."""
+    config, most = PromptConfig(), PROMPT_BUCKETS[-1]
+    is_known = target.capability == HOPPER and model_of(target).machine.measured
+    if is_known and tokens == most and product.rows >= FEWEST_ROWS_OF_PROMPTS and config.fits(product.inputs):
+        return _Decision(config, Source.RULE, f"{most} and more tokens: this was faster at all sizes measured")
+    return _library(f"{PROMPTS} and more tokens, not measured")
 
 
 def measured(product: Product, tokens: int, target: Target) -> tuple[Config | None, Source] | None:

@@ -137,8 +137,8 @@ def test_every_kernel_and_form_is_reachable() -> None:
 
 
 def test_prompts() -> None:
-    """A gated product of 4,096 tokens or more takes what was measured, and all others the library; so does every
-    product in float32, between the buckets, and on a GPU that was not measured."""
+    """A gated product of 4,096 tokens or more takes what was measured, and of 8,192 ours also where nothing was. All
+    others take the library, and so does every product in float32, between the buckets, and on an unmeasured GPU."""
     words, bf16 = (28672, 3584), torch.bfloat16
     chosen = choose_product("gated", 8192, *words, bf16, H200)
     assert (chosen.kernel, chosen.source) == (LinearKernel.HOPPER_PROMPTS, Source.MEASURED)
@@ -148,6 +148,14 @@ def test_prompts() -> None:
         ("plain", PROMPTS, *words, bf16, H200), ("gated", PROMPTS - 1, *words, bf16, H200),
         ("gated", PROMPTS, 28672, 3648, bf16, H200), ("gated", PROMPTS, *words, torch.float32, H200),
         ("gated", PROMPTS, *words, bf16, Target(90, 114)),
+    ):  # fmt: skip
+        assert choose_product(*others).kernel is LinearKernel.CUBLAS
+    unknown = choose_product("gated", 8192, 28672, 3648, bf16, H200)
+    assert (unknown.kernel, unknown.source) == (LinearKernel.HOPPER_PROMPTS, Source.RULE)
+    for others in (
+        ("gated", 8191, 28672, 3648, bf16, H200), ("gated", 8192, 28672, 3600, bf16, H200),
+        ("gated", 8192, 8192, 3648, bf16, H200), ("gated", 8192, 28672, 3648, bf16, Target(90, 114)),
+        ("gated", 8192, 28672, 3648, bf16, Target(80, 108)), ("gated", 8192, 28672, 3648, torch.float32, H200),
     ):  # fmt: skip
         assert choose_product(*others).kernel is LinearKernel.CUBLAS
     rank = 14336, 4096

@@ -117,6 +117,7 @@ def _rms_norm_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,  # D rounded up
     PARTS: tl.constexpr,
+    PARTS_BLOCK: tl.constexpr,  # PARTS rounded up
     SCALED: tl.constexpr,
     CENTRED: tl.constexpr,
     LARGEST: tl.constexpr,  # of the format of 8 bits
@@ -134,9 +135,13 @@ def _rms_norm_kernel(
         gdc_launch_dependents()
         gdc_wait()
     place = x_ptr + outer * stride_x_outer + inner * stride_x_inner + column[None, :]
-    x = tl.load(place, mask=mask, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        x += tl.load(place + part * stride_x_part, mask=mask, other=0.0)
+    if PARTS == 1:
+        x = tl.load(place, mask=mask, other=0.0)
+    else:  # all in one load: added up one after the other, they would wait for each other
+        tl.static_assert(BLOCK_ROWS == 1)
+        part = tl.arange(0, PARTS_BLOCK)[:, None]
+        parts = tl.load(place + part * stride_x_part, mask=mask & (part < PARTS), other=0.0)
+        x = tl.sum(parts, axis=0)[None, :]
     x = x.to(TYPE)
     if SCALED:
         x = (x.to(tl.float32) * factor).to(x.dtype)
@@ -208,12 +213,13 @@ def _launch(
         BLOCK_ROWS=block_rows,
         BLOCK=block,
         PARTS=parts,
+        PARTS_BLOCK=next_power_of_2(parts),
         SCALED=factor != 1.0,
         CENTRED=centred,
         LARGEST=LARGEST.get(out.dtype, 0.0),
         LEAST=LEAST,
         WHOLE=out.dtype == torch.int8,
-        num_warps=min(16, max(4, block // 512)),
+        num_warps=min(16, max(4, block // 512)) if parts == 1 else min(32, max(4, block // 128)),
         **pdl(out.device),
     )
 

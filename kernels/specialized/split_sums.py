@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 BLOCK = 1024
 """Numbers of a program."""
@@ -25,6 +25,7 @@ def _add_splits_kernel(
     num_columns,  # N
     size,  # T * N
     SPLITS: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr,  # SPLITS rounded up
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -33,9 +34,9 @@ def _add_splits_kernel(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    total = tl.load(sums_ptr + place, mask=inside, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(sums_ptr + split * size.to(tl.int64) + place, mask=inside, other=0.0)
+    split = tl.arange(0, SPLITS_BLOCK).to(tl.int64)[:, None]
+    sums = tl.load(sums_ptr + split * size + place[None, :], mask=inside[None, :] & (split < SPLITS), other=0.0)
+    total = tl.sum(sums, axis=0)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + place % num_columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
@@ -49,6 +50,7 @@ def add_splits(sums: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor)
     size = num_tokens * num_columns
     if size:
         _add_splits_kernel[(-(-size // BLOCK),)](
-            sums, bias, out, num_columns, size, SPLITS=splits, BLOCK=BLOCK, num_warps=4, **pdl(out.device)
-        )
+            sums, bias, out, num_columns, size, SPLITS=splits, SPLITS_BLOCK=next_power_of_2(splits), BLOCK=BLOCK,
+            num_warps=4, **pdl(out.device),
+        )  # fmt: skip
     return out

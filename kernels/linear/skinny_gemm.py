@@ -39,6 +39,7 @@ from pagebus.kernels.lora.within import (
     adapted_tile,
     await_arrivals,
     free_programs,
+    panels_ahead,
     segments_of,
     shrink_within,
     within_arguments,
@@ -135,6 +136,7 @@ def _tiles_kernel(
     FIELDS: tl.constexpr,
     CONSTANTS: tl.constexpr,
     TOGETHER: tl.constexpr,  # segments that are multiplied with B at a time; 0: each token's own B, in registers
+    ONE: tl.constexpr,  # segment at most, with TOGETHER
     TOKENS: tl.constexpr,  # of a segment, at most
     SHARES: tl.constexpr,  # of the inputs that a program multiplies with A at a time
     SHARE: tl.constexpr,  # inputs of it
@@ -199,6 +201,9 @@ def _tiles_kernel(
             second_row, third_row,
         )  # fmt: skip
         segments = segments_of(0, adapters, FIELDS, TOGETHER) if TOGETHER else adapters
+        ahead = panels_ahead(pair_row if PAIR else row, segments, adapters, PAGES, PAGE, ONE)
+        if PAIR:
+            up_ahead = panels_ahead(num_rows // 2 + pair_row, segments, adapters, PAGES, PAGE, ONE)
     if PDL:
         gdc_launch_dependents()
         if PREFETCHED:
@@ -272,18 +277,18 @@ def _tiles_kernel(
                 await_arrivals(shrinkers, number_ptr, arrived_ptr + turn, S_PARTS, MODULES)
             if PAIR:
                 acc = adapted_tile(
-                    acc, segments, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS, LARGEST, MODULES, PAGES,
-                    PAGE, FIELDS, TOGETHER, PRECISION,
+                    acc, segments, ahead, adapters, pair_row, token, num_tokens, 0, 0, S_PARTS, SUMS, LARGEST, MODULES,
+                    PAGES, PAGE, FIELDS, TOGETHER, ONE, False, PRECISION,
                 )  # fmt: skip
                 up = adapted_tile(
-                    up, segments, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS, SUMS, LARGEST,
-                    MODULES, PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+                    up, segments, up_ahead, adapters, num_rows // 2 + pair_row, token, num_tokens, 1, 1, S_PARTS, SUMS,
+                    LARGEST, MODULES, PAGES, PAGE, FIELDS, TOGETHER, ONE, False, PRECISION,
                 )  # fmt: skip
             else:
                 acc = adapted_tile(
-                    acc, segments, adapters, row, token, num_tokens,
+                    acc, segments, ahead, adapters, row, token, num_tokens,
                     *tile_modules(tile, num_rows, second_row, third_row, ROWS, GATED), S_PARTS, SUMS, LARGEST, MODULES,
-                    PAGES, PAGE, FIELDS, TOGETHER, PRECISION,
+                    PAGES, PAGE, FIELDS, TOGETHER, ONE, GATED > 0, PRECISION,
                 )  # fmt: skip
     if squares_ptr is not None:
         inverse = inverse_rms(squares, size, eps)[None, :]
@@ -380,12 +385,8 @@ def tiles_linear(
         **meaning,
         tokens_ptr=tokens,
         **adapted,
-        SHARES=config.warps,
-        WHOLE=numbers.dtype == torch.int8 and tokens is not None,
-        GATED=gated,
-        PARTS=parts,
-        BLOCK_PARTS=next_power_of_2(parts),
-        SPLITS=config.splits,
+        SHARES=config.warps, WHOLE=numbers.dtype == torch.int8 and tokens is not None, GATED=gated,
+        PARTS=parts, BLOCK_PARTS=next_power_of_2(parts), SPLITS=config.splits,
         EVEN_K=size % config.depth == 0,
         EVEN_N=config.rows == block and num_rows % block == 0,
         ROWS=config.rows, BLOCK_N=block, BLOCK_M=config.tokens, BLOCK_K=config.depth,

@@ -40,7 +40,7 @@ POINTERS = (
 )  # fmt: skip
 NUMBERS = (
     "stride_adapted", "second_row", "third_row", "shrinkers", "turn", "S_PARTS", "SUMS", "LARGEST", "MODULES", "PAGES",
-    "PAGE", "FIELDS", "CONSTANTS", "TOGETHER", "TOKENS", "SHARE",
+    "PAGE", "FIELDS", "CONSTANTS", "TOGETHER", "ONE", "TOKENS", "SHARE",
 )  # fmt: skip
 
 
@@ -79,6 +79,7 @@ def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps:
         shrinkers = min(units, free if units <= FEW_TURNS * free else target.num_multiprocessors if target else 2)
     together = 2 * MOST_NUMBERS * warps // max(rows, tokens) // (1 if tokens <= LARGE_TILE else 2)
     together = 0 if x is None else min(MOST_TOGETHER, next_power_of_2(len(segments.adapter)), together)
+    one = int(together > 0 and len(segments.adapter) == 1)
     return {
         "s_ptr": s, "of_token_ptr": plan.of_token, "adapted_ptr": x, "memory_ptr": table.memory,
         "pages_ptr": table.pages, "places_ptr": table.places, "scales_ptr": table.scales,
@@ -87,7 +88,7 @@ def within_arguments(expansion: Expansion | None, rows: int, tokens: int, warps:
         "second_row": table.bounds[0], "third_row": table.bounds[1], "shrinkers": shrinkers, "turn": turn,
         "S_PARTS": len(s), "SUMS": next_power_of_2(len(s)), "LARGEST": table.largest, "MODULES": modules,
         "PAGES": table.pages.shape[1], "PAGE": table.kernel_page, "FIELDS": PLACE_FIELDS,
-        "CONSTANTS": table.constants, "TOGETHER": together, "TOKENS": plan.tokens,
+        "CONSTANTS": table.constants, "TOGETHER": together, "ONE": one, "TOKENS": plan.tokens,
         "SHARE": min(int(COLUMNS), block_of(table.memory.dtype) // warps),
     }  # fmt: skip
 
@@ -197,19 +198,46 @@ def await_arrivals(shrinkers, number_ptr, arrived_ptr, S_PARTS: tl.constexpr, MO
 
 
 @triton.jit
+def panels_of_b(row, segments, adapters, begin, PAGES: tl.constexpr, PAGE: tl.constexpr):
+    """16 ranks of the B of each of the ``segments``, from ``begin`` on, side by side: [rows, 16 of each]."""
+    _, _, _, adapter, rank, b = segments
+    TWICE: tl.constexpr = adapter.shape[0]
+    panel, eight = tl.arange(0, TWICE) % 2 * RANKS, tl.arange(0, RANKS)
+    exists = (row >= 0)[:, None] & (begin + panel < rank)[None, :]
+    offset = b[None, :] + row[:, None] * rank[None, :] + (begin + panel)[None, :]
+    place = elements(adapters[3], adapter[None, :], offset, exists, PAGES, PAGE)
+    place = tl.multiple_of(tl.where(exists, place, 0), [8, 8])
+    weights = tl.load(adapters[2] + place[:, :, None] + eight[None, None, :], mask=exists[:, :, None], other=0.0)
+    return weights.reshape(row.shape[0], TWICE * RANKS)
+
+
+@triton.jit
+def panels_ahead(row, segments, adapters, PAGES: tl.constexpr, PAGE: tl.constexpr, ONE: tl.constexpr):
+    """The first panel of a single segment, loaded before a tile's sum, which hides how long that takes."""
+    return panels_of_b(row, segments, adapters, 0, PAGES, PAGE) if ONE else row
+
+
+@triton.jit
 def adapted_tile(
-    acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
+    acc, segments, ahead, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
     SUMS: tl.constexpr, LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr,
-    FIELDS: tl.constexpr, TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
+    FIELDS: tl.constexpr, TOGETHER: tl.constexpr, ONE: tl.constexpr, BOTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``acc`` [rows, tokens] plus what adapters add to it: of outputs ``row`` [rows], all of the modules from
-    ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones."""
+    ``first_module`` to ``last_module``, and of any ``token`` [tokens]. ``segments`` are the first ones. ``ONE``: there
+    is one at most, and ``ahead`` is its first panel. ``BOTH``: the tile has outputs of both of two modules."""
     if TOGETHER == 0:
         s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, _, _, _, _, second_row, third_row = adapters
         acc += expanded(
             row, token, num_tokens, s_ptr, of_token_ptr, memory_ptr, pages_ptr, places_ptr, second_row, third_row,
             first_module, last_module, S_PARTS, SUMS, LARGEST, MODULES, PAGES, PAGE, FIELDS,
         )  # fmt: skip
+    elif ONE:
+        if tl.load(adapters[8]) > 0:
+            acc = _with_one(
+                acc, segments, ahead, adapters, row, token, num_tokens, first_module, last_module, S_PARTS, LARGEST,
+                MODULES, PAGES, PAGE, BOTH, PRECISION,
+            )  # fmt: skip
     else:
         acc = _with_segments(
             acc, segments, adapters, row, token, num_tokens, first_module, last_module, S_PARTS, LARGEST, MODULES,
@@ -254,3 +282,49 @@ def _with_segments(
         if begin_segment + TOGETHER < number:
             first, end, ranks, adapter, rank, b = segments_of(begin_segment + TOGETHER, adapters, FIELDS, TOGETHER)
     return acc
+
+
+@triton.jit
+def _with_one(
+    acc, segments, ahead, adapters, row, token, num_tokens, first_module, last_module, S_PARTS: tl.constexpr,
+    LARGEST: tl.constexpr, MODULES: tl.constexpr, PAGES: tl.constexpr, PAGE: tl.constexpr, BOTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """`_with_segments` of a single one: B has been loaded ahead, and what modules wait for is loaded at once."""
+    first, end, ranks, _, _, _ = segments
+    distance = num_tokens.to(tl.int64) * (MODULES * LARGEST)
+    sums = adapters[0] + token.to(tl.int64)[:, None] * (MODULES * LARGEST) + tl.arange(0, 16)[None, :]
+    of_row = module_of(row, adapters[9], adapters[10])[:, None]
+    member = (token[:, None] >= first[None, :]) & (token[:, None] < end[None, :])
+    held, most = (tl.max(member.to(tl.int32), axis=1) > 0)[:, None], tl.max(ranks, axis=0)
+    if BOTH:
+        s, second = _added_up(sums, held, distance, S_PARTS), _added_up(sums + LARGEST, held, distance, S_PARTS)
+        acc = _with_panels(acc, ahead, s, of_row == 0, member, ranks, 0, PRECISION)
+        acc = _with_panels(acc, ahead, second, of_row == 1, member, ranks, 0, PRECISION)
+    else:
+        for module in range(first_module, last_module + 1):
+            s = _added_up(sums + module * LARGEST, held, distance, S_PARTS)
+            acc = _with_panels(acc, ahead, s, of_row == module, member, ranks, 0, PRECISION)
+    for begin in tl.range(16, most, 16, num_stages=1):
+        panels = panels_of_b(row, segments, adapters, begin, PAGES, PAGE)
+        for module in range(first_module, last_module + 1):
+            s = _added_up(sums + module * LARGEST + begin, held, distance, S_PARTS)
+            acc = _with_panels(acc, panels, s, of_row == module, member, ranks, begin, PRECISION)
+    return acc
+
+
+@triton.jit
+def _added_up(sums, held, distance, S_PARTS: tl.constexpr):
+    """s [tokens, 16] of all parts."""
+    s = tl.load(sums, mask=held, other=0.0, cache_modifier=".cg")
+    for part in tl.static_range(1, S_PARTS):
+        s += tl.load(sums + part * distance, mask=held, other=0.0, cache_modifier=".cg")
+    return s
+
+
+@triton.jit
+def _with_panels(acc, panels, s, mine, member, ranks, begin, PRECISION: tl.constexpr):
+    """``acc`` plus the product of these ``panels`` with s [tokens, 16], in rows that are ``mine`` [rows, 1]."""
+    own = member[:, :, None] & (begin + tl.arange(0, 16)[None, :] < ranks[:, None])[None, :, :]
+    spread = tl.where(own, s[:, None, :], 0.0).to(panels.dtype).reshape(s.shape[0], 16 * member.shape[1])
+    return tl.dot(tl.where(mine, panels, 0.0), tl.trans(spread), acc, input_precision=PRECISION)

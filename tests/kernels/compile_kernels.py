@@ -359,7 +359,9 @@ def launch_all() -> None:
     for parts in ((), (4,)):
         rows = meta(*parts, 64, 3840, dtype=fp32 if parts else bf16)
         add_normed(rows, meta(64, 3840, dtype=bf16), meta(3840, dtype=fp32), 1e-5, meta(3840, dtype=fp32))
-    add_rms_norm(meta(4, 64, 4096, dtype=fp32), meta(64, 4096, dtype=bf16), meta(4096, dtype=bf16), 1e-5)
+    for size in (4096, 8192):
+        x, residual, weight = meta(8, 64, size, dtype=fp32), meta(64, size, dtype=bf16), meta(size, dtype=bf16)
+        add_rms_norm(x, residual, weight, 1e-5, rounded=torch.int8)
 
 
 def launch_heads() -> None:

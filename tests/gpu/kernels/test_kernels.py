@@ -101,6 +101,15 @@ def test_layers(shape: str, dtype: torch.dtype) -> None:
         result, expected = add_rms_norm(x, residual, weight, 1e-5), add_rms_norm_reference(x, other, weight, 1e-5)
         assert torch.equal(residual, other)
         assert relative_error(result, expected) < limit
+        for count in (2, 3, 8):
+            parts = torch.randn(count, tokens, hidden, device=CUDA)
+            result, expected = (
+                call(parts, into, weight, 1e-5)
+                for call, into in ((add_rms_norm, residual), (add_rms_norm_reference, other))
+            )
+            assert relative_error(residual, other) < limit
+            assert relative_error(result, expected) < limit
+            other.copy_(residual)
         gated = torch.randn(tokens, 2 * inner, device=CUDA).to(dtype)
         assert relative_error(silu_mul(gated), silu_mul_reference(gated)) < limit
 

@@ -82,6 +82,22 @@ def test_add_rms_norm(dtype: torch.dtype, device: torch.device) -> None:
     torch.testing.assert_close(result, expected, atol=SMALL[dtype], rtol=1e-2)
 
 
+@pytest.mark.parametrize("size", [130, 5000])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_add_rms_norm_of_parts(count: int, size: int, device: torch.device) -> None:
+    """Parts of a product are added up first; a token's result is the same
+    beside any others."""
+    parts, weight = torch.randn(count, 5, size, device=device), torch.randn(size, device=device).half()
+    residual = torch.randn(5, size, device=device).half()
+    expected_residual, result_residual, alone = residual.clone(), residual.clone(), residual[3:4].clone()
+    expected = add_rms_norm_reference(parts, expected_residual, weight, 1e-6)
+    result = add_rms_norm(parts, result_residual, weight, 1e-6)
+    torch.testing.assert_close(result_residual, expected_residual, atol=4e-3, rtol=1e-3)
+    torch.testing.assert_close(result, expected, atol=2e-2, rtol=1e-2)
+    assert torch.equal(add_rms_norm(parts[:, 3:4].contiguous(), alone, weight, 1e-6), result[3:4])
+    assert torch.equal(alone, result_residual[3:4])
+
+
 def test_copy_blocks(device: torch.device) -> None:
     """Whole blocks are copied; a block that is both source and target gives what it held before."""
     sources, targets = (torch.tensor(ids, dtype=torch.int32, device=device) for ids in ([0, 2], [2, 5]))

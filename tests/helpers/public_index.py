@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,16 +70,18 @@ def resolve(python: str, folder: Path, requirements: Iterable[str], *options: st
     """
     wanted = folder / "requirements.txt"
     wanted.write_text("\n".join(requirements))
-    packages: dict[str, Package] = {}
-    for patch in PATCHES:
+
+    def answer(patch: int) -> list[str]:
         done = _run(
             *("uv", "pip", "compile", "--quiet", "--no-config", f"--cache-dir={folder.parent / 'uv'}"),
             *("--only-binary=:all:", f"--python-version={python}.{patch}", f"--python-platform={PLATFORM}"),
             *("--no-header", "--annotation-style=line", str(wanted), *options),
         )
         assert done.returncode == 0, done.stderr
-        packages |= dict(_package(line) for line in done.stdout.splitlines())
-    return packages
+        return done.stdout.splitlines()
+
+    with ThreadPoolExecutor() as pool:
+        return dict(_package(line) for lines in pool.map(answer, PATCHES) for line in lines)
 
 
 def _package(line: str) -> tuple[str, Package]:

@@ -58,8 +58,8 @@ def loose(packages: dict[str, Package]) -> list[str]:
 
 @pytest.mark.usefixtures("index")
 def test_constraints_with_cuda(tmp_path: Path) -> None:
-    """With the public torch, all that `make` installs goes together with NIXL, in each Python, and nothing of it is left
-    to the day. NIXL brings a package for each CUDA, of its own version."""
+    """With the public torch, all that `make` installs goes together with NIXL, in each Python, and nothing of it is
+    left to the day. NIXL brings a package for each CUDA, of its own version."""
 
     def answer(python: str) -> dict[str, Package]:
         folder = tmp_path / python

@@ -359,8 +359,7 @@ def launch_all() -> None:
     for parts in ((), (4,)):
         rows = meta(*parts, 64, 3840, dtype=fp32 if parts else bf16)
         add_normed(rows, meta(64, 3840, dtype=bf16), meta(3840, dtype=fp32), 1e-5, meta(3840, dtype=fp32))
-    wide = meta(64, 8192, dtype=bf16), meta(8192, dtype=bf16)
-    add_rms_norm(meta(8, 64, 8192, dtype=fp32), *wide, 1e-5, rounded=torch.int8)
+    add_rms_norm(meta(8, 64, 8192, dtype=fp32), meta(64, 8192, dtype=bf16), meta(8192, dtype=bf16), 1e-5)
 
 
 def launch_heads() -> None:

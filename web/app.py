@@ -228,20 +228,8 @@ class IngressActor(Actor):
         address = address_of(self.name, self.epoch)
         tracing = open_tracing(self.settings, model.name, self.log)
         request_log = open_request_log(self.settings, self.log)
-        block = cached_block_size(self.settings)
-        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log, heavy, block)
-        inbox.on_closed = self.publish_soon
-
-        async def render_metrics() -> str:
-            await self.measure()
-            return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model.name)
-
-        async def read_load() -> dict[str, float]:
-            return await load_of(self.bus, membership.leases)
-
-        async def queue_batch(batch: BatchQueued) -> None:
-            await self.bus.publish([(self.names.jobs, batch)])
-
+        inbox = Inbox(self.bus, self.names, address, outbox, metrics, self.log, tracing, request_log, heavy,
+                      cached_block_size(self.settings), self.publish_soon)  # fmt: skip
         facts = facts_of(self.settings, model, self.name)
         keys = KeyRing(self.settings.api_key, self._key_file.news() or () if self._key_file else ())
         return Context(
@@ -265,14 +253,21 @@ class IngressActor(Actor):
             log=self.log,
             draining=self.draining.is_set,
             bus_trouble=lambda: self.bus_trouble,
-            render_metrics=render_metrics,
-            read_load=read_load,
-            queue_batch=queue_batch,
+            render_metrics=lambda: self._render_metrics(membership, model.name),
+            read_load=lambda: load_of(self.bus, membership.leases),
+            queue_batch=self._queue_batch,
             responses=self._make_responses(),
             store=open_store(self.settings),
             tracing=tracing,
             request_log=request_log,
         )
+
+    async def _render_metrics(self, membership: Membership, model: str) -> str:
+        await self.measure()
+        return await deployment_metrics(self.bus, membership.leases, self.name, self.metrics.snapshot(), model)
+
+    async def _queue_batch(self, batch: BatchQueued) -> None:
+        await self.bus.publish([(self.names.jobs, batch)])
 
     def _make_observatory(self, inbox: Inbox, membership: Membership, facts: dict[str, Any]) -> Observatory:
         return Observatory(

@@ -58,7 +58,7 @@ TURN_S = 0.005
 class Inbox:
     """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log`` trace and log them, if set.
     ``heavy`` sends large requests, for which others do not wait; None: as all others. ``cache_block_size`` is that of
-    the prefix cache, 0 if there is none."""
+    the prefix cache, 0 if there is none. ``on_closed`` runs when a call is over."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Inbox:
         request_log: RequestLog | None = None,
         heavy: Outbox | None = None,
         cache_block_size: int = 0,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._bus = bus
         self._names = names
@@ -89,8 +90,7 @@ class Inbox:
         self._readers = Readers()
         self._fanout = Fanout(self._send)
         self.repeats = Repeats(self._readers, self._send, outbox, log)
-        self.on_closed: Callable[[], None] = lambda: None
-        """Called when a call is over."""
+        self._on_closed = on_closed
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed_with: ApiError | None = None
@@ -177,7 +177,7 @@ class Inbox:
             self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
         if not self._readers.newest:
             self._idle.set()
-        self.on_closed()
+        self._on_closed()
         return stays and bool(running)
 
     def end(self, call: Call, error: ApiError) -> None:

@@ -1,4 +1,4 @@
-"""Experts' weights as some files stack them: inputs before outputs, or the rows of gate and up by turns.
+"""Experts' weights as some files stack them: inputs before outputs, or interleaved rows of gate and up.
 
 They have as many numbers as ours, so they are loaded into the memory that ours will have, and put into order there,
 expert by expert.

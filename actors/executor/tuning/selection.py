@@ -21,7 +21,7 @@ CONFIRMED = 2
 
 
 class Comparison(NamedTuple):
-    """Milliseconds of steps with choices before and after, by turns, and the standard error of what is saved."""
+    """Milliseconds of steps with choices before and after, alternating, and the standard error of what is saved."""
 
     before: float
     after: float

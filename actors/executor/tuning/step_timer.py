@@ -37,7 +37,7 @@ class StepTimer:
         return attention and attention.form, *products
 
     def compare(self, before: Choices, after: Choices, *, thoroughly: bool) -> Comparison | None:
-        """Median times of replays by turns; None if the step cannot be launched with what is chosen ``after``."""
+        """Median times of alternating replays; None if the step cannot be launched with what is chosen ``after``."""
         try:
             graphs = self._graph(before), self._graph(after)
             if not self._whole_ms:
@@ -73,7 +73,7 @@ def _told(before: Choices, after: Choices) -> str:
 def replay_pairs(
     before: torch.cuda.CUDAGraph, after: torch.cuda.CUDAGraph, count: int
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of ``count`` replays of each by turns, queued one behind the other: from the end of the last."""
+    """Milliseconds of ``count`` alternating replays of each, queued one behind the other: from the end of the last."""
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(2 * (WARM + count))]
     for index, end in enumerate(ends):
         (after if index % 2 else before).replay()

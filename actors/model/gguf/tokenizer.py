@@ -16,7 +16,7 @@ BLANK = "▁"
 """A space in SentencePiece's tokens."""
 BYTE_PAIRS, SENTENCE_PIECE = "gpt2", "llama"
 MOST_CHARACTERS = 1000
-"""The longest token of SentencePiece: merges are looked for at each character. No tokenizer comes near."""
+"""The longest token of SentencePiece: each character is searched for merges. No tokenizer comes near."""
 SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
            "pad_token": "padding_token_id"}  # fmt: skip
 NO_RSTRIP = ("<s>", "<unk>", "<|endoftext|>")

@@ -135,27 +135,20 @@ class Snapshot:
         core, replicas = self.core, list(self.core.replicas.values())
         same = asked.epoch == core.config.epoch
         over = [each for each in self._over if each[0] > (asked.over_seen if same else 0)]
-        sequences = [sequence for replica in replicas for sequence in replica.slots.sequences if sequence is not None]
-        sequences += islice(core.waiting, SHOWN_WAITING)
-        living = {id(sequence.request): sequence.request for sequence in sequences}
-        living |= {id(request): request for request in islice(core.delivery.finished.values(), SHOWN_WAITING)}
-        requests = [request for _, _, request in over] + list(living.values())
+        sequences, living = self._shown()
+        requests = [request for _, _, request in over] + living
         places = {id(request): place for place, request in enumerate(requests)}
         numbers = {replica.name: number for number, replica in enumerate(replicas)}
-        hosts = [_hosts_of(core.replicas, sequence) for sequence in sequences]
+        host_tables = [_hosts_of(core.replicas, sequence) for sequence in sequences]
         rows = [
             sequence_row(core.replicas, sequence, places[id(sequence.request)], numbers, len(held))
-            for sequence, held in zip(sequences, hosts, strict=True)
+            for sequence, held in zip(sequences, host_tables, strict=True)
         ]
         marks = [request_marks(request, over_s) for _, over_s, request in over]
-        marks += [request_marks(request, 0.0) for request in living.values()]
+        marks += [request_marks(request, 0.0) for request in living]
         pinned = [self._pinned(replica) for replica in replicas]
         cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
-        lent_hosts = map(core.planner.pulls.owned_hosts, replicas)  # they stay what they are, while others read them
-        cached_hosts = [
-            ints(dict.fromkeys(chain(replica.host_tier.pool.cached, lent)))
-            for replica, lent in zip(replicas, lent_hosts, strict=True)
-        ]
+        cached_hosts = [self._cached_hosts(replica) for replica in replicas]
         seen = asked.steps_seen if same else 0
         steps = self._steps_after(seen, numbers)
         flashed = [(row[1], *flash) for row, _, flashes in steps for flash in flashes]
@@ -164,10 +157,8 @@ class Snapshot:
             epoch=core.config.epoch,
             at_s=now_s,
             replicas=tuple(
-                replica_state(
-                    replica, core.planner.roles.role(replica), len(cached[i]), len(cached_hosts[i]), len(pinned[i])
-                )
-                for i, replica in enumerate(replicas)
+                replica_state(replica, core.planner.roles.role(replica), len(free), len(hosts), len(held))
+                for replica, free, hosts, held in zip(replicas, cached, cached_hosts, pinned, strict=True)
             ),
             request_ids=tuple(request.id for request in requests),
             clients=tuple(request.client for request in requests) if any(each.client for each in requests) else (),
@@ -179,7 +170,7 @@ class Snapshot:
             request_marks=ages(marks, now_s),
             sequences=ints(chain.from_iterable(rows)),
             blocks=ints(chain.from_iterable(sequence.pages for sequence in sequences)),
-            host_blocks=ints(chain.from_iterable(hosts)),
+            host_blocks=ints(chain.from_iterable(host_tables)),
             cached_blocks=joined(cached),
             cached_hosts=joined(cached_hosts),
             pinned_blocks=ints(chain.from_iterable(pinned)),
@@ -189,6 +180,19 @@ class Snapshot:
             flashed=ints(chain.from_iterable(flashed + self._pulled_after(seen, numbers))),
             took_s=time.thread_time() - began_s,
         )
+
+    def _shown(self) -> tuple[list[Sequence], list[Request]]:
+        """Sequences that hold a slot or wait, and all requests of these or that clients have not confirmed."""
+        slots = chain.from_iterable(replica.slots.sequences for replica in self.core.replicas.values())
+        sequences = [sequence for sequence in slots if sequence is not None]
+        sequences += islice(self.core.waiting, SHOWN_WAITING)
+        requests = {id(sequence.request): sequence.request for sequence in sequences}
+        requests |= {id(request): request for request in islice(self.core.delivery.finished.values(), SHOWN_WAITING)}
+        return sequences, list(requests.values())
+
+    def _cached_hosts(self, replica: Replica) -> Int32Array:
+        """Host blocks that are listed. Lent ones are among them: they keep their content while others read them."""
+        return ints(dict.fromkeys(chain(replica.host_tier.pool.cached, self.core.planner.pulls.owned_hosts(replica))))
 
     def _steps_after(
         self, seen: int, numbers: dict[str, int]

@@ -14,7 +14,7 @@ from pagebus.kernels.quantized.experts import QuantizedExperts
 from pagebus.kernels.quantized.layouts import Layout, tensors_of
 
 BY_TURNS = "mxfp4"
-"""The packing whose files have rows of gate and up by turns."""
+"""The packing whose files have interleaved rows of gate and up."""
 
 
 def quantized_experts(
@@ -60,7 +60,7 @@ def _bias(parameters: Parameters, name: str, weight: Layout) -> torch.Tensor:
 
 
 def _separate(gate_up: Layout, bias: torch.Tensor | None) -> None:
-    """Put all gates before all ups, whose rows came by turns."""
+    """Put all gates before all ups, whose rows were interleaved."""
     experts, rows = gate_up.shape[0], gate_up.shape[-2]
     order = torch.arange(rows, device=tensors_of(gate_up)[0].device).view(-1, 2).t().flatten()
     for expert in range(experts):

@@ -92,7 +92,8 @@ class BatchRun:
                 self._note("failed", errors={"object": "list", "data": errors})
                 return
             self._note("in_progress", request_counts={"total": total, "completed": 0, "failed": 0})
-        progress = await asyncio.to_thread(self._take_up)
+        # Not opened in the thread: it goes on when this task is cancelled, and nobody would close the files.
+        progress = self._go_on(*await asyncio.to_thread(self._take_up))
         watching = asyncio.create_task(self._watch(progress))
         try:
             await self._work(path, progress)
@@ -158,16 +159,20 @@ class BatchRun:
         self.batch.update(status=status, **changes, **({f"{status}_at": int(time.time())} if first else {}))
         self._store.save(self.batch)
 
-    def _take_up(self) -> Progress:
-        """Open the files as they were left; a partial last line is dropped."""
-        paths = [self._store.partial(self.batch["id"], kind) for kind in ("output", "errors")]
-        counts, done, tally = [], set(), Tally()
-        for path in paths:
-            ids = whole_lines(path, tally)
-            counts.append(len(ids))
-            done |= ids
-        output, errors = (path.open("ab") for path in paths)
-        return Progress(output, errors, done, counts[0], counts[1], tally)
+    def _partials(self) -> list[Path]:
+        """Of answers and of errors."""
+        return [self._store.partial(self.batch["id"], kind) for kind in ("output", "errors")]
+
+    def _take_up(self) -> tuple[list[set[str]], Tally]:
+        """What the files hold as they were left: the ids of each, and what these lines used. A partial last line is
+        dropped."""
+        tally = Tally()
+        return [whole_lines(path, tally) for path in self._partials()], tally
+
+    def _go_on(self, ids: list[set[str]], tally: Tally) -> Progress:
+        """Open the files, behind what they hold."""
+        output, errors = (path.open("ab") for path in self._partials())
+        return Progress(output, errors, set().union(*ids), len(ids[0]), len(ids[1]), tally)
 
     def _finish(self, path: Path, progress: Progress) -> None:
         """Turn the partial output into files and update the record."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import openai
 import pytest
 
 from pagebus.bus.messages import Job
+from pagebus.web.jobs import batches
+from pagebus.web.jobs.tally import Tally
 from pagebus.web.storage import files
 from pagebus.web.storage.files import Store, new_id
 from tests.helpers.waiting import LIMIT_S, until
@@ -263,3 +267,27 @@ async def test_batches_that_are_over_are_forgotten(world: World, monkeypatch: py
     running = await world.batch(file_id)
     assert [each.id async for each in world.client.batches.list()] == [running, f"batch_{3:024x}"]
     assert await world.lines(ended[0].output_file_id)
+
+
+async def test_a_jobs_actor_that_ends_while_it_reads_leaves_no_file_open(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest fails on the warning of a file that nobody closes."""
+    is_reading, may_go_on, whole_lines = threading.Event(), threading.Event(), batches.whole_lines
+
+    def wait(path: Path, tally: Tally) -> set[str]:
+        is_reading.set()
+        assert may_go_on.wait(LIMIT_S)
+        return whole_lines(path, tally)
+
+    monkeypatch.setattr(batches, "whole_lines", wait)
+    await world.begin()
+    await world.batch(await world.upload(ask("a")))
+    await until(is_reading.is_set)
+    actor, task = world.jobs.pop()
+    task.cancel()
+    await asyncio.wait([task])
+    may_go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await actor.bus.close()
+    gc.collect()

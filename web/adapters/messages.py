@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from pagebus.web.adapters.translated import Event
-from pagebus.web.http.errors import bad_field, not_supported
+from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
 
@@ -140,7 +140,7 @@ def _read_turn(message: Any, path: str) -> list[dict[str, Any]]:
         elif kind in ("thinking", "redacted_thinking") and role == "assistant":
             continue  # what was thought before an answer is not shown to the model again
         else:
-            raise not_supported(f"{where}.type") if kind else bad_field(f"{where}.type", "is required")
+            raise unsupported_type(where, block)
     if texts or calls or not turns:
         turns.append({"role": role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})})
     return turns
@@ -157,7 +157,7 @@ def _text(content: Any, path: str) -> str:
 
 def _block_text(block: Any, path: str) -> str:
     if type(block) is not dict or block.get("type") != "text":
-        raise not_supported(f"{path}.type")
+        raise unsupported_type(path, block)
     fields = Fields(block, path)
     fields.take("type")
     fields.take("cache_control")  # every prefix is cached
@@ -170,7 +170,7 @@ def _block_text(block: Any, path: str) -> str:
 
 def _read_tool(tool: Any, path: str) -> dict[str, Any]:
     if type(tool) is not dict or tool.get("type", "custom") != "custom":
-        raise not_supported(f"{path}.type")
+        raise unsupported_type(path, tool)
     function = {"name": tool.get("name"), "description": tool.get("description"),
                 "parameters": tool.get("input_schema")}  # fmt: skip
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagebus.web.http.errors import bad_field, not_supported
+from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
 from pagebus.web.requests.openai import is_metadata
@@ -182,7 +182,7 @@ def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
         return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": told}]
     if kind == "reasoning":
         return []  # what was thought before an answer is not shown to the model again
-    raise not_supported(f"{path}.type")
+    raise unsupported_type(path, item)
 
 
 def _read_content(content: Any, path: str) -> str:
@@ -193,7 +193,7 @@ def _read_content(content: Any, path: str) -> str:
     texts = []
     for index, part in enumerate(content):
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
-            raise not_supported(f"{path}[{index}].type")
+            raise unsupported_type(f"{path}[{index}]", part)
         if type(part.get("text")) is not str:
             raise bad_field(f"{path}[{index}].text", "must be a string", code="invalid_type")
         texts.append(part["text"])
@@ -218,7 +218,7 @@ def _read_tools(fields: Fields) -> dict[str, Any]:
         body["tools"] = []
         for index, tool in enumerate(tools):
             if type(tool) is not dict or tool.get("type") != "function":
-                raise not_supported(f"tools[{index}].type")
+                raise unsupported_type(f"tools[{index}]", tool)
             function = {name: value for name, value in tool.items() if name != "type" and value is not None}
             body["tools"].append({"type": "function", "function": function})
     choice = fields.take("tool_choice")

@@ -30,6 +30,8 @@ TYPES = {
 }
 
 
+MAX_SHOWN = 64
+"""Characters of a name that was given, of which a message repeats no more."""
 ASKED_ELSEWHERE = "asked_elsewhere"
 """The reason of an attempt that came to nothing because another one, at another address, goes on."""
 
@@ -83,6 +85,13 @@ def bad_field(param: str, problem: str, *, code: str = "invalid_value") -> ApiEr
 def not_supported(param: str) -> ApiError:
     """400 for a field that a later version will know."""
     return bad_field(param, "not supported yet; leave it out or give its default", code="unsupported_parameter")
+
+
+def unsupported_type(path: str, given: object) -> ApiError:
+    """400 for what was given at ``path``: an object whose type is not served, or no object with a type at all."""
+    kind = given.get("type") if isinstance(given, dict) else None
+    problem = f"{kind[:MAX_SHOWN]!r} is not supported" if isinstance(kind, str) else "is required"
+    return bad_field(f"{path}.type", problem, code="unsupported_parameter")
 
 
 def unknown_field(param: str) -> ApiError:

@@ -17,7 +17,7 @@ from msgspec import structs
 from pagebus.bus.messages import SamplingParams, StructuredOutput
 from pagebus.web.calls.parsing.output import Parsing
 from pagebus.web.calls.parsing.values import Types, types_of
-from pagebus.web.http.errors import bad_field, not_supported
+from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import ONLY_NULL, Fields, Schema
 from pagebus.web.http.limits import INT32_MAX, MAX_SCHEMA_BYTES, MAX_TOOL_CALLS, MAX_TOOLS
 from pagebus.web.requests.native_calls import calls_or
@@ -139,7 +139,7 @@ def _read_choice(fields: Fields, tools: tuple[dict[str, Any], ...]) -> tuple[str
         raise bad_field("tool_choice", "must be a string or an object", code="invalid_type")
     inner = Fields(choice, "tool_choice")
     if inner.string("type", None) != "function":
-        raise not_supported("tool_choice.type")
+        raise unsupported_type("tool_choice", choice)
     function = Fields(inner.object("function") or {}, "tool_choice.function")
     name = function.string("name", None)
     function.finish({})

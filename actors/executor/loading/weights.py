@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -253,7 +252,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
     try:
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            (length,) = struct.unpack("<Q", stream.read(8))
+            length = int.from_bytes(stream.read(8), "little")
             if length > min(MAX_HEADER_BYTES, size - 8):
                 raise ValueError("the header is longer than the file")
             header: dict[str, Any] = json.loads(stream.read(length))
@@ -265,7 +264,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
                 raise ValueError(f"tensor {name} lies outside the file, which is perhaps not complete")
             first, shape = 8 + length + start, tuple(entry["shape"])
             tensors[name] = StoredTensor(file, first, str(entry["dtype"]), shape, end - start)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} is not a readable safetensors file: {error}") from error
     return tensors
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +43,13 @@ def read_header(file: Path) -> dict[str, FileTensor]:
     try:
         with file.open("rb") as stream:
             size = file.stat().st_size
-            (length,) = struct.unpack("<Q", stream.read(8))
+            length = int.from_bytes(stream.read(8), "little")
             if length > min(MOST_HEADER_BYTES, size - 8):
                 raise ValueError("the header is longer than the file, or than 16 MiB")
             header = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
         header.pop("__metadata__", None)
         tensors = [_tensor(name, entry, 8 + length) for name, entry in header.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, AdapterError):
             raise
         raise AdapterError(f"{file.name} is not a whole safetensors file: {error}") from error

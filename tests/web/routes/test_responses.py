@@ -294,6 +294,13 @@ def test_fields_that_are_refused(change: dict[str, Any], param: str) -> None:
     assert caught.value.param == param
 
 
+def test_types_that_are_refused_are_told() -> None:
+    """No default would help."""
+    for tool, problem in (({"type": "web_search"}, "'web_search' is not supported"), ({}, "is required")):
+        with pytest.raises(ApiError, match=f"^tools.0..type: {problem}$"):
+            read_response({"input": "x", "tools": [tool]})
+
+
 def test_tools_and_formats_become_a_chats() -> None:
     """Written flat here, nested there; calls and their results are messages."""
     wanted = read_response(

@@ -121,28 +121,25 @@ def test_where_it_does_not_pay_nothing_is_pulled_ahead(monkeypatch: pytest.Monke
     assert sent == []
 
 
-@pytest.mark.parametrize(("budget", "moved"), [(CHUNK, ["r0", "r1"]), (len(LONG), ["r0"])])
-def test_whether_a_prompt_is_split_is_decided_by_what_is_waited_for(budget: int, moved: list[str]) -> None:
-    """All of its blocks take a fifth of the time in which it is computed, those of one of five steps a 25th. That is
-    known once a first prompt has moved."""
+def moved_after_one(budget: int, bytes_per_s: float) -> list[str]:
+    """Which of two long prompts leave the replica that computes them, the second once the link's rate is known."""
     split = Split(budget=budget, num_replicas=0)
     split.join(0)
-    split.join(1, bytes_per_s=1250.0)
+    split.join(1, bytes_per_s=bytes_per_s)
     for each in range(2):
         split.world.send(request(f"r{each}", prompt(len(LONG), seed=each), max_tokens=LEFT))
         split.world.run()
     split.end()
-    assert split.moved() == moved
+    return split.moved()
+
+
+@pytest.mark.parametrize(("budget", "moved"), [(CHUNK, ["r0", "r1"]), (len(LONG), ["r0"])])
+def test_whether_a_prompt_is_split_is_decided_by_what_is_waited_for(budget: int, moved: list[str]) -> None:
+    """All of its blocks take a fifth of the time in which it is computed, those of one of five steps a 25th."""
+    assert moved_after_one(budget, 1250.0) == moved
 
 
 def test_a_link_that_cannot_keep_up_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the last step's blocks alone would come soon enough: those before it would not be there yet."""
     monkeypatch.setattr(roles, "MOST_COST", 0.3)
-    split = Split(budget=CHUNK, num_replicas=0)
-    split.join(0)
-    split.join(1, bytes_per_s=200.0)
-    for each in range(2):
-        split.world.send(request(f"r{each}", prompt(len(LONG), seed=each), max_tokens=LEFT))
-        split.world.run()
-    split.end()
-    assert split.moved() == ["r0"]
+    assert moved_after_one(CHUNK, 200.0) == ["r0"]

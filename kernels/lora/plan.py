@@ -13,9 +13,10 @@ import torch
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.lora.segments import Segments
 
-FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 256, 16, 64
+FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 1024, 16, 64
 """Passes of up to so many tokens have segments of 16 tokens at most, others of 64."""
-BLOCK = 1024
+SMALL_BLOCK, BLOCK = 256, 1024
+"""Tokens that are looked at together: of passes of so many and fewer, and of others."""
 PRODUCTS = 1024
 """Products of a pass whose programs may wait for each other."""
 
@@ -154,8 +155,8 @@ def plan_adapters(
     of_token = torch.empty(num_tokens, dtype=torch.int32, device=device)
     _plan_adapters_kernel[(1,)](
         adapters, query_start, of_token, first, count, adapter, number, counts, num_rows, num_tokens,
-        capacity, (num_rows - 1).bit_length(), TOKENS=tokens, BLOCK=BLOCK if num_tokens > FEW_TOKENS else FEW_TOKENS,
-        PRODUCTS=PRODUCTS, num_warps=8 if num_tokens > FEW_TOKENS else 4,
+        capacity, (num_rows - 1).bit_length(), TOKENS=tokens, BLOCK=BLOCK if num_tokens > SMALL_BLOCK else SMALL_BLOCK,
+        PRODUCTS=PRODUCTS, num_warps=8 if num_tokens > SMALL_BLOCK else 4,
     )  # fmt: skip
     return AdapterPlan(Segments(first, count, adapter, number), of_token, tokens, Arrivals(counts))
 

@@ -12,7 +12,7 @@ import torch
 
 from pagebus.actors.executor.adapters.experts import HostExperts, of_all, own_experts
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.lora.adapter import Adapter, Digest, open_adapter
+from pagebus.actors.model.lora.adapter import Adapter, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.model.lora.location import locate
 from pagebus.actors.model.lora.projections import EMBEDDING, EXPERTS, projections
@@ -47,13 +47,13 @@ def reader(config: ModelConfig, max_rank: int, dtype: torch.dtype, targets: Coll
     def read(source: AdapterSource) -> HostAdapter:
         """Raises AdapterError."""
         adapter = open_adapter(locate(source.path).folder, whole, max_rank, targets)
-        digest, tensors = Digest(adapter.config), {}
-        for tensor, raw in adapter.read():
-            digest.add(tensor, raw)
-            values = torch.frombuffer(raw, dtype=FORMATS[tensor.format]).view(tensor.shape)
-            tensors[tensor.name] = values.to(dtype)
-        if digest.text() != source.digest:
+        numbers, digest = adapter.read()
+        if digest != source.digest:
             raise AdapterError(f"the files at {source.path} have changed since it was loaded: load it again")
+        tensors = {
+            each.name: torch.from_numpy(numbers.of(each)).view(FORMATS[each.format]).view(each.shape).to(dtype)
+            for each in adapter.tensors()
+        }
         return _parts(adapter, tensors, config)
 
     return read

@@ -7,16 +7,16 @@ links that lead out of it are refused, and so is everything that would have to b
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from pathlib import Path
 
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.configuration import AdapterConfig, parse_config
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
 from pagebus.actors.model.lora.matching import Matrices, matched
-from pagebus.actors.model.lora.tensor_file import FileTensor, raw_tensors, read_header
+from pagebus.actors.model.lora.tensor_file import FileTensor, Numbers, read_header, read_numbers
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_CONFIG_BYTES = 4 << 20
@@ -36,32 +36,25 @@ class Adapter:
         """The largest."""
         return max(each.rank for each in self.modules.values())
 
-    def tensors(self) -> Iterator[FileTensor]:
+    def tensors(self) -> list[FileTensor]:
         """All matrices, in the order in which they lie in the file."""
         every = (each for pair in self.modules.values() for each in (pair.a, pair.b, pair.bias) if each is not None)
-        return iter(sorted(every, key=_place))
+        return sorted(every, key=_place)
 
-    def read(self) -> Iterator[tuple[FileTensor, bytearray]]:
-        """All matrices with their bytes. Raises AdapterError, see :func:`raw_tensors`."""
-        return raw_tensors(self.folder / WEIGHTS, self.tensors())
+    def read(self) -> tuple[Numbers, str]:
+        """All their numbers, and the digest: SHA-256, cut to 128 bits, of what of the configuration counts, and the
+        tensors in the order of their file.
 
-
-class Digest:
-    """BLAKE2b (128 bit) over what of the configuration counts, and the weights in the order of their file."""
-
-    def __init__(self, config: AdapterConfig) -> None:
-        canonical = json.dumps(config.canonical(), sort_keys=True).encode()
-        self._hash = blake2b(canonical, digest_size=DIGEST_BYTES, person=b"pagebus adapter1")
-
-    def add(self, tensor: FileTensor, raw: bytes | bytearray) -> None:
-        """Count in the next tensor."""
-        what = json.dumps([tensor.name, tensor.format, tensor.shape]).encode()
-        self._hash.update(len(what).to_bytes(4, "little") + what)
-        self._hash.update(raw)
-
-    def text(self) -> str:
-        """32 hexadecimal digits."""
-        return self._hash.hexdigest()
+        Raises:
+            AdapterError: see :func:`read_numbers`.
+        """
+        tensors = self.tensors()
+        numbers = read_numbers(self.folder / WEIGHTS, tensors)
+        what = [self.config.canonical(), [[each.name, each.format, each.shape] for each in tensors]]
+        canonical = json.dumps(what, sort_keys=True).encode()
+        hashed = sha256(b"pagebus adapter 2" + len(canonical).to_bytes(8, "little") + canonical)
+        hashed.update(numbers.raw.data)
+        return numbers, hashed.hexdigest()[: 2 * DIGEST_BYTES]
 
 
 def open_adapter(path: Path, model: ModelConfig, max_rank: int, targets: Collection[str] = ()) -> Adapter:
@@ -85,11 +78,8 @@ def open_adapter(path: Path, model: ModelConfig, max_rank: int, targets: Collect
 
 
 def digest_of(adapter: Adapter) -> str:
-    """Reads all of it. Raises AdapterError for numbers that are not finite."""
-    digest = Digest(adapter.config)
-    for tensor, raw in adapter.read():
-        digest.add(tensor, raw)
-    return digest.text()
+    """32 hexadecimal digits that stand for it. Reads all of it. Raises AdapterError, see :func:`read_numbers`."""
+    return adapter.read()[1]
 
 
 def _folder(path: Path) -> Path:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeGuard
 
@@ -14,7 +16,10 @@ import numpy.typing as npt
 
 from pagebus.actors.model.lora.errors import AdapterError
 
+Bytes = npt.NDArray[np.uint8]
 MOST_HEADER_BYTES = 16 << 20
+PIECE = 1 << 20
+"""Numbers that are looked at together: few enough for a processor's cache."""
 FORMATS: dict[str, tuple[type[np.unsignedinteger], int]] = {
     "F32": (np.uint32, 0x7F800000),
     "F16": (np.uint16, 0x7C00),
@@ -63,30 +68,73 @@ def read_header(file: Path) -> dict[str, FileTensor]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def raw_tensors(file: Path, tensors: Iterator[FileTensor]) -> Iterator[tuple[FileTensor, bytearray]]:
-    """The bytes of tensors, one after the other, each in memory of its own.
+class Numbers:
+    """The bytes of some tensors of a file, one behind the other in memory."""
+
+    def __init__(self, tensors: Sequence[FileTensor]) -> None:
+        sizes = [each.end - each.start for each in tensors]
+        self.raw: Bytes = np.empty(sum(sizes), np.uint8)
+        ends = accumulate(sizes)
+        self._places = {each.name: slice(end - size, end) for each, size, end in zip(tensors, sizes, ends, strict=True)}
+
+    def of(self, *tensors: FileTensor) -> Bytes:
+        """Those of neighbours with one number format, where such numbers may lie."""
+        found = self.raw[self._places[tensors[0].name].start : self._places[tensors[-1].name].stop]
+        return found if found.ctypes.data % np.dtype(FORMATS[tensors[0].format][0]).itemsize == 0 else found.copy()
+
+
+def read_numbers(file: Path, tensors: Sequence[FileTensor]) -> Numbers:
+    """The numbers of ``tensors``, which are in the order of the file.
+
+    They are read, and looked at, in few calls: behind each, a thread waits for Python's lock, which steps may have.
 
     Raises:
         AdapterError: the file has changed, or a number is not finite.
     """
+    numbers = Numbers(tensors)
+    left = numbers.raw.data
     try:
-        with file.open("rb") as stream:
-            for tensor in tensors:
-                stream.seek(tensor.start)
-                raw = bytearray(tensor.end - tensor.start)
-                if stream.readinto(raw) != len(raw):
-                    raise AdapterError(f"{file.name} has become shorter")
-                _check_finite(tensor, raw)
-                yield tensor, raw
+        with file.open("rb", buffering=0) as stream:
+            for start, end in _spans(tensors):
+                stream.seek(start)
+                wanted, left = left[: end - start], left[end - start :]
+                while wanted:
+                    count = stream.readinto(wanted)
+                    if not count:
+                        raise AdapterError(f"{file.name} has become shorter")
+                    wanted = wanted[count:]
     except OSError as error:
         raise AdapterError(f"{file.name} cannot be read: {error.strerror}") from error
+    for form, run in groupby(tensors, attrgetter("format")):
+        _check_finite(form, list(run), numbers)
+    return numbers
 
 
-def _check_finite(tensor: FileTensor, raw: bytearray) -> None:
-    kind, exponent = FORMATS[tensor.format]
-    bits: npt.NDArray[np.unsignedinteger] = np.frombuffer(raw, kind)
-    if bool(np.any((bits & kind(exponent)) == exponent)):
-        raise AdapterError(f"tensor {tensor.name} holds NaN or infinity")
+def _spans(tensors: Sequence[FileTensor]) -> list[tuple[int, int]]:
+    """From which byte to which neighbours lie in the file."""
+    found: list[tuple[int, int]] = []
+    for each in tensors:
+        begins = found.pop()[0] if found and found[-1][1] == each.start else each.start
+        found.append((begins, each.end))
+    return found
+
+
+def _check_finite(form: str, tensors: Sequence[FileTensor], numbers: Numbers) -> None:
+    if not _is_finite(form, numbers.of(*tensors)):
+        broken = next(each for each in tensors if not _is_finite(form, numbers.of(each)))
+        raise AdapterError(f"tensor {broken.name} holds NaN or infinity")
+
+
+def _is_finite(form: str, raw: Bytes) -> bool:
+    kind, exponent = FORMATS[form]
+    bits = raw.view(kind)
+    scratch = np.empty(min(len(bits), PIECE), kind)
+    for first in range(0, len(bits), PIECE):
+        piece = bits[first : first + PIECE]
+        found = np.bitwise_and(piece, kind(exponent), out=scratch[: len(piece)])
+        if found.max() == exponent:
+            return False
+    return True
 
 
 def _tensor(name: str, entry: dict[str, object], base: int) -> FileTensor:

@@ -30,7 +30,7 @@ READ_COUNT = 1024
 """Entries per stream and read. A sequences stream that fills it holds the results of that read back."""
 READ_BLOCK_MS = 500
 TICK_S = 0.5
-"""How often replicas are looked for, streams trimmed and positions reported."""
+"""How often replicas are discovered, streams trimmed and positions reported."""
 MAX_UNSENT = 4096
 """Messages that may wait to be sent before reading pauses."""
 STAGE = "detokenizer"

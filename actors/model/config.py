@@ -270,7 +270,7 @@ def _hub_files(name: str, revision: str | None, kind: str) -> list[str]:
 
 def snapshot(name: str, revision: str | None, patterns: tuple[str, ...], what: str = "model") -> Path:
     """Files of a repository of the hub, with what is cached already. Errors of the hub's library become one ModelError,
-    which says ``what`` was looked for."""
+    which says ``what`` was requested."""
     import huggingface_hub
     from huggingface_hub import errors
 

@@ -149,7 +149,7 @@ class Sequence:
     num_losses: int = 0
     num_tokens_at_loss: int = 0
     disk_reads: tuple[bytes, ...] | None = None
-    """What has been read from a disk for it; None: it has not been looked for there."""
+    """What has been read from a disk for it; None: the disk has not been searched."""
     pulls: tuple[int, ...] | None = None
     """What has been pulled from other replicas for it since it had a slot; None: nothing was."""
 

@@ -56,7 +56,7 @@ class EngineSettings:
     spec_method: str | None = setting(
         None,
         help="how the next tokens of a sequence are guessed, to be verified several in a step (docs/speculation.md): "
-        "ngram looks for the sequence's last tokens in what is before them, eagle3 asks the head in --spec-model, "
+        "ngram searches the sequence for its last tokens, eagle3 asks the head in --spec-model, "
         "draft_model the small model there, mtp the checkpoint's own layer for that, none guesses nothing (default: "
         "ngram, where the model allows it)",
         choices=("none", "ngram", "eagle3", "mtp", "draft_model"),
@@ -70,11 +70,11 @@ class EngineSettings:
         None, help="most tokens guessed for a sequence and step (default: 4)", low=1, high=16
     )
     prompt_lookup_max: int | None = setting(
-        None, help="most last tokens that ngram looks for (default: --prompt-lookup-min, or 5)", low=1, high=64
+        None, help="most last tokens that ngram searches for (default: --prompt-lookup-min, or 5)", low=1, high=64
     )
     prompt_lookup_min: int | None = setting(
         None,
-        help="fewest last tokens that ngram looks for (default: --prompt-lookup-max; else 5 with --spec-method, 3 "
+        help="fewest last tokens that ngram searches for (default: --prompt-lookup-max; else 5 with --spec-method, 3 "
         "without)",
         low=1,
         high=64,

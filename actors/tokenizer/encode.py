@@ -50,7 +50,7 @@ INTERNAL = "The prompt could not be tokenized; the server's log has the request 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What fits: ``max_model_len`` tokens of prompt plus output, token ids in [0, ``vocab_size``). ``hashed``: the
-    scheduler looks for cached blocks of ``block_size`` tokens."""
+    scheduler looks up cached blocks of ``block_size`` tokens."""
 
     max_model_len: int
     vocab_size: int

@@ -97,7 +97,7 @@ class RedisGroups:
     @contextmanager
     def _handing_out(self, streams: Iterable[str], group: str, consumer: str) -> Iterator[list[Entry]]:
         """Mark entries collected inside the block as held, so that no other read returns them. On failure they are
-        released, and the next read looks for them again."""
+        released, and the next read searches for them again."""
         entries: list[Entry] = []
         try:
             yield entries

@@ -111,7 +111,7 @@ class RedisLink:
         self._unconfirmed: list[_Call] = []
         """Commands answered by the server but not known to be on its replicas."""
         self._is_demoted = False
-        """Whether the server no longer accepts writes: the next connection looks for the master again."""
+        """Whether the server no longer accepts writes: the next connection finds the master again."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self.reserved = False

@@ -6,7 +6,7 @@ import torch
 
 from pagebus.kernels.common.triton import tl, triton
 
-BLOCK = 2048  # values whose largest is kept; what a chosen one's successor is looked for in
+BLOCK = 2048  # values whose largest is kept; a chosen one's successor is found among them
 
 
 def token_logprobs_reference(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""``python -m tests.dst --seeds 1000 --from 0``: look for a seed that breaks a promise. ``-v`` tells its story."""
+"""``python -m tests.dst --seeds 1000 --from 0``: find a seed that breaks a promise. ``-v`` tells its story."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_tokens_that_are_followed_twice_are_noticed(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_a_dead_process_was_handed_is_found_by_its_next_life() -> None:
-    """The server may serve a read of the dead after the next life has looked for what was left pending."""
+    """The server may serve a read of the dead after the next life has searched for what was left pending."""
 
     async def story(world: World, *_: object) -> None:
         before, bus = (SimulatedBus(world.network, world.names, "c") for _ in range(2))

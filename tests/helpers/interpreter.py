@@ -33,7 +33,7 @@ def hasten() -> None:
         semantic.binary_op_type_checking_impl = alike_at_once(interpreter, semantic.binary_op_type_checking_impl)
     builder = interpreter.interpreter_builder
     type(builder).create_dot = exact_dot(type(builder).create_dot, interpreter.tl.float64)
-    if not builder.options.debug:  # without it the sums of 64 bits that look for overflows are made, and thrown away
+    if not builder.options.debug:  # without it the sums of 64 bits that detect overflows are made, and thrown away
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 

@@ -1,4 +1,4 @@
-"""What it costs to look for drafts where nothing repeats itself, with the shipped model on this machine's CPU.
+"""What it costs to look up drafts where nothing repeats itself, with the shipped model on this machine's CPU.
 
     python -m tests.shipped_model.bench_looking [--batches 1 8] [--rounds 20]
 

@@ -136,7 +136,7 @@ def prompt_usage(choice: Choice) -> dict[str, Any]:
 
 
 def _details(choices: Sequence[Choice]) -> dict[str, int] | None:
-    """Kinds of output tokens: of reasoning, where somebody looks for it, and of a prediction, where there is one."""
+    """Kinds of output tokens: of reasoning, where somebody asks for it, and of a prediction, where there is one."""
     thoughts = [count for choice in choices if (count := choice.num_reasoning_tokens) is not None]
     told = {"reasoning_tokens": sum(thoughts)} if thoughts else {}
     if any(each for choice in choices for each in choice.predicted):

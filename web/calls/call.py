@@ -51,7 +51,7 @@ class Choice:
     num_counted: int = 0
     """Tokens counted in metrics: those that have arrived, and those that a returning client had before."""
     token_starts: array[int] = field(default_factory=lambda: array("i"))
-    """The character at which each token begins, for calls that look for reasoning."""
+    """The character at which each token begins, for calls that parse reasoning."""
     predicted: tuple[int, int] = (0, 0)
     """Tokens of the prediction that have occurred, and that have not."""
     num_handed: int = 0

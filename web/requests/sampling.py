@@ -83,7 +83,7 @@ def read_sampling(fields: Fields, model: ServedModel, *, max_tokens: int | None)
         num_speculative_tokens=fields.integer("num_speculative_tokens", None, 0, MAX_SPECULATIVE_TOKENS),
     )
     if sampling.stop and not sampling.detokenize:
-        raise bad_field("stop", "needs detokenize to be true: it is looked for in the text")
+        raise bad_field("stop", "needs detokenize to be true: it is matched in the text")
     return sampling
 
 

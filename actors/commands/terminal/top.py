@@ -14,7 +14,7 @@ from pagebus.actors.commands.terminal.stopping import until_stopped
 
 FRAMES_PER_S = 4
 AGAIN_S = 1.0
-"""How long after the loss of the server it is looked for again."""
+"""How long after the loss of the server it is tried again."""
 WIDTH = 160
 """Columns of a frame that goes to a pipe."""
 

@@ -70,7 +70,7 @@ class Places:
         self._table_scales = torch.zeros(sum(self._widths), device=device)
 
     def use(self, cache: torch.Tensor) -> None:
-        """Have products look for adapters in this cache [num_blocks, ...]."""
+        """Have products read adapters from this cache [num_blocks, ...]."""
         memory = self._pages.within(cache)
         pages, fields = self._table_pages.split(self._sizes), self._table_fields.split(self._sizes)
         tables = {

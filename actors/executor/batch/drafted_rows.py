@@ -47,7 +47,7 @@ class Samples:
 
 class KnownLengths:
     """Who knows how long the sequences in the slots [S] are. Drafts in flight make a length ``uncertain`` to the host,
-    until a plan says it. A plain step looks for no drafts and tells the device no lengths: those it has are
+    until a plan says it. A plain step looks up no drafts and tells the device no lengths: those it has are
     ``outdated``."""
 
     def __init__(self, num_slots: int) -> None:
@@ -55,7 +55,7 @@ class KnownLengths:
         self._outdated = np.zeros(num_slots, np.bool_)
 
     def is_plain(self, plan: StepPlan) -> bool:
-        """Whether the plan's step looks for no drafts: it does not say where decodes begin, and nobody enters."""
+        """Whether the plan's step looks up no drafts: it does not say where decodes begin, and nobody enters."""
         return plan.num_decodes > 0 and not len(plan.latest_starts) and not plan.new_sequences
 
     def passed(self, plan: StepPlan, sample_slots: Int32Array) -> None:

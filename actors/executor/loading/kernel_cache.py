@@ -2,7 +2,7 @@
 
 ``pagebus compile-kernels`` fills the cache and leaves a mark there, named by a digest of everything that decides about
 launches. An executor that finds no such mark starts the same command beside its own start. It waits for the command
-only before its first launch. This module imports neither torch nor Triton, because it looks for the mark before them.
+only before its first launch. This module imports neither torch nor Triton, because it checks the mark before them.
 """
 
 from __future__ import annotations

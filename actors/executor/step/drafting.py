@@ -58,7 +58,7 @@ class Drafting:
 
     def begin(self, work: StepWork, deltas: dict[str, torch.Tensor], graphs: Graphs | None) -> None:
         """Note the sequences that enter, and those that plain steps have computed, let the head guess, and move the
-        step's rows to where they begin. In a plain step, which looks for no drafts, there is nothing to do."""
+        step's rows to where they begin. In a plain step, which looks up no drafts, there is nothing to do."""
         if work.runs is None:
             return
         header, rows, samples = self._header, len(work.slots), len(work.positions)

@@ -48,7 +48,7 @@ Located = tuple[int, list[bytes], Shares]
 
 
 class Lending:
-    """A prefix of ``sequence`` can be lent as far as each of its blocks lies somewhere. It is looked for once it is
+    """A prefix of ``sequence`` can be lent as far as each of its blocks lies somewhere. It is located once it is
     asked for."""
 
     def __init__(self, sequence: Sequence, fleet: Fleet, pulls: Pulls) -> None:
@@ -126,8 +126,8 @@ class Lending:
         return offer.num_tokens + target.block_size >= len(self._sequence.tokens)
 
     def _in_one(self, places: list[Place], offer: Offer, target: Replica) -> Located | None:
-        """:meth:`_locate` in the usual case, without looking for each block everywhere: all of the prefix that there is
-        lies on the nearest device, and the target has nothing of it but its beginning."""
+        """:meth:`_locate` in the usual case, which needs no search for each block: all of the prefix that there is lies
+        on the nearest device, and the target has nothing of it but its beginning."""
         nearest, hashes, start = places[0], self._sequence.hashes, len(offer.cached_blocks)
         _, blocks, hosts = nearest.match
         have, end = target.index.blocks, len(blocks)

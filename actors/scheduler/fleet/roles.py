@@ -104,7 +104,7 @@ class Roles:
         if num_tokens < self._least or sequence.beam_group is not None or sequence.swapped is not None:
             return False
         if not sequence.produced and not (able & self._prefills).any():
-            return not self._is_paced  # perhaps; what is cached is looked for once there is room
+            return not self._is_paced  # perhaps; what is cached is looked up once there is room
         uncached = num_tokens - self._most_cached(sequence)
         return uncached >= self._least and self._pays(uncached, pulls) and not self._mixes(uncached)
 

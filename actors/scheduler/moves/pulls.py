@@ -39,7 +39,7 @@ MOST_BYTES = 1 << 29
 get their blocks at its end."""
 
 FIRST_PULLS = 4
-"""So many full ones go out together before others are looked for. As their plan takes a place in the pipeline, the rest
+"""So many full ones go out together before others are chosen. As their plan takes a place in the pipeline, the rest
 may have to wait for a step: those of sequences that leave a prefill replica together should not."""
 
 
@@ -107,7 +107,7 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._live)
 
-    # -- for whoever looks for a loan ---------------------------------------------------------------------------------
+    # -- for whoever seeks a loan ---------------------------------------------------------------------------------
     def can_lend(self, lender: Replica, target: Replica, *, hosts: bool = False) -> bool:
         """Whether blocks may be pulled from one, or from its host tier, by the other."""
         alike = bool(lender.kv_kind) and lender.kv_kind == target.kv_kind

@@ -100,7 +100,7 @@ class StepResults:
         slots = flight.sample_slots
         if not same_ints(ids, flight.sample_ids):
             slots = flight.sample_slots[self._match_some(flight, ids)]
-        if len(result.num_drafts) not in (0, len(ids)):  # none: the step did not look for any
+        if len(result.num_drafts) not in (0, len(ids)):  # none: the step looked up none
             raise ProtocolError(f"step {result.step}: the result does not tell the drafts of its rows")
         running = self._table.ids[slots] == ids
         if np.count_nonzero(running) == len(ids):

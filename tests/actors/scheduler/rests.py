@@ -1,4 +1,4 @@
-"""Schedulers that often stop looking for drafts, and soon look again."""
+"""Schedulers that often stop looking up drafts, and soon look again."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Before each measurement the same is run untimed, of fewer tokens, and all graphs
 with ``#`` says how long that took, and how many blocks are left beside them.
 
 With ``--core`` the scheduler's core makes the plans, so it chooses how many drafts there are: by what becomes of them
-and what they cost, and whether a step looks for some at all.
+and what they cost, and whether a step looks up any at all.
 
 With ``--draft-shape`` a model of that shape drafts, with the vocabulary of the other. ``idle`` steps have no drafts,
 and show what it costs to keep its cache; in ``none`` its drafts are wrong. With ``--mtp`` an MTP layer drafts: the

@@ -61,7 +61,7 @@ class OutputParser:
 
     @property
     def reasoning_spans(self) -> list[list[int]] | None:
-        """From which to which character of what was read so far there was reasoning; None: nobody looks for it."""
+        """From which to which character of what was read so far there was reasoning; None: it is not parsed."""
         return self._spans.spans if self._parsing.reasoning else None
 
     def deltas(self, text: str, *, ended: bool) -> list[dict[str, Any]]:

@@ -126,4 +126,4 @@ READERS = {
     if each.scheme is not None
 } | {"mixed": Reader(partial(_expected, "mixed"), _none)}
 """Readers by the packing of a scheme. ``mixed`` is the scheme of a fused product: no file has a tensor of it, but its
-name is looked for."""
+name is looked up."""

@@ -41,7 +41,7 @@ class Drafted:
 
 def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Drafted | None:
     """Choose drafts for the decodes among a step's rows, which have their blocks, and take the blocks for them. None:
-    nothing is drafted or looked for, and the executor knows where all decodes begin."""
+    nothing is drafted or looked up, and the executor knows where all decodes begin."""
     table, decodes = replica.slots, slots[:num_decodes]
     looks = not num_decodes or replica.depth.watch.looks()
     if not looks and num_decodes and not np.count_nonzero(table.moved[decodes]):

@@ -1,4 +1,4 @@
-"""Decides which steps look for drafts at all: each while some are accepted, and few where none are for long.
+"""Decides which steps look up drafts at all: each while some are accepted, and few where none are for long.
 
 To look costs a step little, and a step of a small model on a CPU a few hundredths. Where nothing repeats itself this
 buys nothing, so steps look for a while and rest for a while, ever longer. A text that begins to repeat itself is

@@ -7,7 +7,7 @@ with ``--deterministic`` all answers must be the same, to the token:
    without pulls beside them, then with. Printed: how long the sequences pause as they change the executor, and how many
    blocks had been pulled when their first token came.
 2. ``auto``: ``--roles auto`` under long prompts beside chats. Printed: when it adopts roles, and the pauses.
-3. ``neighbour``: long sequences grow on one of two executors until it preempts. Printed: how many go on on the other.
+3. ``neighbour``: sequences fill one executor and grow until it preempts. Printed: how many go on on the other.
 
 MODEL is a folder or the name of a shape of ``pagebus bench``. OPTIONS are those of an executor.
 """
@@ -24,17 +24,20 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import pairwise
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import uvloop
 
 from pagebus.actors.bench.driver.deployment import as_served, scratch
 from pagebus.actors.runtime.gpus import visible_gpus
-from pagebus.actors.scheduler.core import planner
-from pagebus.actors.scheduler.core.placement import send_ahead
+from pagebus.actors.scheduler.core import admission, planner
+from pagebus.actors.scheduler.core.placement import choose, send_ahead
 from pagebus.actors.scheduler.events import CachesReset
 from pagebus.actors.scheduler.fleet.auto_roles import AutoRoles
+from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.fleet.neighbours import Neighbours
+from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.settings.sources import add_arguments, field_types, load_settings
 from pagebus.actors.telemetry import logs
 from tests.system.cache.bench_moves import FIRST, OURS, SECOND, Bench, say, started
@@ -131,23 +134,33 @@ async def auto(check: Check) -> None:
 
 
 async def neighbour(check: Check) -> None:
-    """Long and short prompts in turns: the long ones meet on one executor, and grow."""
-    asked = check.asked
-    prompts = [check.bench.prompt((asked.grow_tokens, 100)[number % 2]) for number in range(asked.grow_prompts)]
+    """Prompts that fill one executor, and grow, while the other has nothing to do."""
+    asked, first = check.asked, check.core.replicas[FIRST]
+    count = first.pool.num_blocks * first.block_size // asked.grow_tokens
+    prompts = [check.bench.prompt(asked.grow_tokens) for _ in range(count)]
     finds = Neighbours._with_room
     for run in ("computed again", "to the neighbour"):
         room = finds if run == "to the neighbour" else lambda *_: None
-        with patch.object(AutoRoles, "look", return_value=False), patch.object(Neighbours, "_with_room", room):
-            before, made = check.begin(0), list[Asked]()
+        with (
+            patch.object(AutoRoles, "look", return_value=False), patch.object(Neighbours, "_with_room", room),
+            patch.object(admission, "choose", on_the_first),
+        ):  # fmt: skip
+            before = check.begin(0)
             preempted, moved = check.core.num_preemptions, check.departures()
-            for prompt in prompts:
-                made.append(check.bench.system.submit(prompt, max_tokens=asked.grow_by))
-                await asyncio.sleep(asked.every_s)
+            made = [check.bench.system.submit(prompt, max_tokens=asked.grow_by) for prompt in prompts]
             await check.answers(made, "neighbour", run)
         every, handed = check.pauses_ms(made)
         say(f"    {check.core.num_preemptions - preempted} preempted, {check.departures() - moved} to the neighbour")
         say(f"    {len(handed)} changes of the executor, {check.pulled() - before} blocks pulled")
         say(f"    longest pause {max(every):.1f} ms")
+
+
+def on_the_first(sequence: Sequence, fleet: Fleet, able: Rows, pulls: Any) -> Any:
+    """In place of `choose`: what has no token yet begins on the first executor."""
+    if not sequence.produced:
+        able = able.copy()
+        able[fleet.row(SECOND)] = False
+    return choose(sequence, fleet, able, pulls)
 
 
 USES: dict[str, Callable[[Check], Awaitable[None]]] = {"ahead": ahead, "auto": auto, "neighbour": neighbour}
@@ -189,10 +202,8 @@ def main() -> int:
     parser.add_argument("--long-per-s", type=float, default=3.0)
     parser.add_argument("--long-tokens", type=int, default=4096)
     parser.add_argument("--chats-per-s", type=float, default=5.0)
-    parser.add_argument("--grow-prompts", type=int, default=50)
     parser.add_argument("--grow-tokens", type=int, default=4000)
     parser.add_argument("--grow-by", type=int, default=900)
-    parser.add_argument("--every-s", type=float, default=0.15)
     add_arguments(parser, model=False, only=sorted(set(field_types()) - set(OURS) | {"max_num_seqs"}))
     asked = parser.parse_args()
     asked.gpus = asked.gpus or visible_gpus(os.environ)

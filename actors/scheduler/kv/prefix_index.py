@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.model.window import EVERYTHING, Window
+from pagebus.bus.messages import Int32Array
+from pagebus.bus.messages.field_types import no_ints
 
 MANY = 64
 """Blocks, from which on arrays are quicker than a loop."""
@@ -56,7 +58,12 @@ def leading(find: Callable[[bytes], int | None], contents: Iterable[bytes]) -> l
 
 def as_rows(blocks: Sequence[int]) -> NDArray[np.intp]:
     """Many blocks, to look them up in arrays."""
-    return np.fromiter(blocks, np.intp, len(blocks))
+    return np.frombuffer(array("L", blocks), np.intp)  # a third of the time that numpy takes for a list
+
+
+def as_ints(numbers: list[int]) -> Int32Array:
+    """Numbers of which none is negative, as messages have them."""
+    return np.frombuffer(array("I", numbers), np.int32) if numbers else no_ints()
 
 
 class PrefixIndex:
@@ -114,20 +121,24 @@ class PrefixIndex:
         self._steps[block] = self.step if step is None else step
         return True
 
-    def insert_new(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """:meth:`insert` all of them, usually quicker: many at a time, of which none is listed yet."""
+    def insert_new(self, hashes: Sequence[bytes], blocks: list[int]) -> None:
+        """:meth:`insert` all of them, many at a time; quicker if none of the blocks is listed yet."""
         rows = as_rows(blocks)
         if not len(rows):
             return
         self._reach(int(rows.max()))
-        if np.any(self._all_steps[rows] >= 0) or not self.blocks.keys().isdisjoint(hashes):
+        if np.any(self._all_steps[rows] >= 0):
             for block_hash, block in zip(hashes, blocks, strict=True):
                 self.insert(block_hash, block)
             return
-        self.blocks.update(zip(hashes, blocks, strict=True))
+        found = list(map(self.blocks.setdefault, hashes, blocks))
+        new = list(zip(hashes, blocks, strict=True))
+        if found != blocks:  # some contents are listed: those of other blocks
+            new = [pair for pair, block in zip(new, found, strict=True) if pair[1] == block]
+            rows = as_rows([block for _, block in new])
         self._all_steps[rows] = self.step
         known = self._hashes
-        for block_hash, block in zip(hashes, blocks, strict=True):
+        for block_hash, block in new:
             known[block] = block_hash
 
     def _reach(self, block: int) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.kv.adapters import Adapters
+from pagebus.actors.scheduler.kv.prefix_index import as_ints
 from pagebus.actors.scheduler.replica.disk.orders import DiskOrders
 from pagebus.actors.scheduler.replica.moves.orders import PullOrders
 from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
@@ -127,37 +128,39 @@ class PlanBuilder:
     ) -> StepPlan:
         """The plan with these rows, decodes first; ``earliest``, ``latest`` and ``is_last`` as in the message."""
         entering = self._entering
-        tokens, predicted = array("i"), [_predicted(each) if self._predicts else array("i") for each in entering]
+        predicted = [_predicted(each) if self._predicts else array("i") for each in entering]
+        tokens, blocks = array("i"), list[int]()
         for sequence in entering:
             tokens += sequence.tokens
+            blocks += sequence.blocks
         plan = StepPlan(
             step=step,
             planned_s=now_s,
             num_decodes=num_decodes,
             new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
-            freed_slots=_ints(self.freed_slots),
+            freed_slots=as_ints(self.freed_slots),
             new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
-            new_block_ids=_ints([block for sequence in entering for block in sequence.blocks]),
-            appended_slots=_ints(self._appended_slots),
-            appended_blocks=_ints(self._appended_blocks),
-            copy_sources=_ints([source for sources, _ in self._copies for source in sources]),
-            copy_targets=_ints([target for _, targets in self._copies for target in targets]),
+            new_block_ids=as_ints(blocks),
+            appended_slots=as_ints(self._appended_slots),
+            appended_blocks=as_ints(self._appended_blocks),
+            copy_sources=as_ints([source for sources, _ in self._copies for source in sources]),
+            copy_targets=as_ints([target for _, targets in self._copies for target in targets]),
             slots=slots.astype(np.int32),
             num_scheduled=counts,
             executor_epoch=self._executor_epoch,
-            swap_out_blocks=_ints(self.swap_out_blocks),
-            swap_out_hosts=_ints(self.swap_out_hosts),
-            swap_in_hosts=_ints(self.swap_in_hosts),
-            swap_in_blocks=_ints(self.swap_in_blocks),
-            cut_slots=_ints(list(self._cuts)),
-            cut_blocks=_ints(list(self._cuts.values())),
-            chosen_slots=_ints(list(self._chosen)),
-            chosen_tokens=_ints(list(self._chosen.values())),
-            new_windowed=_ints([page for sequence in entering for page in sequence.windowed]),
-            appended_windowed=_ints(self._appended_windowed),
+            swap_out_blocks=as_ints(self.swap_out_blocks),
+            swap_out_hosts=as_ints(self.swap_out_hosts),
+            swap_in_hosts=as_ints(self.swap_in_hosts),
+            swap_in_blocks=as_ints(self.swap_in_blocks),
+            cut_slots=as_ints(list(self._cuts)),
+            cut_blocks=as_ints(list(self._cuts.values())),
+            chosen_slots=as_ints(list(self._chosen)),
+            chosen_tokens=as_ints(list(self._chosen.values())),
+            new_windowed=as_ints([page for sequence in entering for page in sequence.windowed]),
+            appended_windowed=as_ints(self._appended_windowed),
             earliest_starts=no_ints() if earliest is None else earliest,
             latest_starts=no_ints() if latest is None else latest,
-            new_predicted=_ints([token for each in predicted for token in each]),
+            new_predicted=as_ints([token for each in predicted for token in each]),
             **self._adapters.columns(),
             **self.disk.columns(),
             **self.pulled.columns(),
@@ -186,10 +189,6 @@ class PlanBuilder:
             self.pulled = PullOrders()
         if self._adapters.has_news:
             self._adapters.planned(step)
-
-
-def _ints(values: list[int]) -> Int32Array:
-    return np.array(values, np.int32) if values else no_ints()
 
 
 def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from pagebus.actors.scheduler.kv.prefix_index import as_ints
 from pagebus.bus.messages import BlockPull
 
 
@@ -43,6 +42,6 @@ class PullOrders:
             return {}
         return {
             "pulls": tuple(self.pulls),
-            "pull_sources": np.array(self.sources, np.int32),
-            "pull_blocks": np.array(self.blocks, np.int32),
+            "pull_sources": as_ints(self.sources),
+            "pull_blocks": as_ints(self.blocks),
         }

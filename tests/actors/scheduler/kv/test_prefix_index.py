@@ -27,6 +27,19 @@ def test_the_first_block_of_equal_content_stays_listed() -> None:
     assert 2 not in index
 
 
+def test_many_are_listed_as_one_by_one() -> None:
+    """Contents that are listed, or come twice, keep their blocks, and a listed block its content."""
+    index, expected = PrefixIndex(), PrefixIndex()
+    pairs = [(b"a", 7), (b"b", 3), (b"c", 5), (b"a", 1), (b"d", 2), (b"x", 3)]
+    for batch in ([(b"b", 9)], pairs[:5], pairs, []):
+        index.insert_new([content for content, _ in batch], [block for _, block in batch])
+        for content, block in batch:
+            expected.insert(content, block)
+        assert index.blocks == expected.blocks
+        assert index.hashes_of(range(10)) == expected.hashes_of(range(10))
+        index.check_integrity(10)
+
+
 def test_forgetting_works_once() -> None:
     """What is forgotten is gone from both directions."""
     index = PrefixIndex()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import compress
+from operator import eq
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,9 @@ from pagebus.bus.messages.field_types import no_ints
 
 MANY = 64
 """Blocks, from which on arrays are quicker than a loop."""
+
+LEAST_RUNS = 64
+"""Of which is remembered where they were, before it is asked whether they are still there."""
 
 _SUFFIXES = tuple(bytes((number,)) for number in range(256))
 
@@ -81,6 +86,10 @@ class PrefixIndex:
         self.new_anchors: list[bytes] = []
         """Hashes of anchors listed since the last reader took them."""
         self._anchor_every = window.num_matched
+        self._runs: dict[bytes, list[int]] = {}
+        """By the first of many contents, the blocks that held these when they were last listed or found. Most are still
+        there; who looks here checks it."""
+        self._most_runs = LEAST_RUNS
         self._hashes: list[bytes | None] = []
         """By block, as far as blocks have been listed."""
         self.step = 0
@@ -97,17 +106,42 @@ class PrefixIndex:
         return self.hash_of(block) is not None
 
     @property
+    def num_runs(self) -> int:
+        """Of how many prefixes it is remembered where they were."""
+        return len(self._runs)
+
+    @property
     def listed(self) -> Iterable[int]:
         """The listed blocks."""
         return self.blocks.values()
 
-    def match(self, hashes: Sequence[bytes], limit: int) -> list[int]:
+    def match(self, hashes: list[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
         unless they are retained before the next allocation."""
-        found: list[int] = []
+        wanted = hashes[:limit]
+        found = self._guess(wanted) if len(wanted) > MANY else []
+        num_guessed = len(found)
         with suppress(KeyError):  # what was found before the first that is not listed stays
-            found.extend(map(self.blocks.__getitem__, hashes[:limit]))
+            found.extend(map(self.blocks.__getitem__, wanted[num_guessed:]))
+        if len(found) - num_guessed > MANY:
+            self._note_run(wanted, found)
         return found
+
+    def _guess(self, wanted: list[bytes]) -> list[int]:
+        """The first of :meth:`match`, as far as they are where contents that begin alike were last seen. To check that
+        is several times faster than to look each up, which memory has to be waited for."""
+        run = self._runs.get(wanted[0], [])[: len(wanted)]
+        contents = list(map(self._hashes.__getitem__, run))
+        if contents != wanted[: len(run)]:
+            del run[list(map(eq, contents, wanted)).index(False) :]
+        return run
+
+    def _note_run(self, contents: Sequence[bytes], blocks: list[int]) -> None:
+        """These blocks hold a sequence's first contents, as far as they are listed."""
+        if len(self._runs) >= self._most_runs:
+            self._runs = {first: run for first, run in self._runs.items() if first in self.blocks}
+            self._most_runs = max(LEAST_RUNS, 2 * len(self._runs))
+        self._runs[contents[0]] = blocks.copy()
 
     def insert(self, block_hash: bytes, block: int, step: int | None = None) -> bool:
         """List a block; False if other content is listed for it or another block for the hash. ``step``: the plan that
@@ -132,14 +166,15 @@ class PrefixIndex:
                 self.insert(block_hash, block)
             return
         found = list(map(self.blocks.setdefault, hashes, blocks))
-        new = list(zip(hashes, blocks, strict=True))
         if found != blocks:  # some contents are listed: those of other blocks
-            new = [pair for pair, block in zip(new, found, strict=True) if pair[1] == block]
-            rows = as_rows([block for _, block in new])
+            mine = list(map(eq, found, blocks))
+            hashes, blocks, rows = list(compress(hashes, mine)), list(compress(blocks, mine)), rows[mine]
         self._all_steps[rows] = self.step
         known = self._hashes
-        for block_hash, block in new:
+        for block_hash, block in zip(hashes, blocks, strict=True):
             known[block] = block_hash
+        if len(blocks) > MANY:
+            self._note_run(hashes, blocks)
 
     def _reach(self, block: int) -> None:
         """Have room for this block."""
@@ -151,12 +186,14 @@ class PrefixIndex:
             self._all_steps = np.frombuffer(self._steps, np.int32)
 
     def insert_all(
-        self, hashes: Sequence[bytes], blocks: Sequence[int], start: int, end: int, first_block: int = 0
+        self, hashes: Sequence[bytes], blocks: list[int], start: int, end: int, first_block: int = 0
     ) -> None:
         """List the blocks ``start`` to ``end`` of a sequence, as far as they have been hashed and are among its
         ``blocks``, which begin with ``first_block``."""
         start, end = max(start, first_block), min(end, len(hashes))
         self.note_anchors(hashes, start, end)
+        if end - start > MANY and not first_block:
+            self._note_run(hashes, blocks[:end])
         for i in range(start, end):
             self.insert(hashes[i], blocks[i - first_block])
 
@@ -219,6 +256,7 @@ class PrefixIndex:
     def clear(self) -> None:
         """Remove all blocks. ``new_anchors`` stay, because the blocks may be in the host tier too."""
         self.blocks.clear()
+        self._runs.clear()
         self._hashes.clear()
         self._steps, self._all_steps = array("i"), np.empty(0, np.int32)
 

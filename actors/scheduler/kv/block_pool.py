@@ -54,12 +54,8 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
         following, counts, end = self._next, self._counts, self._end
-        blocks = []
-        block = following[end]
-        for _ in range(count):
-            blocks.append(block)
-            block = following[block]
-        listed = True
+        blocks = self._first(count)
+        block, listed = following[blocks[-1] if blocks else end], True
         if count > MANY:
             rows = as_rows(blocks)
             self._all_counts[rows] = 1
@@ -74,6 +70,32 @@ class BlockPool:
         for block, content in self._index.forget(blocks) if listed else ():
             self._lose(block, content)
         return blocks
+
+    def _first(self, count: int) -> list[int]:
+        """The first ``count`` free blocks. Where many lie side by side, as those that one sequence had, this takes no
+        line of Python for each."""
+        following = self._next
+        blocks: list[int] = []
+        block = following[self._end]
+        while count > MANY:
+            run = self._side_by_side(block, count)
+            blocks += run
+            block, count = following[run[-1]], count - len(run)
+            if len(run) < MANY:
+                break
+        for _ in range(count):
+            blocks.append(block)
+            block = following[block]
+        return blocks
+
+    def _side_by_side(self, block: int, most: int) -> range:
+        """Free blocks from this one on, at most so many, of which each lies beside the one before it: all in front of
+        it, or all behind."""
+        by = -1 if self._next[block] < block else 1
+        most = min(most, self.num_blocks - block if by > 0 else block + 1)
+        span = self._all_next[block : block + most] if by > 0 else self._all_next[block - most + 1 : block + 1][::-1]
+        (ends,) = (span != np.arange(block + by, block + by * (most + 1), by)).nonzero()
+        return range(block, block + by * (int(ends[0]) + 1 if len(ends) else most), by)
 
     def _lose(self, block: int, content: bytes) -> None:
         """Tell whom it concerns that a free block is given away."""
@@ -178,12 +200,7 @@ class BlockPool:
 
     def head(self, count: int) -> list[int]:
         """The free blocks that would be taken next, at most ``count``."""
-        blocks: list[int] = []
-        block = self._next[self._end]
-        while block != self._end and len(blocks) < count:
-            blocks.append(block)
-            block = self._next[block]
-        return blocks
+        return self._first(min(count, self.num_free))
 
     def free_blocks(self) -> list[int]:
         """The free list from head to tail (O(n), for tests and checks)."""

@@ -41,13 +41,12 @@ def hash_blocks(
         parent = _root(salt, adapter)
     elif len(parent) != HASH_BYTES:
         raise ValueError(f"parent has {len(parent)} bytes: must be ROOT or {HASH_BYTES}")
-    raw = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
-    size = 4 * block_size
+    whole = np.ascontiguousarray(token_ids, dtype="<i4")[: len(token_ids) // block_size * block_size]
     hashes: list[bytes] = []
     fresh = blake2b(digest_size=HASH_BYTES).copy  # a copy is made sooner than another one
-    for start in range(0, len(raw) - size + 1, size):
+    for raw in whole.view(f"V{4 * block_size}").tolist():
         block = fresh()
-        block.update(parent + raw[start : start + size])
+        block.update(parent + raw)
         parent = block.digest()
         hashes.append(parent)
     return hashes

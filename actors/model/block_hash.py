@@ -38,7 +38,7 @@ def hash_blocks(
     if block_size < 1:
         raise ValueError(f"block_size {block_size}: must be at least 1")
     if parent == ROOT:
-        parent = _root(salt, adapter)
+        parent = root_of(salt, adapter)
     elif len(parent) != HASH_BYTES:
         raise ValueError(f"parent has {len(parent)} bytes: must be ROOT or {HASH_BYTES}")
     whole = np.ascontiguousarray(token_ids, dtype="<i4")[: len(token_ids) // block_size * block_size]
@@ -74,6 +74,7 @@ def hashes_from_array(array: Int32Array) -> list[bytes]:
     return hashes
 
 
-def _root(salt: bytes | str | None, adapter: str) -> bytes:
+def root_of(salt: bytes | str | None, adapter: str) -> bytes:
+    """What stands before a sequence's first block."""
     raw = salt.encode("utf-8", "surrogatepass") if isinstance(salt, str) else salt or b""
     return blake2b(raw, digest_size=HASH_BYTES, key=_ROOT_KEY, person=bytes.fromhex(adapter)).digest()

@@ -1,6 +1,6 @@
 """Prints what it costs to check and hash a prompt of token ids, in CPU time.
 
-Run: ``python -m tests.actors.tokenizer.bench_encode``. Each prompt is new, and then comes again with other tokens at its
+Run: ``python -m tests.actors.tokenizer.bench_encode``. Each prompt is new, and then comes again with another
 end.
 """
 

@@ -27,7 +27,7 @@ from pagebus.bus.messages import (
     SamplingParams,
     TokenizedRequest,
 )
-from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.field_types import int_array, no_ints
 from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from pagebus.bus.messages.segments import without_segments
 
@@ -143,7 +143,7 @@ class Encoder:
             pieces = list(self._encode_pieces(rendered, request.add_special_tokens))
             if request.return_token_offsets:
                 return placed(pieces)
-            return np.array([token for piece in pieces for token in piece.ids], np.int32)
+            return int_array([token for piece in pieces for token in piece.ids])
         except Exception as error:
             return error
 
@@ -163,7 +163,7 @@ class Encoder:
         assert self._backend is not None
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-            return [np.array(encoding.ids, np.int32) for encoding in encodings]
+            return [int_array(encoding.ids) for encoding in encodings]
         except Exception as error:
             if len(texts) == 1:
                 return [_text_error(texts[0], error)]

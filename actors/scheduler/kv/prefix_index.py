@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.model.window import EVERYTHING, Window
-from pagebus.bus.messages import Int32Array
-from pagebus.bus.messages.field_types import no_ints
 
 MANY = 64
 """Blocks, from which on arrays are quicker than a loop."""
@@ -64,11 +62,6 @@ def leading(find: Callable[[bytes], int | None], contents: Iterable[bytes]) -> l
 def as_rows(blocks: Sequence[int]) -> NDArray[np.intp]:
     """Many blocks, to look them up in arrays."""
     return np.frombuffer(array("L", blocks), np.intp)  # a third of the time that numpy takes for a list
-
-
-def as_ints(numbers: list[int]) -> Int32Array:
-    """Numbers of which none is negative, as messages have them."""
-    return np.frombuffer(array("I", numbers), np.int32) if numbers else no_ints()
 
 
 class PrefixIndex:

@@ -10,14 +10,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pagebus.actors.scheduler.kv.adapters import Adapters
-from pagebus.actors.scheduler.kv.prefix_index import as_ints
 from pagebus.actors.scheduler.replica.disk.orders import DiskOrders
 from pagebus.actors.scheduler.replica.moves.orders import PullOrders
 from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
-from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.field_types import int_array, no_ints
 from pagebus.bus.messages.steps import CONTEXT_TOKENS
 
 
@@ -138,29 +137,29 @@ class PlanBuilder:
             planned_s=now_s,
             num_decodes=num_decodes,
             new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
-            freed_slots=as_ints(self.freed_slots),
+            freed_slots=int_array(self.freed_slots),
             new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
-            new_block_ids=as_ints(blocks),
-            appended_slots=as_ints(self._appended_slots),
-            appended_blocks=as_ints(self._appended_blocks),
-            copy_sources=as_ints([source for sources, _ in self._copies for source in sources]),
-            copy_targets=as_ints([target for _, targets in self._copies for target in targets]),
+            new_block_ids=int_array(blocks),
+            appended_slots=int_array(self._appended_slots),
+            appended_blocks=int_array(self._appended_blocks),
+            copy_sources=int_array([source for sources, _ in self._copies for source in sources]),
+            copy_targets=int_array([target for _, targets in self._copies for target in targets]),
             slots=slots.astype(np.int32),
             num_scheduled=counts,
             executor_epoch=self._executor_epoch,
-            swap_out_blocks=as_ints(self.swap_out_blocks),
-            swap_out_hosts=as_ints(self.swap_out_hosts),
-            swap_in_hosts=as_ints(self.swap_in_hosts),
-            swap_in_blocks=as_ints(self.swap_in_blocks),
-            cut_slots=as_ints(list(self._cuts)),
-            cut_blocks=as_ints(list(self._cuts.values())),
-            chosen_slots=as_ints(list(self._chosen)),
-            chosen_tokens=as_ints(list(self._chosen.values())),
-            new_windowed=as_ints([page for sequence in entering for page in sequence.windowed]),
-            appended_windowed=as_ints(self._appended_windowed),
+            swap_out_blocks=int_array(self.swap_out_blocks),
+            swap_out_hosts=int_array(self.swap_out_hosts),
+            swap_in_hosts=int_array(self.swap_in_hosts),
+            swap_in_blocks=int_array(self.swap_in_blocks),
+            cut_slots=int_array(list(self._cuts)),
+            cut_blocks=int_array(list(self._cuts.values())),
+            chosen_slots=int_array(list(self._chosen)),
+            chosen_tokens=int_array(list(self._chosen.values())),
+            new_windowed=int_array([page for sequence in entering for page in sequence.windowed]),
+            appended_windowed=int_array(self._appended_windowed),
             earliest_starts=no_ints() if earliest is None else earliest,
             latest_starts=no_ints() if latest is None else latest,
-            new_predicted=as_ints([token for each in predicted for token in each]),
+            new_predicted=int_array([token for each in predicted for token in each]),
             **self._adapters.columns(),
             **self.disk.columns(),
             **self.pulled.columns(),

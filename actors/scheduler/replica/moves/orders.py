@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagebus.actors.scheduler.kv.prefix_index import as_ints
 from pagebus.bus.messages import BlockPull
+from pagebus.bus.messages.field_types import int_array
 
 
 @dataclass(slots=True)
@@ -42,6 +42,6 @@ class PullOrders:
             return {}
         return {
             "pulls": tuple(self.pulls),
-            "pull_sources": as_ints(self.sources),
-            "pull_blocks": as_ints(self.blocks),
+            "pull_sources": int_array(self.sources),
+            "pull_blocks": int_array(self.blocks),
         }

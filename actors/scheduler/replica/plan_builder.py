@@ -128,9 +128,8 @@ class PlanBuilder:
         """The plan with these rows, decodes first; ``earliest``, ``latest`` and ``is_last`` as in the message."""
         entering = self._entering
         predicted = [_predicted(each) if self._predicts else array("i") for each in entering]
-        tokens, blocks = array("i"), list[int]()
+        blocks = list[int]()
         for sequence in entering:
-            tokens += sequence.tokens
             blocks += sequence.blocks
         plan = StepPlan(
             step=step,
@@ -138,7 +137,7 @@ class PlanBuilder:
             num_decodes=num_decodes,
             new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
             freed_slots=int_array(self.freed_slots),
-            new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
+            new_token_ids=_tokens(entering),
             new_block_ids=int_array(blocks),
             appended_slots=int_array(self._appended_slots),
             appended_blocks=int_array(self._appended_blocks),
@@ -188,6 +187,16 @@ class PlanBuilder:
             self.pulled = PullOrders()
         if self._adapters.has_news:
             self._adapters.planned(step)
+
+
+def _tokens(entering: list[Sequence]) -> Int32Array:
+    """Those of all of them. Of one that is a prompt only these are the prompt's own, which nobody changes."""
+    if len(entering) == 1 and len(entering[0].tokens) == len(entering[0].request.prompt):
+        return np.frombuffer(entering[0].request.prompt, np.int32)
+    tokens = array("i")
+    for sequence in entering:
+        tokens += sequence.tokens
+    return np.frombuffer(tokens, np.int32) if tokens else no_ints()
 
 
 def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:

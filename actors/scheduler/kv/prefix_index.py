@@ -111,11 +111,13 @@ class PrefixIndex:
     def match(self, hashes: list[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
         unless they are retained before the next allocation."""
+        if not (limit and hashes and hashes[0] in self.blocks):
+            return []
         wanted = hashes[:limit]
         found = self._guess(wanted) if len(wanted) > MANY else []
         num_guessed = len(found)
         with suppress(KeyError):  # what was found before the first that is not listed stays
-            found.extend(map(self.blocks.__getitem__, wanted[num_guessed:]))
+            found.extend(map(self.blocks.__getitem__, wanted[num_guessed:] if num_guessed else wanted))
         if len(found) - num_guessed > MANY:
             self._note_run(wanted, found)
         return found

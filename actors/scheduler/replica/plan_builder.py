@@ -128,17 +128,14 @@ class PlanBuilder:
         """The plan with these rows, decodes first; ``earliest``, ``latest`` and ``is_last`` as in the message."""
         entering = self._entering
         predicted = [_predicted(each) if self._predicts else array("i") for each in entering]
-        blocks = list[int]()
-        for sequence in entering:
-            blocks += sequence.blocks
         plan = StepPlan(
             step=step,
             planned_s=now_s,
             num_decodes=num_decodes,
             new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
             freed_slots=int_array(self.freed_slots),
-            new_token_ids=_tokens(entering),
-            new_block_ids=int_array(blocks),
+            new_token_ids=_tokens(entering) if entering else no_ints(),
+            new_block_ids=int_array(_blocks(entering)) if entering else no_ints(),
             appended_slots=int_array(self._appended_slots),
             appended_blocks=int_array(self._appended_blocks),
             copy_sources=int_array([source for sources, _ in self._copies for source in sources]),
@@ -196,7 +193,15 @@ def _tokens(entering: list[Sequence]) -> Int32Array:
     tokens = array("i")
     for sequence in entering:
         tokens += sequence.tokens
-    return np.frombuffer(tokens, np.int32) if tokens else no_ints()
+    return np.frombuffer(tokens, np.int32)
+
+
+def _blocks(entering: list[Sequence]) -> list[int]:
+    """The block tables of all of them."""
+    blocks: list[int] = []
+    for sequence in entering:
+        blocks += sequence.blocks
+    return blocks
 
 
 def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -59,7 +59,7 @@ class BlockPool:
         if count > MANY:
             rows = as_rows(blocks)
             self._all_counts[rows] = 1
-            listed = bool(np.any(self._index.are_listed(rows)))
+            listed = np.count_nonzero(self._index.are_listed(rows)) > 0
         else:
             for each in blocks:
                 counts[each] = 1
@@ -125,9 +125,9 @@ class BlockPool:
     def _runs(self, blocks: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """The first and the last of the free blocks that lie together, each before the one that is given before it, as
         those that a sequence has released."""
-        apart = self._all_next[blocks[1:]] != blocks[:-1]
-        count = len(blocks)
-        return blocks[np.append(True, apart)[:count]].tolist(), blocks[np.append(apart, True)[:count]].tolist()
+        apart = np.ones(len(blocks) + 1, np.bool_)
+        apart[1:-1] = self._all_next[blocks[1:]] != blocks[:-1]
+        return blocks[apart[:-1]].tolist(), blocks[apart[1:]].tolist()
 
     def release(self, blocks: Iterable[int]) -> None:
         """Remove one owner of each block. Blocks without owner become free in the order given: pass a sequence's last
@@ -159,13 +159,13 @@ class BlockPool:
     def _release_many(self, blocks: NDArray[np.intp]) -> None:
         """:meth:`release`, without a line of Python for each."""
         counts = self._all_counts[blocks]
-        if not np.all(counts):
+        if np.count_nonzero(counts) < len(counts):
             raise ValueError(f"of the blocks {blocks.tolist()} one is released but nobody holds it")
         self._all_counts[blocks] = counts - 1
         freed = blocks[counts == 1]
         self._all_used[freed] = self._index.step + 1
         listed = self._index.are_listed(freed)
-        if not np.all(listed):
+        if np.count_nonzero(listed) < len(listed):
             self._link_many(self._end, freed[~listed][::-1], self._next[self._end])
             freed = freed[listed]
         self._link_many(self._prev[self._end], freed, self._end)

@@ -156,7 +156,7 @@ class PrefixIndex:
         if not len(rows):
             return
         self._reach(int(rows.max()))
-        if np.any(self._all_steps[rows] >= 0):
+        if np.count_nonzero(self._all_steps[rows] >= 0):
             for block_hash, block in zip(hashes, blocks, strict=True):
                 self.insert(block_hash, block)
             return
@@ -228,9 +228,12 @@ class PrefixIndex:
 
     def are_listed(self, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Which of many blocks are listed."""
+        steps = self._all_steps
+        within = rows < len(steps)
+        if np.count_nonzero(within) == len(rows):
+            return steps[rows] >= 0
         listed: NDArray[np.bool_] = np.zeros(len(rows), np.bool_)
-        within = rows < len(self._all_steps)
-        listed[within] = self._all_steps[rows[within]] >= 0
+        listed[within] = steps[rows[within]] >= 0
         return listed
 
     def newest_step(self, blocks: Sequence[int]) -> int:

@@ -38,16 +38,15 @@ def hash_blocks(
     if block_size < 1:
         raise ValueError(f"block_size {block_size}: must be at least 1")
     if parent == ROOT:
-        parent = _root(salt, adapter)
+        parent = root_of(salt, adapter)
     elif len(parent) != HASH_BYTES:
         raise ValueError(f"parent has {len(parent)} bytes: must be ROOT or {HASH_BYTES}")
-    raw = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
-    size = 4 * block_size
+    whole = np.ascontiguousarray(token_ids, dtype="<i4")[: len(token_ids) // block_size * block_size]
     hashes: list[bytes] = []
     fresh = blake2b(digest_size=HASH_BYTES).copy  # a copy is made sooner than another one
-    for start in range(0, len(raw) - size + 1, size):
+    for raw in whole.view(f"V{4 * block_size}").tolist():
         block = fresh()
-        block.update(parent + raw[start : start + size])
+        block.update(parent + raw)
         parent = block.digest()
         hashes.append(parent)
     return hashes
@@ -75,6 +74,7 @@ def hashes_from_array(array: Int32Array) -> list[bytes]:
     return hashes
 
 
-def _root(salt: bytes | str | None, adapter: str) -> bytes:
+def root_of(salt: bytes | str | None, adapter: str) -> bytes:
+    """What stands before a sequence's first block."""
     raw = salt.encode("utf-8", "surrogatepass") if isinstance(salt, str) else salt or b""
     return blake2b(raw, digest_size=HASH_BYTES, key=_ROOT_KEY, person=bytes.fromhex(adapter)).digest()

@@ -12,9 +12,9 @@ import numpy as np
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from pagebus.actors.model.block_hash import hash_blocks, hashes_to_array
 from pagebus.actors.model.token_bits import fits
 from pagebus.actors.tokenizer.chat import ChatTemplate, Rendered
+from pagebus.actors.tokenizer.hashed_prompts import HashedPrompts
 from pagebus.actors.tokenizer.pieces import Piece, Placed, continued, placed
 from pagebus.actors.tokenizer.pooled import PooledTexts
 from pagebus.actors.tokenizer.refusal import Refusal
@@ -27,7 +27,7 @@ from pagebus.bus.messages import (
     SamplingParams,
     TokenizedRequest,
 )
-from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.field_types import int_array, no_ints
 from pagebus.bus.messages.requests import MOST_PREDICTION_TOKENS
 from pagebus.bus.messages.segments import without_segments
 
@@ -76,7 +76,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Any | None, limits: Limits, *, chat_template: str | None = None) -> None:
         """``tokenizer`` is a ``transformers`` one, None where only token ids are served. Raises TokenizerError."""
-        self._limits = limits
+        self._limits, self._hashed = limits, HashedPrompts(limits.block_size)
         self._backend: Tokenizer | None = None if tokenizer is None else tokenizer.backend_tokenizer
         self._chat = None if tokenizer is None else ChatTemplate(tokenizer, chat_template)
         self.reads_text = tokenizer is not None
@@ -143,7 +143,7 @@ class Encoder:
             pieces = list(self._encode_pieces(rendered, request.add_special_tokens))
             if request.return_token_offsets:
                 return placed(pieces)
-            return np.array([token for piece in pieces for token in piece.ids], np.int32)
+            return int_array([token for piece in pieces for token in piece.ids])
         except Exception as error:
             return error
 
@@ -163,7 +163,7 @@ class Encoder:
         assert self._backend is not None
         try:
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-            return [np.array(encoding.ids, np.int32) for encoding in encodings]
+            return [int_array(encoding.ids) for encoding in encodings]
         except Exception as error:
             if len(texts) == 1:
                 return [_text_error(texts[0], error)]
@@ -209,7 +209,7 @@ class Encoder:
                 return Outcome(request, self._told(request, prompt))
             ids = self._checked(request, np.asarray(prompt, np.int32))
             sampling = self._resolved(request, len(ids))
-            hashes = self._hashes(request, ids) if self._limits.hashed else []
+            hashes = self._hashes(request, ids) if self._limits.hashed else no_ints()
             reply = TokenizedRequest(
                 request_id=request.request_id,
                 ingress=request.ingress,
@@ -219,7 +219,7 @@ class Encoder:
                 arrived_s=request.arrived_s,
                 tokenized_s=time.time(),
                 prompt_token_ids=ids,
-                block_hashes=hashes_to_array(hashes),
+                block_hashes=hashes,
                 is_job=request.is_job,
                 attempt=request.attempt,
                 taken_s=taken_s,
@@ -236,9 +236,9 @@ class Encoder:
         except Exception as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
 
-    def _hashes(self, request: GenerateRequest, ids: Int32Array) -> list[bytes]:
+    def _hashes(self, request: GenerateRequest, ids: Int32Array) -> Int32Array:
         digest = "" if request.adapter is None else request.adapter.digest
-        return hash_blocks(ids, self._limits.block_size, salt=request.cache_salt, adapter=digest)
+        return self._hashed.hashes(ids, request.cache_salt, digest)
 
     def _prediction(self, text: str | None) -> Int32Array:
         """The first tokens of a text that the output is expected to resemble."""

@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import numpy as np
-
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.ranks.group import rank_name
 from pagebus.actors.runtime.actor import Actor
@@ -33,6 +31,7 @@ from pagebus.bus.messages import (
     SequenceStarted,
     StepResult,
 )
+from pagebus.bus.messages.field_types import int_array
 from pagebus.bus.streams import Names
 from tests.helpers.vanish import vanish
 from tests.helpers.waiting import LIMIT_S, eventually
@@ -237,7 +236,7 @@ class System:
             ingress="test",
             sampling=params,
             adapter=adapter,
-            prompt_token_ids=np.asarray(prompt, np.int32),
+            prompt_token_ids=int_array(prompt),
         )
         future = self.collector.expect(request_id)
         publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))

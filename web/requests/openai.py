@@ -11,7 +11,6 @@ from functools import cache
 from itertools import chain
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 
 from pagebus.bus.messages import Int32Array, SamplingParams
@@ -35,7 +34,7 @@ from pagebus.web.requests.chat_messages import read_documents, read_messages, re
 from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.reasoning import read_reasoning, read_thoughts_of_prompt
-from pagebus.web.requests.sampling import check_token_ids, read_max_tokens, read_sampling, token_id
+from pagebus.web.requests.sampling import read_max_tokens, read_sampling, token_array, token_id
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.requests.structured import read_structured
 from pagebus.web.requests.tools import read_tools
@@ -335,5 +334,4 @@ def _token_array(ids: Any, name: str, vocab_size: int | None) -> Int32Array:
         raise bad_field(name, f"must be an array of token ids, got {type_name(ids)}", code="invalid_type")
     if not ids:
         raise bad_field(name, "must not be empty")
-    check_token_ids(ids, name, vocab_size)
-    return np.array(ids, np.int32)
+    return token_array(ids, name, vocab_size)

@@ -7,8 +7,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from pagebus.actors.model.token_bits import LONG_LIST, to_bits
-from pagebus.bus.messages import RepetitionDetection, SamplingParams
+from pagebus.bus.messages import Int32Array, RepetitionDetection, SamplingParams
+from pagebus.bus.messages.field_types import int_array
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, Schema, shown, type_name
 from pagebus.web.http.limits import (
@@ -114,6 +117,26 @@ def check_token_ids(ids: list[Any], name: str, vocab_size: int | None) -> None:
     if ids and (min(ids) < 0 or max(ids) > limit):
         index, wrong = next((i, v) for i, v in enumerate(ids) if not 0 <= v <= limit)
         raise bad_field(f"{name}[{index}]", f"token id {shown(wrong)} is outside the vocabulary (0 to {limit})")
+
+
+def token_array(ids: list[Any], name: str, vocab_size: int | None) -> Int32Array:
+    """Token ids that :func:`check_token_ids` accepts, in a tenth of the time that this takes with a conversion."""
+    found = _as_array(ids, INT32_MAX if vocab_size is None else vocab_size - 1)
+    if found is None:
+        check_token_ids(ids, name, vocab_size)
+    return np.array(ids, np.int32) if found is None else found
+
+
+def _as_array(ids: list[Any], limit: int) -> Int32Array | None:
+    """None: they are no token ids."""
+    try:
+        found = int_array(ids)
+    except (TypeError, OverflowError):
+        return None
+    if len(found) and found.view(np.uint32).max() > limit:
+        return None
+    perhaps_booleans = (found <= 1).nonzero()[0].tolist()
+    return found if all(type(ids[place]) is int for place in perhaps_booleans) else None
 
 
 def _lift(temperature: float) -> float:

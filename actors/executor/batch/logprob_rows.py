@@ -196,6 +196,8 @@ def _find_sampled(requested: LogprobRows, hidden_index: Int32Array) -> None:
 
 def ranges(starts: Int32Array, counts: Int32Array) -> Int32Array:
     """start, start + 1, ... for each pair, one after another: ([10, 20], [2, 3]) -> [10, 11, 20, 21, 22]."""
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + counts[0], dtype=np.int32)
     before = np.cumsum(counts, dtype=np.int32) - counts
     total = int(counts.sum())
     return np.repeat(starts - before, counts) + np.arange(total, dtype=np.int32)

@@ -54,16 +54,12 @@ class BlockPool:
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} are free")
         following, counts, end = self._next, self._counts, self._end
-        blocks = []
-        block = following[end]
-        for _ in range(count):
-            blocks.append(block)
-            block = following[block]
-        listed = True
+        blocks = self._first(count)
+        block, listed = following[blocks[-1] if blocks else end], True
         if count > MANY:
             rows = as_rows(blocks)
             self._all_counts[rows] = 1
-            listed = bool(np.any(self._index.are_listed(rows)))
+            listed = np.count_nonzero(self._index.are_listed(rows)) > 0
         else:
             for each in blocks:
                 counts[each] = 1
@@ -74,6 +70,32 @@ class BlockPool:
         for block, content in self._index.forget(blocks) if listed else ():
             self._lose(block, content)
         return blocks
+
+    def _first(self, count: int) -> list[int]:
+        """The first ``count`` free blocks. Where many lie side by side, as those that one sequence had, this takes no
+        line of Python for each."""
+        following = self._next
+        blocks: list[int] = []
+        block = following[self._end]
+        while count > MANY:
+            run = self._side_by_side(block, count)
+            blocks += run
+            block, count = following[run[-1]], count - len(run)
+            if len(run) < MANY:
+                break
+        for _ in range(count):
+            blocks.append(block)
+            block = following[block]
+        return blocks
+
+    def _side_by_side(self, block: int, most: int) -> range:
+        """Free blocks from this one on, at most so many, of which each lies beside the one before it: all in front of
+        it, or all behind."""
+        by = -1 if self._next[block] < block else 1
+        most = min(most, self.num_blocks - block if by > 0 else block + 1)
+        span = self._all_next[block : block + most] if by > 0 else self._all_next[block - most + 1 : block + 1][::-1]
+        (ends,) = (span != np.arange(block + by, block + by * (most + 1), by)).nonzero()
+        return range(block, block + by * (int(ends[0]) + 1 if len(ends) else most), by)
 
     def _lose(self, block: int, content: bytes) -> None:
         """Tell whom it concerns that a free block is given away."""
@@ -103,9 +125,9 @@ class BlockPool:
     def _runs(self, blocks: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """The first and the last of the free blocks that lie together, each before the one that is given before it, as
         those that a sequence has released."""
-        apart = self._all_next[blocks[1:]] != blocks[:-1]
-        count = len(blocks)
-        return blocks[np.append(True, apart)[:count]].tolist(), blocks[np.append(apart, True)[:count]].tolist()
+        apart = np.ones(len(blocks) + 1, np.bool_)
+        apart[1:-1] = self._all_next[blocks[1:]] != blocks[:-1]
+        return blocks[apart[:-1]].tolist(), blocks[apart[1:]].tolist()
 
     def release(self, blocks: Iterable[int]) -> None:
         """Remove one owner of each block. Blocks without owner become free in the order given: pass a sequence's last
@@ -137,13 +159,13 @@ class BlockPool:
     def _release_many(self, blocks: NDArray[np.intp]) -> None:
         """:meth:`release`, without a line of Python for each."""
         counts = self._all_counts[blocks]
-        if not np.all(counts):
+        if np.count_nonzero(counts) < len(counts):
             raise ValueError(f"of the blocks {blocks.tolist()} one is released but nobody holds it")
         self._all_counts[blocks] = counts - 1
         freed = blocks[counts == 1]
         self._all_used[freed] = self._index.step + 1
         listed = self._index.are_listed(freed)
-        if not np.all(listed):
+        if np.count_nonzero(listed) < len(listed):
             self._link_many(self._end, freed[~listed][::-1], self._next[self._end])
             freed = freed[listed]
         self._link_many(self._prev[self._end], freed, self._end)
@@ -178,12 +200,7 @@ class BlockPool:
 
     def head(self, count: int) -> list[int]:
         """The free blocks that would be taken next, at most ``count``."""
-        blocks: list[int] = []
-        block = self._next[self._end]
-        while block != self._end and len(blocks) < count:
-            blocks.append(block)
-            block = self._next[block]
-        return blocks
+        return self._first(min(count, self.num_free))
 
     def free_blocks(self) -> list[int]:
         """The free list from head to tail (O(n), for tests and checks)."""

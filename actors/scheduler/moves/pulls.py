@@ -95,7 +95,9 @@ class Pulls:
     _links: dict[tuple[str, str, bool], Link] = field(default_factory=dict)
     """By the address of the lender, target, and whether it leads to the host tier of a neighbour."""
     _bringing: dict[str, dict[bytes, int]] = field(default_factory=dict)
-    """By target: contents and the numbers of the pulls that bring them."""
+    """By target: contents and the numbers of the pulls that bring them, as far as they were looked up."""
+    _unread: dict[str, list[tuple[int, list[bytes]]]] = field(default_factory=dict)
+    """By target: the others, pull by pull. Where nobody else asks, they are never looked up."""
     _probes: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PROBES))
     """Those that told a link's rate, of late."""
     _held: Counter[Side] = field(default_factory=Counter)
@@ -155,8 +157,14 @@ class Pulls:
 
     def bringing(self, target: Replica, contents: Iterable[bytes]) -> dict[bytes, int]:
         """Those of the contents that a pull brings to the target, with its number."""
-        known = self._bringing.get(target.name, {})
+        known = self._brought_to(target.name)
         return {content: known[content] for content in contents if content in known} if known else {}
+
+    def _brought_to(self, target: str) -> dict[bytes, int]:
+        known = self._bringing.setdefault(target, {})
+        for number, contents in self._unread.pop(target, ()):
+            known.update(zip(contents, repeat(number)))
+        return known
 
     def over(self, link: Link) -> tuple[int, ...]:
         """Those that come over a link."""
@@ -196,7 +204,7 @@ class Pulls:
         pull.step = max(pull.step, step)
         pull.add(part, blocks)
         self.num_full += (len(pull.blocks) + len(blocks)) * target.block_bytes > MOST_BYTES
-        self._bringing.setdefault(target.name, {}).update(zip(part.contents, repeat(pull.number)))
+        self._unread.setdefault(target.name, []).append((pull.number, part.contents))
         return pull.number
 
     def _gathering(self, part: Part, lender: Replica, target: Replica, step: int) -> Pull:
@@ -296,10 +304,11 @@ class Pulls:
             return
         pull.is_void = True
         pull.link.num_under_way -= len(pull.blocks)
-        known = self._bringing[pull.target.name]
-        if len(known) == len(pull.contents):  # the only one under way
-            known.clear()
+        if all(each.is_void for each in self._live.values() if each.target is pull.target):
+            self._bringing.pop(pull.target.name, None)
+            self._unread.pop(pull.target.name, None)
             return
+        known = self._brought_to(pull.target.name)
         for content in pull.contents:
             del known[content]
 
@@ -356,7 +365,8 @@ class Pulls:
         """
         valid = [pull for pull in self._live.values() if not pull.is_void]
         bringing = {(pull.target.name, content): pull.number for pull in valid for content in pull.contents}
-        known = {(name, content): number for name, each in self._bringing.items() for content, number in each.items()}
+        targets = {*self._bringing, *self._unread}
+        known = {(name, content): number for name in targets for content, number in self._brought_to(name).items()}
         assert known == bringing, "what pulls bring is out of date"
         held = Counter((each.name, hosts) for pull in self._live.values() for _ in pull.blocks
                        for each, hosts in ((pull.lender, pull.hosts), (pull.target, False))

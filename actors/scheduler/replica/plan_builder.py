@@ -16,7 +16,7 @@ from pagebus.actors.scheduler.replica.slots import Slots, most_drafts
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
-from pagebus.bus.messages.field_types import no_ints
+from pagebus.bus.messages.field_types import int_array, no_ints
 from pagebus.bus.messages.steps import CONTEXT_TOKENS
 
 
@@ -127,37 +127,35 @@ class PlanBuilder:
     ) -> StepPlan:
         """The plan with these rows, decodes first; ``earliest``, ``latest`` and ``is_last`` as in the message."""
         entering = self._entering
-        tokens, predicted = array("i"), [_predicted(each) if self._predicts else array("i") for each in entering]
-        for sequence in entering:
-            tokens += sequence.tokens
+        predicted = [_predicted(each) if self._predicts else array("i") for each in entering]
         plan = StepPlan(
             step=step,
             planned_s=now_s,
             num_decodes=num_decodes,
             new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
-            freed_slots=_ints(self.freed_slots),
-            new_token_ids=np.frombuffer(tokens, np.int32) if tokens else no_ints(),
-            new_block_ids=_ints([block for sequence in entering for block in sequence.blocks]),
-            appended_slots=_ints(self._appended_slots),
-            appended_blocks=_ints(self._appended_blocks),
-            copy_sources=_ints([source for sources, _ in self._copies for source in sources]),
-            copy_targets=_ints([target for _, targets in self._copies for target in targets]),
+            freed_slots=int_array(self.freed_slots),
+            new_token_ids=_tokens(entering) if entering else no_ints(),
+            new_block_ids=int_array(_blocks(entering)) if entering else no_ints(),
+            appended_slots=int_array(self._appended_slots),
+            appended_blocks=int_array(self._appended_blocks),
+            copy_sources=int_array([source for sources, _ in self._copies for source in sources]),
+            copy_targets=int_array([target for _, targets in self._copies for target in targets]),
             slots=slots.astype(np.int32),
             num_scheduled=counts,
             executor_epoch=self._executor_epoch,
-            swap_out_blocks=_ints(self.swap_out_blocks),
-            swap_out_hosts=_ints(self.swap_out_hosts),
-            swap_in_hosts=_ints(self.swap_in_hosts),
-            swap_in_blocks=_ints(self.swap_in_blocks),
-            cut_slots=_ints(list(self._cuts)),
-            cut_blocks=_ints(list(self._cuts.values())),
-            chosen_slots=_ints(list(self._chosen)),
-            chosen_tokens=_ints(list(self._chosen.values())),
-            new_windowed=_ints([page for sequence in entering for page in sequence.windowed]),
-            appended_windowed=_ints(self._appended_windowed),
+            swap_out_blocks=int_array(self.swap_out_blocks),
+            swap_out_hosts=int_array(self.swap_out_hosts),
+            swap_in_hosts=int_array(self.swap_in_hosts),
+            swap_in_blocks=int_array(self.swap_in_blocks),
+            cut_slots=int_array(list(self._cuts)),
+            cut_blocks=int_array(list(self._cuts.values())),
+            chosen_slots=int_array(list(self._chosen)),
+            chosen_tokens=int_array(list(self._chosen.values())),
+            new_windowed=int_array([page for sequence in entering for page in sequence.windowed]),
+            appended_windowed=int_array(self._appended_windowed),
             earliest_starts=no_ints() if earliest is None else earliest,
             latest_starts=no_ints() if latest is None else latest,
-            new_predicted=_ints([token for each in predicted for token in each]),
+            new_predicted=int_array([token for each in predicted for token in each]),
             **self._adapters.columns(),
             **self.disk.columns(),
             **self.pulled.columns(),
@@ -188,8 +186,22 @@ class PlanBuilder:
             self._adapters.planned(step)
 
 
-def _ints(values: list[int]) -> Int32Array:
-    return np.array(values, np.int32) if values else no_ints()
+def _tokens(entering: list[Sequence]) -> Int32Array:
+    """Those of all of them. Of one that is a prompt only these are the prompt's own, which nobody changes."""
+    if len(entering) == 1 and len(entering[0].tokens) == len(entering[0].request.prompt):
+        return np.frombuffer(entering[0].request.prompt, np.int32)
+    tokens = array("i")
+    for sequence in entering:
+        tokens += sequence.tokens
+    return np.frombuffer(tokens, np.int32)
+
+
+def _blocks(entering: list[Sequence]) -> list[int]:
+    """The block tables of all of them."""
+    blocks: list[int] = []
+    for sequence in entering:
+        blocks += sequence.blocks
+    return blocks
 
 
 def decodes_first(is_decode: NDArray[np.bool_]) -> NDArray[np.intp]:

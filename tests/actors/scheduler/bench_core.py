@@ -27,6 +27,7 @@ from pagebus.bus.messages import PullReport, StepPlan, StepResult
 from tests.actors.scheduler.world import request
 
 BLOCK_SIZE = 16
+OTHER_MEMORY = np.ones(3_000_000)
 
 
 class QuickExecutor:
@@ -187,9 +188,10 @@ def look_up(num_replicas: int, where: str) -> None:
     )
 
 
-def pull(prompt_tokens: int) -> None:
+def pull(prompt_tokens: int, *, cold: bool = False) -> None:
     """What it costs to run a prompt behind blocks that are pulled from a neighbour whose only slot is taken, and then
-    behind one's own: until the plan that pulls, from the report to the plan that computes, and until that plan."""
+    behind one's own: until the plan that pulls, from the report to the plan that computes, and until that plan.
+    ``cold``: 24 MB of other memory are read before each, as others use the caches of a scheduler with little to do."""
     core = Core(CoreConfig(block_size=BLOCK_SIZE))
     core.handle(DetokenizersLive(("text",)))
     for number, name in enumerate(("lender", "target")):
@@ -204,6 +206,8 @@ def pull(prompt_tokens: int) -> None:
     pulled, took, own = [], [], []
 
     def timed(message: Input, to: list[float] | None = None) -> list[StepPlan]:
+        if cold:
+            OTHER_MEMORY.sum()
         start = time.thread_time()
         core.handle(message)
         outputs = core.plan(0.0)
@@ -245,7 +249,7 @@ def pull(prompt_tokens: int) -> None:
     core.planner.check_integrity()
     assert target.moves.num_pulled == 30 * (prompt_tokens // BLOCK_SIZE)
     print(
-        f"{prompt_tokens} tokens: pull planned {statistics.median(pulled):6.1f} us   "
+        f"{prompt_tokens} tokens{', cold' if cold else ''}: pull planned {statistics.median(pulled):6.1f} us   "
         f"step planned {statistics.median(took):6.1f} us   behind its own {statistics.median(own):6.1f} us"
     )
 
@@ -304,8 +308,8 @@ if __name__ == "__main__":
         look_up(num_replicas, where)
     for running in (1, 32, 256):
         measure(running, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True)
-    for prompt_tokens in (1000, 15_000):
-        pull(prompt_tokens)
+    for prompt_tokens, cold in itertools.product((1000, 15_000), (False, True)):
+        pull(prompt_tokens, cold=cold)
     drain()
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=False)
     measure(256, 0, prompt_tokens=64, max_tokens=2000, steps=1200, caching=True, window=128)

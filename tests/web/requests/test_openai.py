@@ -214,12 +214,22 @@ def test_prompts(prompt, count):
         assert (decoded.prompt is not None) != bool(decoded.prompt_token_ids.size)
 
 
+def test_token_ids_come_as_they_were_sent() -> None:
+    """Zeros and ones among them."""
+    for ids in ([0], [1, 0, 1], [99, 0, 98], list(range(100)) * 200):
+        (prompt,) = completion(prompt=ids).prompts
+        assert prompt.token_ids is not None
+        assert (prompt.token_ids.dtype, prompt.token_ids.tolist()) == ("int32", ids)
+
+
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
         (None, "prompt"), ([], "prompt"), (5, "prompt"), ({}, "prompt"), ([[]], "prompt[0]"), (["a", 1], "prompt[1]"),
         ([1, "a"], "prompt[1]"), ([True], "prompt[0]"), ([1.0], "prompt[0]"), ([1, 100], "prompt[1]"),
-        ([-1], "prompt[0]"), ([2**40], "prompt[0]"), ([[1], "a"], "prompt[1]"), ([[1], [100]], "prompt[1][0]"),
+        ([-1], "prompt[0]"), ([2**40], "prompt[0]"), ([5, 2**31], "prompt[1]"), ([5, 2**32 + 5], "prompt[1]"),
+        ([5, 0, False], "prompt[2]"), ([5, 1, 1.0], "prompt[2]"), ([5, 1, None], "prompt[2]"),
+        ([[1], "a"], "prompt[1]"), ([[1], [100]], "prompt[1][0]"),
         (["a"] * 1025, "prompt"), ([None], "prompt[0]"),
     ],
 )  # fmt: skip

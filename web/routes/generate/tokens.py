@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from aiohttp import web
 from msgspec import structs
 
@@ -22,7 +21,7 @@ from pagebus.web.http.limits import INT32_MAX
 from pagebus.web.requests.lengths import num_bytes
 from pagebus.web.requests.openai import parse_prompt, read_model
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
-from pagebus.web.requests.sampling import check_token_ids
+from pagebus.web.requests.sampling import token_array
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
@@ -51,9 +50,9 @@ def parse_detokenize(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     name, ids = read_model(fields, model), fields.array("tokens", max_items=MAX_IDS)
     if ids is None:
         raise bad_field("tokens", "is required")
-    check_token_ids(ids, "tokens", model.vocab_size)
+    tokens = token_array(ids, "tokens", model.vocab_size)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
-    return _parsed(name, Prompt(token_ids=np.array(ids, np.int32)), special=True)
+    return _parsed(name, Prompt(token_ids=tokens), special=True)
 
 
 def _parsed(model: str, prompt: Prompt, special: bool) -> ParsedRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
@@ -18,16 +17,15 @@ def runs(sources: Int32Array, targets: Int32Array, most: int, per_chunk: int = 0
     many sources the last is no neighbour of the next."""
     if not len(sources):
         return []
-    apart = (np.diff(sources) != 1) | (np.diff(targets) != 1)
+    places = np.arange(len(sources))
+    begins = np.ones(len(sources), np.bool_)
+    begins[1:] = (sources[1:] - sources[:-1] != 1) | (targets[1:] - targets[:-1] != 1)
     if per_chunk:
-        apart |= np.diff(sources // per_chunk) != 0
-    breaks = np.flatnonzero(apart) + 1
-    bounds = [0, *breaks.tolist(), len(sources)]
-    joined: list[Run] = []
-    for first, end in pairwise(bounds):
-        for start in range(first, end, most):
-            joined.append((int(sources[start]), int(targets[start]), min(most, end - start)))
-    return joined
+        begins[1:] |= sources[1:] // per_chunk != sources[:-1] // per_chunk
+    since = places - np.maximum.accumulate(np.where(begins, places, 0))
+    (firsts,) = (since % most == 0).nonzero()
+    counts = np.append(firsts[1:], len(sources)) - firsts
+    return list(zip(sources[firsts].tolist(), targets[firsts].tolist(), counts.tolist(), strict=True))
 
 
 def chunks(ids: Int32Array, most: int) -> Iterator[Int32Array]:

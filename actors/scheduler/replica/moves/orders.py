@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from pagebus.bus.messages import BlockPull
+from pagebus.bus.messages.field_types import int_array
 
 
 @dataclass(slots=True)
@@ -43,6 +42,6 @@ class PullOrders:
             return {}
         return {
             "pulls": tuple(self.pulls),
-            "pull_sources": np.array(self.sources, np.int32),
-            "pull_blocks": np.array(self.blocks, np.int32),
+            "pull_sources": int_array(self.sources),
+            "pull_blocks": int_array(self.blocks),
         }

@@ -110,6 +110,9 @@ def test_neighbours_are_joined() -> None:
     assert runs(ints([1, 2, 3]), ints([7, 8, 9]), 2) == [(1, 7, 2), (3, 9, 1)]
     assert runs(ints([]), ints([]), 2) == []
     assert runs(ints([4, 5, 6, 7]), ints([0, 1, 2, 3]), 9, per_chunk=3) == [(4, 0, 2), (6, 2, 2)]
+    five, nine = ints([*range(5), *range(7, 16)]), ints(range(20, 34))
+    assert runs(five, nine, 3) == [(0, 20, 3), (3, 23, 2), (7, 25, 3), (10, 28, 3), (13, 31, 3)]
+    assert runs(nine, five, 1) == [(20 + place, target, 1) for place, target in enumerate(five.tolist())]
 
 
 def test_another_file_is_not_taken_for_the_cache(other: OtherProcess) -> None:

@@ -200,6 +200,8 @@ def test_ranges() -> None:
     starts, counts = np.array([10, 20, 5], np.int32), np.array([2, 3, 0], np.int32)
 
     assert ranges(starts, counts).tolist() == [10, 11, 20, 21, 22]
+    assert [ranges(starts[:1], counts[row : row + 1]).tolist() for row in (0, 1)] == [[10, 11], [10, 11, 12]]
+    assert ranges(starts[:1], counts[:1] - counts[:1]).tolist() == []
 
 
 def test_nothing_is_looked_up_while_nobody_asks() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tracemalloc
 
 import pytest
@@ -22,6 +23,26 @@ def test_a_new_pool_gives_its_blocks_in_order() -> None:
     assert pool.allocate(1) == [3]
     assert pool.num_free == 0
     pool.check_integrity(range(4))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_blocks_are_taken_in_the_order_of_single_ones(seed: int) -> None:
+    """Runs of neighbours, upwards and downwards, up to both ends of the pool, and single blocks between them."""
+    rng, taken = random.Random(seed), list[list[int]]()
+    one, many = make(1000)[0], make(1000)[0]
+    for _ in range(40):
+        count = rng.randrange(1, 500)
+        if count <= one.num_free:
+            taken.append([one.allocate(1)[0] for _ in range(count)])
+            assert many.head(count) == taken[-1]
+            assert many.allocate(count) == taken[-1]
+        if taken and rng.random() < 0.6:
+            blocks = taken.pop(rng.randrange(len(taken)))
+            blocks = blocks[::-1] if rng.random() < 0.5 else rng.sample(blocks, len(blocks))
+            for pool in (one, many):
+                pool.release(blocks)
+    assert many.free_blocks() == one.free_blocks()
+    many.check_integrity(block for blocks in taken for block in blocks)
 
 
 def test_more_blocks_than_are_free_is_an_error_and_takes_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex
+from pagebus.actors.scheduler.kv.prefix_index import LEAST_RUNS, MANY, PrefixIndex
 
 
 def test_match_gives_the_longest_prefix() -> None:
@@ -17,6 +17,54 @@ def test_match_gives_the_longest_prefix() -> None:
     assert index.match([b"x"], 1) == []
 
 
+def test_a_long_prefix_is_found_wherever_its_blocks_are() -> None:
+    """Where many contents were last seen is a guess only: some were forgotten since, or are in other blocks."""
+    index, hashes = PrefixIndex(), [number.to_bytes(16, "little") for number in range(400)]
+
+    def check(limit: int = 400) -> None:
+        expected = []
+        for content in hashes[:limit]:
+            if (block := index.find(content)) is None:
+                break
+            expected.append(block)
+        assert index.match(hashes, limit) == expected
+
+    check()
+    index.insert_all(hashes, list(range(400)), 0, 200)
+    for limit in (0, 70, 150, 400):
+        check(limit)
+    index.insert_all(hashes, list(range(400)), 200, 400)
+    check(300)
+    check()
+    index.forget([390])
+    check()
+    index.insert(hashes[390], 500)
+    check()
+    index.forget([100])
+    index.insert(hashes[100], 390)
+    index.insert(b"other", 100)
+    check()
+    other = [*hashes[:250], b"else"]
+    assert index.match(other, 251) == index.match(hashes, 250)
+    index.forget(range(400))
+    check()
+    index.insert_new(hashes[:300], list(range(600, 900)))
+    check()
+    index.clear()
+    check()
+
+
+def test_no_more_is_remembered_than_is_cached() -> None:
+    """Of prefixes that are gone nothing is kept for long."""
+    index = PrefixIndex()
+    for turn in range(10 * LEAST_RUNS):
+        hashes = [(100 * turn + number).to_bytes(16, "little") for number in range(MANY + 1)]
+        index.insert_new(hashes, blocks := list(range(MANY + 1)))
+        assert index.match(hashes, MANY + 1) == blocks
+        index.forget(blocks)
+    assert index.num_runs <= LEAST_RUNS
+
+
 def test_the_first_block_of_equal_content_stays_listed() -> None:
     """A second copy, or a second hash for a block, is not listed."""
     index = PrefixIndex()
@@ -25,6 +73,19 @@ def test_the_first_block_of_equal_content_stays_listed() -> None:
     assert not index.insert(b"b", 1)
     assert len(index) == 1
     assert 2 not in index
+
+
+def test_many_are_listed_as_one_by_one() -> None:
+    """Contents that are listed, or come twice, keep their blocks, and a listed block its content."""
+    index, expected = PrefixIndex(), PrefixIndex()
+    pairs = [(b"a", 7), (b"b", 3), (b"c", 5), (b"a", 1), (b"d", 2), (b"x", 3)]
+    for batch in ([(b"b", 9)], pairs[:5], pairs, []):
+        index.insert_new([content for content, _ in batch], [block for _, block in batch])
+        for content, block in batch:
+            expected.insert(content, block)
+        assert index.blocks == expected.blocks
+        assert index.hashes_of(range(10)) == expected.hashes_of(range(10))
+        index.check_integrity(10)
 
 
 def test_forgetting_works_once() -> None:

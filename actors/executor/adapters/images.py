@@ -1,7 +1,7 @@
 """Adapters in host memory as blocks hold them, so that placing one is a copy for each block.
 
 Each matrix is copied once, to where blocks hold it, by numpy: torch would divide each of many small copies over
-threads, which wait for each other where processors are busy.
+threads, which wait for each other where processors are busy. Only a product on two chunks is copied twice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Bits = npt.NDArray[np.signedinteger[Any]]
 """Numbers of 16 or 32 bits, as they lie in memory."""
 
 CHUNK_BYTES = 16 << 20
-"""Of host memory that is pinned at a time. Calls to the driver wait meanwhile, and what was evicted is used again for
-whatever adapter comes next, whose chunks are as large."""
+"""Of host memory that is taken, and may be pinned, at a time. Calls to the driver wait meanwhile, and what was evicted is
+used again for whatever adapter comes next, whose chunks are as large."""
 
 
 class Image(NamedTuple):
@@ -87,14 +87,18 @@ class ImageMaker:
             entries = make(adapter, product)
             found.append(entries._replace(begins=entries.begins + begin))
             begin += entries.length
-        values = torch.empty(begin, dtype=self._dtype)
-        bits, begin = _bits(values), 0
-        for each in found:
-            each.fill(bits[begin : begin + each.length])
-            begin += each.length
+        chunks, begin = self._empty(begin), 0
+        bits = [_bits(each) for each in chunks]
+        for entries in found:
+            _fill_at(begin, entries, bits)
+            begin += entries.length
         told = [entries[2:] for entries in found or [_nothing(0, 0)]]
-        chunks = (values,) if not self._pinned else tuple(map(_pinned, values.split(self._chunk)))
-        return Image(chunks, *(torch.cat(each) for each in zip(*told, strict=True)))
+        return Image(tuple(chunks), *(torch.cat(each) for each in zip(*told, strict=True)))
+
+    def _empty(self, length: int) -> list[torch.Tensor]:
+        """Chunks for so many elements."""
+        sizes = (min(self._chunk, length - begin) for begin in range(0, length, self._chunk))
+        return [torch.empty(size, dtype=self._dtype, pin_memory=self._pinned) for size in sizes]
 
     def _of_modules(self, adapter: HostAdapter, product: Product) -> _Entries:
         projection = product.projection
@@ -144,10 +148,21 @@ def _entries(
     return _Entries(count * length, fill, torch.arange(count) * length, fields, scales.flatten())
 
 
-def _pinned(values: torch.Tensor) -> torch.Tensor:
-    found = torch.empty(len(values), dtype=values.dtype, pin_memory=True)
-    np.copyto(_bits(found), _bits(values))
-    return found
+def _fill_at(begin: int, entries: _Entries, chunks: Sequence[Bits]) -> None:
+    """Fill the entries of a product from this element of all ``chunks`` on, which are as long as the first, or shorter
+    behind all others."""
+    if not entries.length:
+        return
+    size, end = len(chunks[0]), begin + entries.length
+    first, last = begin // size, (end - 1) // size
+    if first == last:
+        entries.fill(chunks[first][begin - first * size : end - first * size])
+        return
+    values = np.empty(entries.length, chunks[0].dtype)
+    entries.fill(values)
+    for index in range(first, last + 1):
+        start, stop = max(begin, index * size), min(end, (index + 1) * size)
+        chunks[index][start - index * size : stop - index * size] = values[start - begin : stop - begin]
 
 
 def _nothing(count: int, modules: int) -> _Entries:

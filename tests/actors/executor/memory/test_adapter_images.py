@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pagebus.actors.executor.adapters import images
 from pagebus.actors.executor.adapters.images import ImageMaker, Product
 from pagebus.actors.executor.adapters.reading import HostModule
 from pagebus.actors.model.lora.projections import Projection
@@ -27,8 +28,10 @@ def module(rank: int, inputs: int, width: int, dtype: torch.dtype, *, biased: bo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("inputs", [100, 256, 700])
 @pytest.mark.parametrize("ordered", [False, True])
-def test_images(inputs: int, dtype: torch.dtype, *, ordered: bool) -> None:
-    """q of rank 3 and v of rank 12 with a bias, in 16 ranks; k has none."""
+@pytest.mark.parametrize("chunk", [images.CHUNK_BYTES, 4096])
+def test_images(chunk: int, inputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, *, ordered: bool) -> None:
+    """q of rank 3 and v of rank 12 with a bias, in 16 ranks; k has none. Products lie on one chunk or on several."""
+    monkeypatch.setattr(images, "CHUNK_BYTES", chunk)
     order = torch.randperm(sum(WIDTHS)) if ordered else None
     maker = ImageMaker([Product(projection(inputs), WIDTHS, order)] * 2, dtype, 256, pinned=False)
     q, v = module(3, inputs, 40, torch.float32), module(12, inputs, 24, dtype, biased=True)
@@ -39,6 +42,8 @@ def test_images(inputs: int, dtype: torch.dtype, *, ordered: bool) -> None:
     b[48:, 12] = v.bias
     wanted, told = lay_out(Matrices(a, b if order is None else b[order], (1.5, 0.0, 6.0), 13))
     assert torch.equal(torch.cat(image.chunks), wanted.repeat(2))
+    assert (len(image.chunks) > 1) == (chunk == 4096)
+    assert all(each.nbytes == chunk for each in image.chunks[:-1])
     assert image.begins.tolist() == [0, len(wanted)]
     assert image.fields.tolist() == [[*told[:3], 0, told[3], 13]] * 2
     assert image.scales.tolist() == [1.5, 0.0, 6.0] * 2

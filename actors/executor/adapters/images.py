@@ -23,7 +23,7 @@ Bits = npt.NDArray[np.signedinteger[Any]]
 """Numbers of 16 or 32 bits, as they lie in memory."""
 
 CHUNK_BYTES = 16 << 20
-"""Of host memory that is taken, and may be pinned, at a time. Calls to the driver wait meanwhile, and what was evicted is
+"""Of host memory that is taken, and may be pinned, at a time. Calls to the driver wait meanwhile. What was evicted is
 used again for whatever adapter comes next, whose chunks are as large."""
 
 

@@ -85,7 +85,8 @@ class ResponseEvents:
                 self.response["incomplete_details"] = {"reason": "max_output_tokens"}
 
     def end(self) -> Iterator[Event]:
-        yield from self._close()
+        """It has ended by itself; an item that was open when the tokens ran out is as incomplete as the whole."""
+        yield from self._close(self._end)
         yield self._over(self._end)
 
     def failed(self, error: ApiError, status: str = "failed") -> Iterator[Event]:

@@ -83,9 +83,9 @@ async def test_pages_of_input_items(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_an_incomplete_response(client: openai.AsyncOpenAI) -> None:
-    """One that was cut says why."""
+    """One that was cut says why, and which item was."""
     response = await client.responses.create(model=MODEL.name, input="x", max_output_tokens=2, store=False)
-    assert response.status == "incomplete"
+    assert [response.status, *(item.status for item in response.output)] == ["incomplete", "incomplete"]
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     with pytest.raises(openai.NotFoundError):
@@ -159,6 +159,7 @@ async def test_a_background_response_is_cancelled(served: Served, client: openai
     response = await client.responses.create(model=MODEL.name, input="x", background=True)
     (request,) = await served.backend.requested(1)
     assert (await client.responses.cancel(response.id)).status == "cancelled"
+    assert (await client.responses.retrieve(response.id)).status == "cancelled"
     await until(lambda: CancelRequest(request_id=response.id) in served.backend.queries)
     ended_by_us = RequestFailed(request_id=request.request_id, status=503, error_type="", message="ended")
     await served.backend.send(request.ingress, ended_by_us)

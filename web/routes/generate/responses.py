@@ -175,6 +175,9 @@ async def find(context: Context, response_id: str, owner: str, param: str = "res
     if found is None:
         text = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
         raise ApiError(404, text, param=param, code="response_not_found")
+    response = found["response"]
+    if response["background"] and await context.responses.is_cancelled(response_id):
+        response["status"] = "cancelled"  # as its client was told: what computes it may not know yet, or be faster
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
-from pagebus.web.requests.openai import is_metadata
+from pagebus.web.requests.openai import METADATA_RULE, is_metadata
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
@@ -88,7 +88,7 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
         chat["max_completion_tokens"] = most
     metadata = fields.object("metadata")
     if metadata is not None and not is_metadata(metadata):
-        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters, with names of at most 64")
+        raise bad_field("metadata", METADATA_RULE)
     chat |= _read_tools(fields) | _read_text(fields) | _read_reasoning(fields)
     items, messages = read_input(fields)
     chat["messages"] = messages

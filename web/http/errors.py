@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -28,6 +28,16 @@ TYPES = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+REASONS = {
+    400: "invalid_value",
+    405: "method_not_allowed",
+    413: "too_many_bytes",
+    417: "unsupported_expectation",
+    429: "too_many_requests",
+    500: "internal_error",
+    503: "unavailable",
+}
+"""The reason where nothing but the status is known."""
 
 
 MAX_SHOWN = 64
@@ -82,9 +92,10 @@ def bad_field(param: str, problem: str, *, code: str = "invalid_value") -> ApiEr
     return ApiError(400, f"{param}: {problem}", param=param, code=code)
 
 
-def not_supported(param: str) -> ApiError:
-    """400 for a field that a later version will know."""
-    return bad_field(param, "not supported yet; leave it out or give its default", code="unsupported_parameter")
+def not_supported(param: str, neutral: Sequence[Any] = ()) -> ApiError:
+    """400 for a field that is not served, but for its ``neutral`` values, which ask for nothing."""
+    instead = "".join(f" or give {orjson.dumps(value).decode()}" for value in neutral)
+    return bad_field(param, f"not supported; leave it out{instead}", code="unsupported_parameter")
 
 
 def unsupported_type(path: str, given: object) -> ApiError:
@@ -94,15 +105,19 @@ def unsupported_type(path: str, given: object) -> ApiError:
     return bad_field(f"{path}.type", problem, code="unsupported_parameter")
 
 
-def unknown_field(param: str) -> ApiError:
-    """400 for a field that nobody knows."""
-    return bad_field(param, "unknown field", code="unknown_parameter")
+def unknown_field(param: str, near: str | None = None, *, may_allow: bool = False) -> ApiError:
+    """400 for a field that nobody knows. ``near``: one with such a name. ``may_allow``: a server may ignore them."""
+    do = f"did you mean {near}?" if near else "leave it out"
+    if may_allow and not near:
+        do += ", or have the server ignore such fields (--allow-unknown-fields)"
+    return bad_field(param, f"unknown field; {do}", code="unknown_parameter")
 
 
 def model_not_found(model: str) -> ApiError:
     """404 as OpenAI words it."""
     shown = model if len(model) <= 200 else model[:200] + "..."
-    return ApiError(404, f"The model `{shown}` does not exist.", param="model", code="model_not_found")
+    text = f"The model `{shown}` does not exist. GET /v1/models lists those that do."
+    return ApiError(404, text, param="model", code="model_not_found")
 
 
 def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
@@ -146,7 +161,7 @@ def from_failure(failure: RequestFailed) -> ApiError:
     """What a tokenizer, scheduler or detokenizer said about a request that cannot go on."""
     status = failure.status if 400 <= failure.status <= 599 else 500
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
-    code = ASKED_ELSEWHERE if failure.attempt else None
+    code = ASKED_ELSEWHERE if failure.attempt else REASONS.get(status)
     if status == 400 and is_too_long(failure):
         code = "context_length_exceeded"
     return ApiError(status, failure.message, param=failure.param, code=code, headers=headers)
@@ -158,11 +173,12 @@ def is_too_long(failure: RequestFailed) -> bool:
 
 
 def from_http(error: web.HTTPException) -> ApiError:
-    """aiohttp's own errors (no such route, wrong method, body too large) in our shape."""
+    """aiohttp's own errors (wrong method, body too large) in our shape."""
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     texts = {
-        404: "No such route.",
-        405: f"Method not allowed; allowed: {headers.get('Allow', '')}.",
+        405: f"This route does not take that method; it takes {headers.get('Allow', '').replace(',', ', ')}.",
         413: "The request body is too large.",
+        417: "The header Expect is not supported, but for 100-continue.",
     }
-    return ApiError(error.status, texts.get(error.status, error.reason), headers=headers)
+    text = texts.get(error.status, error.reason)
+    return ApiError(error.status, text, code=REASONS.get(error.status), headers=headers)

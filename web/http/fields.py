@@ -1,4 +1,4 @@
-"""Reads a JSON object with exact types: a bool is no integer, a float is no integer, null means "not given".
+"""Reads a JSON object with exact types: a bool is no integer, 2.0 is one and 2.5 is not, null means "not given".
 
 Reading a field removes it from :class:`Fields`, so that unknown fields are left at the end. A :data:`LISTENER` receives
 each field that is read, as JSON Schema. The code that validates bodies thereby also writes ``/openapi.json``
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from pagebus.web.http.errors import bad_field, not_supported, unknown_field
+from pagebus.web.http.errors import MAX_SHOWN, bad_field, not_supported, unknown_field
 from pagebus.web.http.limits import MAX_NAME_CHARS
 
 D = TypeVar("D")
@@ -25,6 +26,12 @@ LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
 ANY: Schema = {}
 ONLY_NULL: Schema = {"type": "null"}
 """Schema of unknown fields: null is the same as leaving one out."""
+Harmless = tuple[Callable[[Any], bool], str]
+"""Of a field without effect: whether a value may be given, and what is wrong with one that may not."""
+NEAR = 0.7
+"""How alike the names of two fields are (:mod:`difflib`) of which one may be meant by the other."""
+EXACT = 2.0**53
+"""From here on a float does not tell which integer it was."""
 UNBOUNDED = 2**31 - 1
 """An upper bound this large is a limit of the wire format; messages mention it only when it is exceeded."""
 
@@ -53,6 +60,8 @@ class Fields:
         self._data = dict(data)
         self._path = path
         self._listener = LISTENER.get()
+        self._known: list[str] = []
+        """Names that were asked for, one of which an unknown field may mean."""
 
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
@@ -61,6 +70,7 @@ class Fields:
         """The value as it is, None if it was not given. ``schema`` is what the caller will hold it to."""
         if self._listener:
             self._listener(self.path(name), schema)
+        self._known.append(name)
         return self._data.pop(name, None)
 
     def peek(self, name: str) -> Any:
@@ -68,10 +78,16 @@ class Fields:
         return self._data.get(name)
 
     def _typed(self, name: str, default: D, expected: type | tuple[type, ...], what: str) -> Any:
+        self._known.append(name)
         value = self._data.pop(name, None)
         if value is None:
             return default
         allowed = expected if isinstance(expected, tuple) else (expected,)
+        if type(value) is float and expected is int and value.is_integer():
+            if abs(value) >= EXACT:  # JSON knows no such integers here: they came as numbers
+                problem = f"must be an integer of 64 bits, got {shown(value)}"
+                raise bad_field(self.path(name), problem, code="invalid_type")
+            return int(value)
         if type(value) not in allowed:
             raise bad_field(self.path(name), f"must be {what}, got {type_name(value)}", code="invalid_type")
         return value
@@ -146,26 +162,33 @@ class Fields:
     def finish(
         self,
         unsupported: Mapping[str, tuple[Any, ...]],
-        harmless: Mapping[str, Callable[[Any], bool]] | None = None,
+        harmless: Mapping[str, Harmless] | None = None,
         *,
-        allow_unknown: bool = False,
+        allow_unknown: bool | None = None,
     ) -> None:
-        """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field."""
+        """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field.
+        ``allow_unknown`` is None where the setting has no say."""
         if self._listener:
             self._listener(self._path, {"type": "object", "additionalProperties": ONLY_NULL})
             for name, neutral in unsupported.items():
                 self._listener(self.path(name), {"enum": list(neutral)})
             for name in harmless or ():
                 self._listener(self.path(name), ANY)
+        harmless = harmless or {}
         for name, value in self._data.items():
-            if harmless is not None and name in harmless:
-                if value is not None and not harmless[name](value):
-                    raise bad_field(self.path(name), "has an invalid value")
+            if value is None:
+                continue
+            if name in harmless:
+                takes, problem = harmless[name]
+                if not takes(value):
+                    raise bad_field(self.path(name), problem)
             elif name in unsupported:
-                if value is not None and not any(same(value, neutral) for neutral in unsupported[name]):
-                    raise not_supported(self.path(name))
-            elif value is not None and not allow_unknown:
-                raise unknown_field(self.path(name if len(name) <= 100 else name[:100] + "..."))
+                if not any(same(value, neutral) for neutral in unsupported[name]):
+                    raise not_supported(self.path(name), unsupported[name])
+            elif not allow_unknown:
+                near = get_close_matches(name[:MAX_SHOWN], [*self._known, *harmless], 1, NEAR) or [None]
+                path = self.path(name if len(name) <= 100 else name[:100] + "...")
+                raise unknown_field(path, near[0], may_allow=allow_unknown is not None)
 
 
 def same(value: object, neutral: object) -> bool:

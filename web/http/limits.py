@@ -37,6 +37,7 @@ ID_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 """Characters of a request's id, where the client gives it."""
 MAX_METADATA = 16
 MAX_METADATA_NAME = 64
+MAX_METADATA_CHARS = 512
 MAX_TEMPLATE_CHARS = 2**16
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 16

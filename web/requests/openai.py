@@ -5,7 +5,6 @@ Each field is supported, or rejected with a 400 that names it: none is silently 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -15,7 +14,7 @@ import orjson
 
 from pagebus.bus.messages import Int32Array, SamplingParams
 from pagebus.web.http.errors import ApiError, bad_field, model_not_found
-from pagebus.web.http.fields import Fields, Schema, type_name
+from pagebus.web.http.fields import Fields, Harmless, Schema, type_name
 from pagebus.web.http.limits import (
     ID_CHARS,
     INT32_MAX,
@@ -23,6 +22,7 @@ from pagebus.web.http.limits import (
     MAX_ID_CHARS,
     MAX_JSON_DEPTH,
     MAX_METADATA,
+    MAX_METADATA_CHARS,
     MAX_METADATA_NAME,
     MAX_NAME_CHARS,
     MAX_PROMPTS,
@@ -83,18 +83,23 @@ def is_metadata(value: object) -> bool:
         isinstance(value, dict)
         and len(value) <= MAX_METADATA
         and all(len(name) <= MAX_METADATA_NAME for name in value)
-        and all(isinstance(item, str) and len(item) <= 512 for item in value.values())
+        and all(isinstance(item, str) and len(item) <= MAX_METADATA_CHARS for item in value.values())
     )
 
 
-HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "metadata": is_metadata,
-    "prompt_cache_key": _is_name,
-    "prompt_cache_retention": _is_name,
-    "safety_identifier": _is_name,
-    "service_tier": lambda value: value in ("auto", "default"),
-    "store": lambda value: value is False,
-    "user": _is_name,
+METADATA_RULE = (
+    f"must hold at most {MAX_METADATA} texts of at most {MAX_METADATA_CHARS} characters, with names of at most "
+    f"{MAX_METADATA_NAME}"
+)
+_NAME: Harmless = (_is_name, f"must be a string of at most {MAX_NAME_CHARS} characters")
+HARMLESS: dict[str, Harmless] = {
+    "metadata": (is_metadata, METADATA_RULE),
+    "prompt_cache_key": _NAME,
+    "prompt_cache_retention": _NAME,
+    "safety_identifier": _NAME,
+    "service_tier": (lambda value: value in ("auto", "default"), "must be 'auto' or 'default': there is one tier"),
+    "store": (lambda value: value is False, "must be false: chats are not kept, answers of /v1/responses are"),
+    "user": _NAME,
 }
 """Fields of OpenAI's API that need no behaviour, with what they may be."""
 

@@ -89,7 +89,7 @@ class Context:
         if missing == ("draining",):
             raise unavailable("The server is shutting down.")
         if missing:
-            raise unavailable(f"The server is not ready: no {', no '.join(missing)}.")
+            raise unavailable(f"The server is not ready: no {', no '.join(missing)}. GET /health says how far it is.")
 
 
 CONTEXT = web.AppKey("context", Context)

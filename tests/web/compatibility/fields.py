@@ -129,5 +129,5 @@ def _range(schema: Mapping[str, Any]) -> str:
     above = "above " if "exclusiveMinimum" in schema else ""
     high = schema.get("maximum", INT64_MAX)
     if high >= INT32_MAX:
-        return f"{above or 'from '}{low:g}" if low > -INT32_MAX else "any integer"
+        return f"{above or 'from '}{low:g}" if low > -INT32_MAX else "64 bits"
     return f"{above}{low:g} to {high:g}"

@@ -88,7 +88,7 @@ def test_sampling_values(name, value, expected):
 
 
 BAD = [
-    ("n", 0), ("n", 65), ("n", True), ("n", 1.0), ("n", "1"), ("n", 2**70), ("max_tokens", 0), ("max_tokens", 65),
+    ("n", 0), ("n", 65), ("n", True), ("n", 1.5), ("n", "1"), ("n", 2**70), ("max_tokens", 0), ("max_tokens", 65),
     ("max_tokens", 2**64), ("max_tokens", 1e999), ("min_tokens", -1), ("min_tokens", 17), ("temperature", -0.1),
     ("temperature", 2.1), ("temperature", True), ("temperature", "1"), ("temperature", float("nan")),
     ("temperature", float("inf")), ("top_p", 0), ("top_p", 1.01), ("top_k", -2), ("top_k", 2**31), ("top_k", 1.5),
@@ -130,11 +130,48 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
 def test_unsupported_completion_fields(name, value):
-    """A feature that comes later is a 400 that says so, unless it is asked for with its default."""
+    """A feature that is not there is a 400 that says so, unless it is asked for with its default."""
     error = refused(completion, **{name: value})
 
     assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
-    assert "not supported yet" in error.message
+    assert "not supported; leave it out" in error.message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"max_token": 5}, "max_token: unknown field; did you mean max_tokens?"),
+        ({"Temperature": 0}, "Temperature: unknown field; did you mean temperature?"),
+        ({"users": "a"}, "users: unknown field; did you mean user?"),
+        (
+            {"xyz": 5},
+            "xyz: unknown field; leave it out, or have the server ignore such fields (--allow-unknown-fields)",
+        ),
+        ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood: unknown field; leave it out"),
+        ({"verbosity": "low"}, 'verbosity: not supported; leave it out or give "medium"'),
+        ({"functions": [{}]}, "functions: not supported; leave it out or give []"),
+        ({"user": 5}, "user: must be a string of at most 256 characters"),
+        ({"store": True}, "store: must be false: chats are not kept, answers of /v1/responses are"),
+        ({"service_tier": "flex"}, "service_tier: must be 'auto' or 'default': there is one tier"),
+        (
+            {"metadata": {"a": 1}},
+            "metadata: must hold at most 16 texts of at most 512 characters, with names of at most 64",
+        ),
+        ({"model": "x"}, "The model `x` does not exist. GET /v1/models lists those that do."),
+        ({"seed": 1e30}, "seed: must be an integer of 64 bits, got 1e+30"),
+        ({"max_tokens": 2.5}, "max_tokens: must be an integer, got a number"),
+    ],
+)
+def test_messages_say_what_to_do(body, message):
+    """Whoever reads them knows what is wrong, and what would be right."""
+    assert refused(chat, **body).message == message
+
+
+def test_integers_may_be_written_as_numbers():
+    """To JSON Schema, and so to our own description of the routes, 2.0 is an integer. Some clients write no others."""
+    parsed = completion(max_tokens=2.0, seed=-1e3)
+    assert (parsed.sampling.max_tokens, parsed.sampling.seed) == (2, -1000)
+    assert type(parsed.sampling.max_tokens) is int
 
 
 UNSUPPORTED_CHAT = [

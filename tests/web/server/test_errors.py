@@ -7,6 +7,7 @@ import json
 import threading
 
 import pytest
+from yarl import URL
 
 from pagebus.bus.messages import RequestFailed
 from pagebus.web.answers.endpoints import Completion
@@ -139,11 +140,51 @@ async def test_no_such_route(serve, http):
         shape(await response.json())
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "Did you mean /v1/chat/completions? The base URL of OpenAI's clients ends in /v1."),
+        ("/v1/v1/completions", "Did you mean /v1/completions?"),
+        ("//v1/completions", "Did you mean /v1/completions?"),
+        ("/v1/Completions/", "Did you mean /v1/completions?"),
+        ("/v1/images/generations", "GET /docs lists all routes."),
+    ],
+)
+@pytest.mark.parametrize("root_path", [None, "/llm"])
+async def test_a_path_that_is_no_route(serve, http, path, hint, root_path):
+    """The error says what was asked for, and which route may be meant, below a root path, too."""
+    served = await serve(root_path=root_path)
+
+    url = URL(served.url + (root_path or "") + path, encoded=True)
+    async with http.post(url, data=b"{}", allow_redirects=False) as response:
+        status, error = response.status, shape(await response.json())
+
+    hint = hint.replace("mean /", f"mean {root_path or ''}/")
+    expected = f"There is no route POST {url.path}. {hint}"
+    assert (status, error["message"], error["reason"]) == (404, expected, "unknown_route")
+
+
+async def test_a_slash_too_many(serve, http):
+    """A redirect, as vLLM's server answers, after which clients send the same again; to a route of ours only."""
+    served = await serve()
+
+    assert (await post(http, served, "/v1/completions/", json={"prompt": "x"}))[0] == 200
+    async with http.get(served.url + "/v1/models/?a=b", allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (307, "/v1/models?a=b")
+    async with http.get(URL(served.url + "//elsewhere.example/", encoded=True), allow_redirects=False) as response:
+        assert response.status == 404
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("status", "kind"), [(400, "BadRequestError"), (503, "ServiceUnavailableError"), (200, "InternalServerError")]
+    ("status", "kind", "reason"),
+    [
+        (400, "BadRequestError", "invalid_value"),
+        (503, "ServiceUnavailableError", "unavailable"),
+        (200, "InternalServerError", "internal_error"),
+    ],
 )
-async def test_failure_before_the_first_token(serve, http, stream, status, kind):
+async def test_failure_before_the_first_token(serve, http, stream, status, kind, reason):
     """What the system says about a request becomes the status of the response, streamed or not; nothing is aborted."""
     served = await serve(answers=False)
     asking = asyncio.create_task(post(http, served, json={"prompt": "x", "stream": stream}))
@@ -154,7 +195,7 @@ async def test_failure_before_the_first_token(serve, http, stream, status, kind)
     got, answer, headers = await asking
 
     assert got == (500 if status == 200 else status)
-    assert answer == {"error": {"message": "no", "type": kind, "param": "prompt", "code": got, "reason": None}}
+    assert answer == {"error": {"message": "no", "type": kind, "param": "prompt", "code": got, "reason": reason}}
     assert ("Retry-After" in headers) == (status == 503)
     assert served.actor.context.inbox.num_open == 0
     assert served.backend.aborts == []
@@ -172,7 +213,7 @@ async def test_failure_in_a_stream(serve, http):
         await served.backend.send(served.address, failure)
         events = (await response.text()).split("\n\n")
 
-    error = {"message": "no", "type": "InternalServerError", "param": None, "code": 500, "reason": None}
+    error = {"message": "no", "type": "InternalServerError", "param": None, "code": 500, "reason": "internal_error"}
     assert json.loads(events[-3][6:]) == {"error": error}
     assert events[-2:] == ["data: [DONE]", ""]
 

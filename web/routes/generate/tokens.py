@@ -38,7 +38,7 @@ def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[ParsedRequ
         return parse_prompt(rest, model), wants_texts
     name, text = read_model(fields, model), fields.string("prompt", None, max_chars=INT32_MAX)
     if text is None:
-        raise bad_field("prompt", "is required")
+        raise bad_field("prompt", "is required, or messages in its place")
     special = fields.boolean("add_special_tokens", True)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
     return _parsed(name, Prompt(text=text), special), wants_texts

@@ -16,7 +16,7 @@ from pagebus.web.answers.answer_schemas import COUNT, TEXT, TIME, nullable, reco
 from pagebus.web.answers.endpoints import ENDPOINTS
 from pagebus.web.http.errors import ApiError, bad_field, overloaded
 from pagebus.web.http.fields import Fields
-from pagebus.web.requests.openai import is_metadata, parse_json
+from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_json
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.routes.store.files import LIST, MAX_EXPIRY_S, MIN_EXPIRY_S, limit_of, store_of
@@ -55,7 +55,7 @@ def parse_batch(data: dict[str, Any], model: ServedModel) -> Wanted:
         raise bad_field("completion_window", "must be 24h")
     metadata = fields.object("metadata")
     if metadata is not None and not is_metadata(metadata):
-        raise bad_field("metadata", "must hold at most 16 texts of at most 512 characters, with names of at most 64")
+        raise bad_field("metadata", METADATA_RULE)
     expires_s = None
     if (given := fields.object("output_expires_after")) is not None:
         expiry = Fields(given, "output_expires_after")

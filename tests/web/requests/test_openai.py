@@ -137,36 +137,6 @@ def test_unsupported_completion_fields(name, value):
     assert "not supported; leave it out" in error.message
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"max_token": 5}, "max_token: unknown field; did you mean max_tokens?"),
-        ({"Temperature": 0}, "Temperature: unknown field; did you mean temperature?"),
-        ({"users": "a"}, "users: unknown field; did you mean user?"),
-        (
-            {"xyz": 5},
-            "xyz: unknown field; leave it out, or have the server ignore such fields (--allow-unknown-fields)",
-        ),
-        ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood: unknown field; leave it out"),
-        ({"verbosity": "low"}, 'verbosity: not supported; leave it out or give "medium"'),
-        ({"functions": [{}]}, "functions: not supported; leave it out or give []"),
-        ({"user": 5}, "user: must be a string of at most 256 characters"),
-        ({"store": True}, "store: must be false: chats are not kept, answers of /v1/responses are"),
-        ({"service_tier": "flex"}, "service_tier: must be 'auto' or 'default': there is one tier"),
-        (
-            {"metadata": {"a": 1}},
-            "metadata: must hold at most 16 texts of at most 512 characters, with names of at most 64",
-        ),
-        ({"model": "x"}, "The model `x` does not exist. GET /v1/models lists those that do."),
-        ({"seed": 1e30}, "seed: must be an integer of 64 bits, got 1e+30"),
-        ({"max_tokens": 2.5}, "max_tokens: must be an integer, got a number"),
-    ],
-)
-def test_messages_say_what_to_do(body, message):
-    """Whoever reads them knows what is wrong, and what would be right."""
-    assert refused(chat, **body).message == message
-
-
 def test_integers_may_be_written_as_numbers():
     """To JSON Schema, and so to our own description of the routes, 2.0 is an integer. Some clients write no others."""
     parsed = completion(max_tokens=2.0, seed=-1e3)

@@ -107,6 +107,14 @@ class TokenTexts:
         """The name of the token in logprobs."""
         return f"token_id:{token_id}" if details.tokens_as_ids else self.text(token_id)
 
+    def characters(self, token_id: int) -> tuple[int, bool]:
+        """How many characters begin in the token, and whether it first goes on with one that has begun before."""
+        exact = self.data.get(token_id)
+        if exact is None:
+            return len(self.text(token_id)), False
+        goes_on = [byte & 0xC0 == 0x80 for byte in bytes.fromhex(exact)]  # as UTF-8 marks them
+        return goes_on.count(False), goes_on[0]
+
     def bytes_of(self, token_id: int) -> list[int]:
         exact = self.data.get(token_id)
         return list(self.text(token_id).encode("utf-8", "replace") if exact is None else bytes.fromhex(exact))
@@ -167,8 +175,9 @@ def completion_logprobs(
     num_top, offsets = _num_told(details), []
     tops: list[dict[str, float] | None] = []
     for token in tokens:
-        offsets.append(offset)
-        offset += len(names.text(token.id))
+        begun, goes_on = names.characters(token.id)
+        offsets.append(max(0, offset - goes_on))
+        offset += begun
         if token.logprob is None:
             tops.append(None)
             continue
@@ -188,7 +197,7 @@ def completion_logprobs(
 
 def text_length(tokens: Sequence[Token], names: TokenTexts) -> int:
     """How far ``tokens`` move the text offset."""
-    return sum(len(names.text(token.id)) for token in tokens)
+    return sum(names.characters(token.id)[0] for token in tokens)
 
 
 def chat_logprobs(tokens: Sequence[Token], names: TokenTexts, details: AnswerDetails) -> dict[str, Any]:

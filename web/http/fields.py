@@ -186,9 +186,9 @@ class Fields:
                 if not any(same(value, neutral) for neutral in unsupported[name]):
                     raise not_supported(self.path(name), unsupported[name])
             elif not allow_unknown:
-                near = get_close_matches(name[:MAX_SHOWN], [*self._known, *harmless], 1, NEAR) or [None]
+                near = get_close_matches(name[:MAX_SHOWN], [*self._known, *harmless], 1, NEAR)
                 path = self.path(name if len(name) <= 100 else name[:100] + "...")
-                raise unknown_field(path, near[0], may_allow=allow_unknown is not None)
+                raise unknown_field(path, near[0] if near else None, may_allow=allow_unknown is not None)
 
 
 def same(value: object, neutral: object) -> bool:

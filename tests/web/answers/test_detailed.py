@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pagebus.web.calls.answer_details import AnswerDetails, Token, TokenTexts, completion_logprobs, text_length
 from tests.web.fake_backend import MODEL, Delta, batch
 
 HEAD = ("id", "object", "created", "model")
@@ -50,6 +51,19 @@ async def test_completion_logprobs(serve, http):
         "prompt_logprobs": None,
         "prompt_token_ids": None,
     }]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [1, 3, 6])
+def test_text_offsets_of_split_characters(first):
+    """They count characters of the text: all parts of a character are where it is, in one chunk or in two."""
+    names = TokenTexts()
+    names.add({1: "a", 2: "\ufffd", 3: "\ufffd", 4: "\ufffd", 5: "b"}, {2: "f0", 3: "9f98", 4: "80"})
+    tokens, details = [Token(token_id, -1.0) for token_id in (1, 2, 3, 4, 5, 5)], AnswerDetails(logprobs=0)
+
+    begun = completion_logprobs(tokens[:first], names, details, 0)["text_offset"]
+    rest = completion_logprobs(tokens[first:], names, details, text_length(tokens[:first], names))["text_offset"]
+
+    assert begun + rest == [0, 1, 1, 1, 2, 3]
 
 
 async def test_echo(serve, http):

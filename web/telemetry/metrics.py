@@ -79,6 +79,9 @@ class _Sizes:
     def __init__(self, metrics: Metrics, max_model_len: int) -> None:
         buckets = token_buckets(max_model_len)
         self.prompt = metrics.histogram("vllm:request_prompt_tokens", "Number of prefill tokens processed.", buckets)
+        self.computed = metrics.histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Number of a prompt's tokens that no cache had.", buckets
+        )
         self.generation = metrics.histogram(
             "vllm:request_generation_tokens", "Number of generation tokens processed.", buckets
         )
@@ -144,6 +147,7 @@ class IngressMetrics:
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:
         self._sizes.prompt.observe(request.num_prompt_tokens)
+        self._sizes.computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
         self._sizes.longest.observe(max(choice.num_tokens for choice in request.choices))
         self._times.whole.observe(now_s - request.started_s)
         if request.message is not None:

@@ -37,6 +37,7 @@ async def test_own_metrics(serve, http):
         'vllm:inter_token_latency_seconds_count{model_name="fake-model"} 4.0',
         'vllm:e2e_request_latency_seconds_count{model_name="fake-model"} 1.0',
         'vllm:request_prompt_tokens_bucket{model_name="fake-model",le="2.0"} 1.0',
+        'vllm:request_prefill_kv_computed_tokens_sum{model_name="fake-model"} 1.0',
         'vllm:request_generation_tokens_sum{model_name="fake-model"} 6.0',
         'vllm:request_max_num_generation_tokens_sum{model_name="fake-model"} 3.0',
         'vllm:request_decode_time_seconds_count{model_name="fake-model"} 2.0',

@@ -67,3 +67,12 @@ def test_a_budget_of_thoughts_is_rendered():
         assert (told["thinking_token_budget"], told.get("structured_outputs")) == (0, more.get("structured_outputs"))
         output = parse_generate({"token_ids": [1], "sampling_params": told}, model).sampling.structured_output
         assert (output.thinking_tokens, output.prompt_thought) == (0, -1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_is_rendered_streams_if_its_request_does(serve, http, stream):
+    """A response is computed as a stream, but is rendered as what its client wants."""
+    served = await serve()
+    for path, body in ((CHAT, {"messages": MESSAGES}), ("/v1/responses/render", {"input": "a cat"})):
+        told = await post(http, served, path, stream=stream, **body)
+        assert (told["stream"], told["stream_options"] is not None) == (stream, stream)

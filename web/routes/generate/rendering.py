@@ -38,7 +38,8 @@ Parse = Callable[[dict[str, Any], ServedModel], Any]
 
 def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of a response as a chat, if it continues no other response."""
-    return parse_chat(chat_body(read_response(data, allow_unknown=model.allow_unknown_fields).kept([])), model)
+    wanted = read_response(data, allow_unknown=model.allow_unknown_fields)
+    return replace(parse_chat(chat_body(wanted.kept([])), model), stream=wanted.stream)
 
 
 async def render_chat(request: web.Request) -> web.Response:

@@ -23,7 +23,9 @@ _IDS = "at most 128 of letters, digits, `-`, `_`, `.` and `:`"
 _SCHEMA = (
     "a schema has at most 128 KiB and is 64 deep; what it cannot hold: [structured output](../structured-output.md)"
 )
+_STOPS = "at most 16 of at most 256 bytes"
 HOW: Mapping[str, str] = {
+    "bad_words": "at most 128 of at most 1,024 bytes",
     "cache_control": f"{_NOTHING}: every prefix is cached",
     "cache_salt": "at most 256 characters",
     "chat_template": "at most 65,536 characters, and 0.25 s of computing",
@@ -31,6 +33,10 @@ HOW: Mapping[str, str] = {
     "documents": "at most 128 objects of strings",
     "generate_response": "whole, without log probabilities",
     "generate_responses": "whole, without log probabilities",
+    "guided_choice": "at most 4,096 texts",
+    "guided_grammar": "at most 128 KiB",
+    "guided_json": _SCHEMA,
+    "guided_regex": "at most 128 KiB",
     "include": "log probabilities; answers here have nothing of the others",
     "length_penalty": "-10 to 10",
     "logit_bias": "of at most 300 tokens",
@@ -57,6 +63,8 @@ HOW: Mapping[str, str] = {
     "sampling_params": "those that a completion has",
     "service_tier": "`auto` and `default`: there is one",
     "skip_special_tokens": "off beside a reasoning parser: the marks may be such tokens",
+    "stop": _STOPS,
+    "stop_sequences": _STOPS,
     "stop_token_ids": "at most 128",
     "store": "only `false`: chats are not kept, [responses](#other-routes) are",
     "stream_options": "`include_obfuscation` only `false`",

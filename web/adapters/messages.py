@@ -132,7 +132,10 @@ def _read_turn(message: Any, path: str) -> list[dict[str, Any]]:
         if kind == "text":
             texts.append(_block_text(block, where))
         elif kind == "tool_use" and role == "assistant":
-            function = {"name": block.get("name"), "arguments": orjson.dumps(block.get("input") or {}).decode()}
+            given = block.get("input") or {}
+            if type(given) is not dict:
+                raise bad_field(f"{where}.input", f"must be an object, got {type_name(given)}", code="invalid_type")
+            function = {"name": block.get("name"), "arguments": orjson.dumps(given).decode()}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
             told = _text(block.get("content") or "", f"{where}.content")

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from pagebus.web.adapters.naming import RESPONSE_NAMES, rename
+from pagebus.web.adapters.response_input import is_object
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import ApiError
 
@@ -92,6 +94,7 @@ class ResponseEvents:
     def failed(self, error: ApiError, status: str = "failed") -> Iterator[Event]:
         """It cannot go on; what there is stays."""
         yield from self._close("incomplete")
+        rename(error, RESPONSE_NAMES)
         if status == "failed":
             code = "server_error" if error.status >= 500 else "invalid_prompt"
             self.response["error"] = {"code": code, "message": error.message}
@@ -182,12 +185,13 @@ class ResponseEvents:
         yield self._event("output_item.done", output_index=len(self.response["output"]) - 1, item=_copy(item))
 
     def messages(self) -> list[dict[str, Any]]:
-        """What was said, as messages of a chat that goes on."""
+        """What was said, as messages of a chat that goes on. A call that was cut off is left out: nobody can answer it,
+        and no template could show it."""
         text, calls = "", []
         for item in self.response["output"]:
             if item["type"] == "message":
                 text += "".join(part["text"] for part in item["content"])
-            elif item["type"] == "function_call":
+            elif item["type"] == "function_call" and is_object(item["arguments"]):
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 calls.append({"id": item["call_id"], "type": "function", "function": function})
         return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]

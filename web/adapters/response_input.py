@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
@@ -174,15 +176,36 @@ def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
             raise bad_field(f"{path}.role", f"must be one of {', '.join(ROLES)}")
         return [{"role": role, "content": _read_content(content, f"{path}.content")}]
     if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        _check_call(item, path)
+        function = {"name": item["name"], "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return [{"role": "assistant", "content": "", "tool_calls": [call]}]
     if kind == "function_call_output":
         told = _read_content(item.get("output"), f"{path}.output")
+        if not isinstance(item.get("call_id"), str):
+            raise bad_field(f"{path}.call_id", "must be that of a call")
         return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": told}]
     if kind == "reasoning":
         return []  # what was thought before an answer is not shown to the model again
     raise unsupported_type(path, item)
+
+
+def is_object(arguments: object) -> bool:
+    """Whether these are arguments of a function, as text or not; none at all are, too."""
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return False
+    return not arguments or type(arguments) is dict
+
+
+def _check_call(item: dict[str, Any], path: str) -> None:
+    """What the chat would say of it in other words."""
+    if not isinstance(item.get("name"), str):
+        raise bad_field(f"{path}.name", "must be that of a function")
+    if not is_object(item.get("arguments")):
+        raise bad_field(f"{path}.arguments", "must be a JSON object, as text")
 
 
 def _read_content(content: Any, path: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from pagebus.web.adapters.messages import MessageEvents, message_of, read_count, read_message
+from pagebus.web.adapters.naming import MESSAGE_NAMES, TURN_NAMES, naming, rename
 from pagebus.web.adapters.translated import TranslatedChunks, named
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, record
 from pagebus.web.answers.endpoints import Chat
@@ -34,12 +35,16 @@ ERROR_TYPES = {
 
 def parse_message(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages``."""
-    return parse_chat(read_message(data, allow_unknown=model.allow_unknown_fields), model)
+    chat = read_message(data, allow_unknown=model.allow_unknown_fields)
+    with naming(TURN_NAMES):
+        return parse_chat(chat, model)
 
 
 def parse_count(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages/count_tokens``."""
-    return parse_prompt(read_count(data, allow_unknown=model.allow_unknown_fields), model)
+    chat = read_count(data, allow_unknown=model.allow_unknown_fields)
+    with naming(TURN_NAMES):
+        return parse_prompt(chat, model)
 
 
 class Messages(Chat):
@@ -61,7 +66,7 @@ MESSAGES = Messages()
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {**error.body()["error"], "type": kind}}
+    return {"type": "error", "error": {**rename(error, MESSAGE_NAMES).body()["error"], "type": kind}}
 
 
 def error_event(error: ApiError) -> bytes:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from pagebus.web.access.admission import of_client
 from pagebus.web.access.auth import API_KEY
+from pagebus.web.adapters.naming import RESPONSE_NAMES, naming
 from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
 from pagebus.web.adapters.response_input import INCLUDES, Wanted, chat_body, read_response
 from pagebus.web.adapters.translated import TranslatedChunks, written
@@ -49,6 +50,11 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as named events with sequence numbers. A background response can be read from any number on.
     """
+    with naming(RESPONSE_NAMES):
+        return await _create(request)
+
+
+async def _create(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], request[API_KEY]
     context.check_ready()
     context.admission.check_room(key)

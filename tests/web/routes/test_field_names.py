@@ -1,0 +1,103 @@
+"""Routes that are served as chats name fields in errors as their clients do, never as a chat has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagebus.bus.messages import RequestFailed
+from pagebus.web.adapters.response_events import ResponseEvents, new_response
+
+RESPONSE = {"input": "x", "max_output_tokens": 3}
+TURN = {"role": "user", "content": "x"}
+MESSAGE = {"messages": [TURN], "max_tokens": 3}
+FUNCTION = {"type": "function", "name": "f"}
+
+
+async def refused(http, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    async with http.post(url, json=body) as response:
+        assert response.status == 400, await response.text()
+        error: dict[str, Any] = (await response.json())["error"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"max_output_tokens": 2**20}, "max_output_tokens"),
+        ({"tools": [{**FUNCTION, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"reasoning": {"effort": "foo"}}, "reasoning.effort"),
+        ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "{"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/render"])
+async def test_responses(serve, http, path, change, param):
+    """In `param`, and at the beginning of the message."""
+    error = await refused(http, (await serve()).url + path, {**RESPONSE, **change})
+    assert (error["param"], error["message"].split(":")[0]) == (param, param)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"max_tokens": 2**20}, "max_tokens"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
+        ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"messages": [{**TURN, "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": "x"}]}]},
+         "messages[0].content[0].input"),
+        ({"system": "s", "messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/render"])
+async def test_messages(serve, http, path, change, param):
+    """The same; of a turn that has become several messages it is not told which."""
+    error = await refused(http, (await serve()).url + path, {**MESSAGE, **change})
+    assert (error["param"], error["message"].split(":")[0]) == (param, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [("/v1/responses", RESPONSE, "max_output_tokens"), ("/v1/messages", MESSAGE, "max_tokens")],
+)
+async def test_what_a_tokenizer_finds(serve, http, path, body, param):
+    """It only knows chats."""
+    served = await serve(answers=False)
+    text = "Your prompt has 60 tokens and max_tokens is 9: at most 4 fit. Please reduce max_tokens."
+
+    async def fail() -> None:
+        (request,) = await served.backend.requested()
+        failure = RequestFailed(
+            request_id=request.request_id, status=400, error_type="", message=text, param="max_tokens"
+        )
+        await served.backend.send(served.address, failure)
+
+    failing = asyncio.create_task(fail())
+    error = await refused(http, served.url + path, body)
+    await failing
+    assert (error["param"], error["message"]) == (param, text.replace("max_tokens", param))
+
+
+def test_a_call_that_was_cut_off_is_not_gone_on_from():
+    """Its arguments are no JSON, which no template could show, and it has no result."""
+    events = ResponseEvents(new_response("resp_1", "m", {}))
+    pieces = (("c0", 0, '{"a": 1}'), ("c1", 1, '{"a": '))
+    for call_id, index, arguments in pieces:
+        call = {"index": index, "id": call_id, "function": {"name": "f", "arguments": arguments}}
+        list(events.chunk({"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": None}]}))
+    list(events.chunk({"choices": [{"delta": {}, "finish_reason": "length"}]}))
+    list(events.end())
+
+    assert [item["status"] for item in events.response["output"]] == ["completed", "incomplete"]
+    (message,) = events.messages()
+    assert [call["id"] for call in message["tool_calls"]] == ["c0"]

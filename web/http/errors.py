@@ -94,8 +94,9 @@ def bad_field(param: str, problem: str, *, code: str = "invalid_value") -> ApiEr
 
 def not_supported(param: str, neutral: Sequence[Any] = ()) -> ApiError:
     """400 for a field that is not served, but for its ``neutral`` values, which ask for nothing."""
-    instead = "".join(f" or give {orjson.dumps(value).decode()}" for value in neutral)
-    return bad_field(param, f"not supported; leave it out{instead}", code="unsupported_parameter")
+    instead = " or ".join(orjson.dumps(value).decode() for value in neutral)
+    problem = "not supported; leave it out" + (f" or give {instead}" if instead else "")
+    return bad_field(param, problem, code="unsupported_parameter")
 
 
 def unsupported_type(path: str, given: object) -> ApiError:

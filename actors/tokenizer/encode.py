@@ -271,7 +271,7 @@ class Encoder:
         length, what = self._limits.max_model_len, _field(request)
         ids = ids[self._kept(request, len(ids))]
         if len(ids) == 0:
-            raise Refusal("The prompt is empty.", param=what)
+            raise Refusal("The prompt is empty; it must have at least one token.", param=what)
         known = without_segments(ids) if self._limits.segments else ids
         low, high = int(known.min()), int(known.max())
         if low < 0 or high >= self._limits.vocab_size:

@@ -126,6 +126,11 @@ def unavailable(message: str, *, retry_after_s: int = 1) -> ApiError:
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after_s)})
 
 
+def bus_away() -> ApiError:
+    """503: nothing can be asked of the other actors."""
+    return unavailable("The server does not reach its message bus (Redis), or too slowly; please try again later.")
+
+
 def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
     """429: as much is under way as may be."""
     message = f"Too many {what} are under way (at most {limit}); try again in {retry_after_s} s."

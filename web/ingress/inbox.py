@@ -36,7 +36,7 @@ from pagebus.bus.outbox import OUTBOX_LIMIT, Outbox
 from pagebus.bus.streams import Names
 from pagebus.web.calls.answer_details import read_prompt
 from pagebus.web.calls.call import Call, Choice, LoggedChoice, OpenRequest
-from pagebus.web.http.errors import ApiError, aborted, from_failure, internal, unavailable
+from pagebus.web.http.errors import ApiError, aborted, bus_away, from_failure, internal, unavailable
 from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
@@ -120,7 +120,7 @@ class Inbox:
             self._readers.check_same(request)
         outbox = self._heavy if num_bytes > HEAVY_BYTES else self._outbox
         if outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
-            raise unavailable("The bus is too slow or away.")
+            raise bus_away()
         n = requests[0].sampling.n
         ids = [request.request_id for request in requests]
         attempt, kind = requests[0].attempt, LoggedChoice if self._is_logged(requests[0]) else Choice

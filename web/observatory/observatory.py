@@ -20,7 +20,7 @@ from pagebus.actors.runtime.actor import metrics_state
 from pagebus.bus.contract import Bus, BusUnavailable, LeaseInfo
 from pagebus.bus.messages import REQUEST_COLUMNS, SchedulerState, StateRequested
 from pagebus.bus.streams import Names
-from pagebus.web.http.errors import ApiError, unavailable
+from pagebus.web.http.errors import ApiError, bus_away
 from pagebus.web.observatory.board import COLUMNS, Board
 from pagebus.web.observatory.failures import FAILURES_S, failures_of
 from pagebus.web.observatory.history import STORE_EVERY_S, History
@@ -125,7 +125,7 @@ class Observatory:
         try:
             await self._bus.put_state(name, order, ttl_s=ttl_s)
         except BusUnavailable as error:
-            raise unavailable("The bus is away.") from error
+            raise bus_away() from error
 
     # -- pages --------------------------------------------------------------------------------------------------------
     @property

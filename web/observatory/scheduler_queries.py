@@ -16,7 +16,7 @@ from pagebus.bus.messages import (
     StateRequested,
 )
 from pagebus.bus.outbox import OUTBOX_LIMIT, Outbox
-from pagebus.web.http.errors import unavailable
+from pagebus.web.http.errors import bus_away, unavailable
 
 ANSWER_TIMEOUT_S = 2.0
 
@@ -41,7 +41,7 @@ class SchedulerQueries:
             ApiError: 503, the scheduler does not answer.
         """
         if self._outbox.depth > OUTBOX_LIMIT // 2:
-            raise unavailable("The bus is too slow or away.")
+            raise bus_away()
         self._serial += 1
         serial = self._serial
         answer = self._open[serial] = asyncio.get_running_loop().create_future()

@@ -84,7 +84,7 @@ def read_message(message: object, path: str) -> Message:
     if role is None:
         raise bad_field(f"{path}.role", "is required")
     if role in UNSUPPORTED_ROLES:
-        raise bad_field(f"{path}.role", f"{role!r} is not supported yet", code="unsupported_parameter")
+        raise bad_field(f"{path}.role", f"{role!r} is not supported: use tool", code="unsupported_parameter")
     if role not in ROLES:
         raise bad_field(f"{path}.role", f"must be one of {', '.join(ROLES)}, got {role[:40]!r}")
     read: Message = {"role": role, "content": ""}
@@ -164,7 +164,7 @@ def _read_part(part: object, path: str) -> str:
     fields = Fields(part, path)
     kind = fields.string("type", "text", choices=("text",))
     if kind != "text":
-        problem = f"{kind[:40]!r} is not supported yet; only text is"
+        problem = f"{kind[:40]!r} is not supported: only text is"
         raise bad_field(f"{path}.type", problem, code="unsupported_parameter")
     text = fields.string("text", None, max_chars=MAX_BODY_BYTES)
     if text is None:

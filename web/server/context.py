@@ -20,7 +20,7 @@ from pagebus.web.access.cors import Cors
 from pagebus.web.access.hosts import Hosts
 from pagebus.web.access.sagemaker import Sessions
 from pagebus.web.answers.sse import Streams
-from pagebus.web.http.errors import unavailable
+from pagebus.web.http.errors import bus_away, unavailable
 from pagebus.web.http.limits import ID_CHARS, MAX_ID_CHARS
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.holding import Holding
@@ -88,6 +88,8 @@ class Context:
         missing = self.missing()
         if missing == ("draining",):
             raise unavailable("The server is shutting down.")
+        if missing == ("bus",):
+            raise bus_away()
         if missing:
             raise unavailable(f"The server is not ready: no {', no '.join(missing)}. GET /health says how far it is.")
 

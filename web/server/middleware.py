@@ -11,7 +11,7 @@ from aiohttp import web
 from pagebus.actors.runtime.actor import describe
 from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
-from pagebus.web.http.errors import ApiError, from_http, internal, unavailable
+from pagebus.web.http.errors import ApiError, bus_away, from_http, internal
 from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from pagebus.web.server.lost import unknown_route
 from pagebus.web.telemetry.load_report import TOLD, format_of, written
@@ -68,7 +68,7 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
         return error.response()
     except BusUnavailable as error:
         context.log.warning("bus unavailable", request_id=request[REQUEST_ID], error=describe(error))
-        return unavailable("The bus is away.").response()
+        return bus_away().response()
     except web.HTTPNotFound:
         return await unknown_route(request)
     except web.HTTPException as error:

@@ -23,6 +23,10 @@ USER = {"role": "user", "content": "hi"}
             "xyz: unknown field; leave it out, or have the server ignore such fields (--allow-unknown-fields)",
         ),
         ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood: unknown field; leave it out"),
+        (
+            {"messages": [{"role": "function", "content": "x"}]},
+            "messages[0].role: 'function' is not supported: use tool",
+        ),
         ({"verbosity": "low"}, 'verbosity: not supported; leave it out or give "medium"'),
         ({"functions": [{}]}, "functions: not supported; leave it out or give []"),
         ({"user": 5}, "user: must be a string of at most 256 characters"),

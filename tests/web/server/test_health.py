@@ -152,6 +152,7 @@ async def test_the_bus_takes_no_writes(serve, http):
     assert (status, body["missing"], body["bus"]) == (503, ["bus"], "lease: OOM (Redis has reached maxmemory)")
     async with http.post(served.url + "/v1/completions", json={"prompt": "y"}) as refused:
         assert (refused.status, "Retry-After" in refused.headers) == (503, True)
+        assert "does not reach its message bus (Redis)" in (await refused.json())["error"]["message"]
 
     served.actor.bus_trouble = ""
     assert (await get(http, served, "/health"))[1]["bus"] == "ok"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pagebus.web.adapters.naming import RESPONSE_NAMES, rename
-from pagebus.web.adapters.response_input import is_object
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import ApiError
+from pagebus.web.requests.chat_messages import read_arguments
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
 """States of a response that nothing changes any more."""
@@ -191,10 +191,19 @@ class ResponseEvents:
         for item in self.response["output"]:
             if item["type"] == "message":
                 text += "".join(part["text"] for part in item["content"])
-            elif item["type"] == "function_call" and is_object(item["arguments"]):
+            elif item["type"] == "function_call" and _is_whole(item):
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 calls.append({"id": item["call_id"], "type": "function", "function": function})
         return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
+
+
+def _is_whole(call: dict[str, Any]) -> bool:
+    """Whether a call was not cut off within its arguments."""
+    try:
+        read_arguments(call["arguments"], "")
+    except ApiError:
+        return False
+    return True
 
 
 def _name(kind: str) -> str:

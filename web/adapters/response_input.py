@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
+from pagebus.web.requests.chat_messages import read_arguments
 from pagebus.web.requests.openai import METADATA_RULE, is_metadata
 
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -190,22 +189,11 @@ def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
     raise unsupported_type(path, item)
 
 
-def is_object(arguments: object) -> bool:
-    """Whether these are arguments of a function, as text or not; none at all are, too."""
-    if isinstance(arguments, str) and arguments:
-        try:
-            arguments = orjson.loads(arguments)
-        except orjson.JSONDecodeError:
-            return False
-    return not arguments or type(arguments) is dict
-
-
 def _check_call(item: dict[str, Any], path: str) -> None:
     """What the chat would say of it in other words."""
     if not isinstance(item.get("name"), str):
         raise bad_field(f"{path}.name", "must be that of a function")
-    if not is_object(item.get("arguments")):
-        raise bad_field(f"{path}.arguments", "must be a JSON object, as text")
+    read_arguments(item.get("arguments"), f"{path}.arguments")
 
 
 def _read_content(content: Any, path: str) -> str:

@@ -128,18 +128,24 @@ def _read_call(call: object, path: str) -> Message:
     name, arguments = function.string("name", None), function.take("arguments", {"type": ["string", "object"]})
     if name is None:
         raise bad_field(f"{path}.function.name", "is required")
+    arguments = read_arguments(arguments, f"{path}.function.arguments")
+    function.finish({})
+    fields.finish({})
+    read = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return read if call_id is None else {"id": call_id, **read}
+
+
+def read_arguments(arguments: object, path: str) -> dict[str, Any]:
+    """The arguments of a call, which come as text."""
     if isinstance(arguments, str):
         try:
             arguments = orjson.loads(arguments) if arguments else {}
         except orjson.JSONDecodeError:
             arguments = None
     if type(arguments) is not dict:
-        raise bad_field(f"{path}.function.arguments", "must be a JSON object, as text")
-    check_depth(arguments, f"{path}.function.arguments")
-    function.finish({})
-    fields.finish({})
-    read = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return read if call_id is None else {"id": call_id, **read}
+        raise bad_field(path, "must be a JSON object, as text")
+    check_depth(arguments, path)
+    return arguments
 
 
 def _read_content(content: object, path: str) -> str:

@@ -51,8 +51,14 @@ async def test_refused(serve, http, body, code, param):
     assert served.backend.requests == []
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-async def test_json_within_json(serve, http, path):
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/chat/completions", "messages[0].tool_calls[0].function.arguments"),
+        ("/v1/responses", "input[0].arguments"),
+    ],
+)
+async def test_json_within_json(serve, http, path, param):
     """Arguments of calls come as text, and are as deep as others may be: deeper ones could not be sent on."""
     served = await serve()
     for depth, status in ((64, 200), (65, 400), (300, 400), (1020, 400), (2000, 400)):
@@ -64,7 +70,7 @@ async def test_json_within_json(serve, http, path):
         async with http.post(served.url + path, json=body) as response:
             assert response.status == status
             if status == 400:
-                assert (await response.json())["error"]["param"] == "messages[0].tool_calls[0].function.arguments"
+                assert (await response.json())["error"]["param"] == param
     assert len(served.backend.requests) == 1
 
 

@@ -125,9 +125,8 @@ def choice_usage(choice: Choice) -> dict[str, Any]:
 
 
 def _shown_tokens(choice: Choice) -> int:
-    """Output tokens that the client sees; none for a call that only asks for details of its prompt."""
-    details = choice.request.call.details
-    return 0 if details is not None and details.prompt_only else choice.num_tokens
+    """Output tokens that the client sees."""
+    return choice.num_tokens if choice.request.shows_output else 0
 
 
 def prompt_usage(choice: Choice) -> dict[str, Any]:

@@ -226,12 +226,15 @@ class OpenRequest:
         return max(0, self.num_prompt_tokens // size * size - self.num_cached_tokens) if size else 0
 
     @property
-    def num_output_tokens(self) -> int:
-        """Output tokens that the client sees; none for a call that only asks for details of its prompt."""
+    def shows_output(self) -> bool:
+        """Whether the client sees output tokens: no, if it only asks for details of its prompt."""
         details = self.call.details
-        if details is not None and details.prompt_only:
-            return 0
-        return sum(choice.num_tokens for choice in self.choices)
+        return details is None or not details.prompt_only
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens that the client sees."""
+        return sum(choice.num_tokens for choice in self.choices) if self.shows_output else 0
 
 
 class Call:

@@ -22,12 +22,9 @@ class JobMetrics(IngressMetrics):
     def outcome(self, outcome: str, count: int = 1) -> None:
         self._metrics.counter("pagebus:jobs", "Jobs answered, by outcome.", outcome=outcome).inc(count)
 
-    def tokens(self, choice: Choice, request: OpenRequest, new_tokens: int, now_s: float) -> None:
-        if not request.first_token_seen:
-            request.first_token_seen = True
-            self._prompt_tokens.inc(request.num_prompt_tokens)
-            self._cached_tokens.inc(request.num_cached_tokens)
-        self._generation_tokens.inc(new_tokens)
+    def tokens(self, choice: Choice, request: OpenRequest, num_tokens: int, now_s: float) -> None:
+        if num_tokens > choice.num_counted:
+            self._count(choice, request, num_tokens)
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:
-        self._sizes.prompt.observe(request.num_prompt_tokens)
+        self._sizes.of_prompt(request)

@@ -95,6 +95,11 @@ class _Sizes:
             "vllm:request_params_max_tokens", "Histogram of the parameter max_tokens, where set.", buckets
         )
 
+    def of_prompt(self, request: OpenRequest) -> None:
+        """A prompt has been computed."""
+        self.prompt.observe(request.num_prompt_tokens)
+        self.computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
+
 
 class IngressMetrics:
     """Metrics of requests as the ingress sees them. Times are of the monotonic clock."""
@@ -124,21 +129,31 @@ class IngressMetrics:
         new_tokens = num_tokens - choice.num_counted
         if new_tokens <= 0:
             return
+        first = self._count(choice, request, num_tokens)
         if choice.last_token_s:
             self._times.inter_token.observe((now_s - choice.last_token_s) / new_tokens, new_tokens)
         else:
-            choice.first_token_s, choice.first_tokens = now_s, choice.num_counted + new_tokens
-            if not choice.num_counted and not request.first_token_seen:
-                request.first_token_seen = True
+            choice.first_token_s, choice.first_tokens = now_s, num_tokens
+            if first:
                 self._times.first_token.observe(now_s - request.started_s)
-                self._prompt_tokens.inc(request.num_prompt_tokens)
-                self._cached_tokens.inc(request.num_cached_tokens)
-        choice.last_token_s, choice.num_counted = now_s, num_tokens
-        self._generation_tokens.inc(new_tokens)
+        choice.last_token_s = now_s
+
+    def _count(self, choice: Choice, request: OpenRequest, num_tokens: int) -> bool:
+        """Count what is new of ``num_tokens``, the first time with the prompt: whether it is. Tokens that nobody is
+        shown are none, as in ``usage``."""
+        first = not choice.num_counted and not request.first_token_seen
+        if first:
+            request.first_token_seen = True
+            self._prompt_tokens.inc(request.num_prompt_tokens)
+            self._cached_tokens.inc(request.num_cached_tokens)
+        if request.shows_output:
+            self._generation_tokens.inc(num_tokens - choice.num_counted)
+        choice.num_counted = num_tokens
+        return first
 
     def choice_finished(self, choice: Choice, reason: str, num_tokens: int) -> None:
         self._success(reason)
-        self._sizes.generation.observe(num_tokens)
+        self._sizes.generation.observe(num_tokens if choice.request.shows_output else 0)
         if choice.last_token_s:
             decode_s, later = choice.last_token_s - choice.first_token_s, num_tokens - choice.first_tokens
             self._times.decode.observe(decode_s)
@@ -146,13 +161,13 @@ class IngressMetrics:
                 self._times.per_token.observe(decode_s / later)
 
     def request_finished(self, request: OpenRequest, now_s: float) -> None:
-        self._sizes.prompt.observe(request.num_prompt_tokens)
-        self._sizes.computed.observe(request.num_prompt_tokens - request.num_cached_tokens)
-        self._sizes.longest.observe(max(choice.num_tokens for choice in request.choices))
+        self._sizes.of_prompt(request)
+        shown = request.shows_output
+        self._sizes.longest.observe(max(choice.num_tokens for choice in request.choices) if shown else 0)
         self._times.whole.observe(now_s - request.started_s)
         if request.message is not None:
             self._sizes.params_n.observe(request.message.sampling.n)
-            if request.message.sampling.max_tokens is not None:
+            if shown and request.message.sampling.max_tokens is not None:
                 self._sizes.params_max_tokens.observe(request.message.sampling.max_tokens)
 
     def aborted(self, request: OpenRequest) -> None:

@@ -56,6 +56,19 @@ async def test_own_metrics(serve, http):
     assert not any("secret" in line for line in lines)
 
 
+async def test_embeddings_generate_nothing(serve, http):
+    """As `usage` says: the token that each input needs is not shown, and nobody has set its `max_tokens`."""
+    served = await serve()
+    async with http.post(served.url + "/v1/embeddings", json={"input": ["one two", "three"]}) as response:
+        assert (await response.json())["usage"]["completion_tokens"] == 0
+    lines = await text_of(http, served)
+    for line in ("vllm:prompt_tokens_total{} 3.0", "vllm:generation_tokens_total{} 0.0",
+                 "vllm:request_generation_tokens_count{} 2.0", "vllm:request_generation_tokens_sum{} 0.0",
+                 "vllm:request_max_num_generation_tokens_sum{} 0.0", "vllm:request_params_max_tokens_count{} 0.0",
+                 "vllm:e2e_request_latency_seconds_count{} 2.0"):  # fmt: skip
+        assert line.replace("{}", '{model_name="fake-model"}') in lines
+
+
 async def test_rejections(serve, http):
     """Are counted by the limit that was reached."""
     served = await serve(answers=False, max_num_queued_requests=1)

@@ -49,7 +49,8 @@ def rename(error: ApiError, names: Names) -> ApiError:
         new, count = re.subn(f"^{pattern}", there, old)
         if count:
             error.param = new
-            follows = r"(?!\w|\.\w|\[)" if "_" in old else "(?=:)"  # "messages" is also a word
-            error.message = re.sub(rf"(?<![\w.]){re.escape(old)}{follows}", new, error.message)
+            # "messages" is also a word: only what looks like a name is one in the middle of a sentence.
+            place = r"(?<![\w.])%s(?!\w|\.\w|\[)" if "_" in old else "^%s(?=:)"
+            error.message = re.sub(place % re.escape(old), new, error.message)
             break
     return error

@@ -66,26 +66,33 @@ async def test_messages(serve, http, path, change, param):
     assert (error["param"], error["message"].split(":")[0]) == (param, param)
 
 
+TOO_LONG = "Your prompt has 60 tokens and {} is 9: at most 4 fit. Please reduce {}."
+REFUSED = "The chat template refuses these messages: no."
+
+
 @pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [("/v1/responses", RESPONSE, "max_output_tokens"), ("/v1/messages", MESSAGE, "max_tokens")],
+    ("path", "body", "found", "told"),
+    [
+        ("/v1/responses", RESPONSE, ("max_tokens", TOO_LONG), ("max_output_tokens", TOO_LONG)),
+        ("/v1/responses", RESPONSE, ("messages", REFUSED), ("input", REFUSED)),
+        ("/v1/messages", MESSAGE, ("max_tokens", TOO_LONG), ("max_tokens", TOO_LONG)),
+    ],
 )
-async def test_what_a_tokenizer_finds(serve, http, path, body, param):
+async def test_what_a_tokenizer_finds(serve, http, path, body, found, told):
     """It only knows chats."""
     served = await serve(answers=False)
-    text = "Your prompt has 60 tokens and max_tokens is 9: at most 4 fit. Please reduce max_tokens."
+    (param, text), (new, expected) = found, told
 
     async def fail() -> None:
         (request,) = await served.backend.requested()
-        failure = RequestFailed(
-            request_id=request.request_id, status=400, error_type="", message=text, param="max_tokens"
-        )
+        message = text.replace("{}", param)
+        failure = RequestFailed(request_id=request.request_id, status=400, error_type="", message=message, param=param)
         await served.backend.send(served.address, failure)
 
     failing = asyncio.create_task(fail())
     error = await refused(http, served.url + path, body)
     await failing
-    assert (error["param"], error["message"]) == (param, text.replace("max_tokens", param))
+    assert (error["param"], error["message"]) == (new, expected.replace("{}", new))
 
 
 def test_a_call_that_was_cut_off_is_not_gone_on_from():

@@ -34,6 +34,8 @@ RESERVED_KWARGS = frozenset(
     )
 )
 MAX_ERROR_CHARS = 500
+DEVELOPER = "developer"
+"""The role that OpenAI has given the system's place, and few templates know."""
 GIVEN_TEMPLATE_CPU_S = 0.25
 """Computing time of a client's own template, which has to be compiled each time: the chats behind it wait."""
 
@@ -78,6 +80,8 @@ class ChatTemplate:
         messages: Any = [_plain_message(i, message) for i, message in enumerate(request.messages or ())]
         if not messages:
             raise Refusal("messages: give at least one message", param="messages")
+        if any(message["role"] == DEVELOPER for message in messages) and not self._knows_developers(request):
+            messages = _told_by_system(messages)
         kwargs: Any = _checked_kwargs(request.chat_template_kwargs)
         if request.continue_final_message and request.add_generation_prompt:
             raise Refusal(
@@ -92,6 +96,11 @@ class ChatTemplate:
             messages, kwargs = self._mark(messages), self._mark(kwargs)
         text = self._apply(request, messages, kwargs)
         return Rendered(self._split(text) if marked else (text,))
+
+    def _knows_developers(self, request: GenerateRequest) -> bool:
+        """Whether the template names the role, as vLLM finds it out."""
+        template = request.chat_template or self._template or self._tokenizer.chat_template or ""
+        return any(f"{quote}{DEVELOPER}{quote}" in _all_text((template,)) for quote in "'\"")
 
     def _apply(self, request: GenerateRequest, messages: list[Any], kwargs: dict[str, Any]) -> str:
         template = request.chat_template or self._template
@@ -147,6 +156,17 @@ def _plain_message(index: int, message: JsonValue) -> dict[str, Any]:
     elif content is not None and not isinstance(content, str):
         raise Refusal(f"{where}.content: neither text nor a list of parts", param=f"{where}.content")
     return plain
+
+
+def _told_by_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With developers' messages as those of the system. As in vLLM these become one, at the beginning: many templates
+    know none elsewhere."""
+    told = [message for message in messages if message["role"] in ("system", DEVELOPER)]
+    if told == [messages[0]]:
+        return [{**messages[0], "role": "system"}, *messages[1:]]
+    content = "\n\n".join(filter(None, (message.get("content") for message in told)))
+    others = [message for message in messages if message["role"] not in ("system", DEVELOPER)]
+    return [{"role": "system", "content": content}, *others]
 
 
 def _text_of(where: str, part: JsonValue) -> str:

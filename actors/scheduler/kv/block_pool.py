@@ -59,7 +59,7 @@ class BlockPool:
         if count > MANY:
             rows = as_rows(blocks)
             self._all_counts[rows] = 1
-            listed = np.count_nonzero(self._index.are_listed(rows)) > 0
+            listed = bool(np.count_nonzero(self._index.are_listed(rows)))
         else:
             for each in blocks:
                 counts[each] = 1

@@ -53,8 +53,6 @@ FIRST, SECOND = "executor-0", "executor-1"
 OURS = ("model", "bus", "name", "host", "port", "executors", "actor_name", "data_dir", "log_format", "max_num_seqs")
 SUFFIX = 16
 """Tokens of each prompt behind its prefix."""
-TRACED = 2
-"""Prefixes of which is told where the time goes."""
 CALM_S = 1.0
 AFTER = 16
 """Tokens of each stream from the second executor in which pauses still count as the drain's."""
@@ -185,7 +183,7 @@ class Bench:
 
 async def run(bench: Bench, asked: argparse.Namespace) -> None:
     """All of one case."""
-    prefixes = [bench.prompt(asked.tokens) for _ in range(asked.repeats + 1 + TRACED)]
+    prefixes = [bench.prompt(asked.tokens) for _ in range(asked.repeats + 1 + asked.traced)]
     for name in bench.processes.names:
         bench.processes.start(name)
     await bench.until_ready(FIRST)
@@ -210,20 +208,28 @@ async def other_prefixes(bench: Bench, asked: argparse.Namespace, prefixes: list
     await bench.first_tokens("second_warm_up", warm_up, SECOND)
     say(f"the prefixes again, on {SECOND}")
     await bench.first_tokens("first_other_cache", [prefixes[0] + bench.prompt(SUFFIX)], SECOND)
-    await bench.first_tokens("other_cache", [each + bench.prompt(SUFFIX) for each in prefixes[1:-TRACED]], SECOND)
+    await bench.first_tokens(
+        "other_cache", [each + bench.prompt(SUFFIX) for each in prefixes[1 : -asked.traced]], SECOND
+    )
     bench.tell_counts("pulled_for_prefixes")
-    await trace(bench, prefixes[-TRACED:])
+    await trace(bench, prefixes[-asked.traced :])
 
 
 async def trace(bench: Bench, prefixes: list[list[int]]) -> None:
     """Say where the time to a first token goes: behind a prefix that is pulled, then from its own cache."""
-    timeline = Timeline(bench.system.scheduler.core, SECOND)
+    timeline, taken = Timeline(bench.system.scheduler.core, SECOND), dict[tuple[str, str], list[float]]()
     for name, prefix in ((name, prefix) for prefix in prefixes for name in ("pulled", "own")):
         prompt = prefix + bench.prompt(SUFFIX)
         timeline.note("asked")
+        timeline.reach("asked")
         await bench.first_token_ms(prompt, SECOND)
         timeline.note("answered")
+        for stage, took_ms in timeline.stages_ms().items():
+            taken.setdefault((name, stage), []).append(took_ms)
         say(f"  {name}, ms: {timeline.told()}")
+    for (name, stage), all_ms in sorted(taken.items()):
+        low = sorted(all_ms)[len(all_ms) // 4]
+        say(f"  {name}, {stage}: median {median(all_ms):.2f} ms, lower quartile {low:.2f}, {len(all_ms)} prompts")
 
 
 async def drain(bench: Bench) -> None:
@@ -323,6 +329,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, help="(default: 64, or 8 on a CPU)")
     parser.add_argument("--stream-tokens", type=int, help="of each stream's prompt (default: 512, or 128 on a CPU)")
     parser.add_argument("--repeats", type=int, default=5, help="prompts of each kind (default: 5)")
+    parser.add_argument("--traced", type=int, default=2, help="prefixes whose time is told by stages (default: 2)")
     parser.add_argument(
         "--gpus",
         nargs="+",

@@ -17,8 +17,10 @@ from pagebus.actors.executor.inspect_command import add_inspect
 from pagebus.actors.executor.loading.compile_command import add_compile
 from pagebus.actors.executor.preload import preload_alone
 from pagebus.actors.executor.tune_command import add_tune
+from pagebus.actors.model.errors import ModelError
 from pagebus.actors.runtime.bytecode import keep_bytecode
 from pagebus.actors.runtime.gc_tuning import collect_seldom
+from pagebus.actors.runtime.last_words import say
 from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import KINDS, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
@@ -102,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"pagebus: {unknown_option(unknown[0])}; see pagebus {arguments.command} --help\n")
     try:
         code: int = arguments.run(arguments)
-    except SettingsError as error:
-        print(f"pagebus: {error}", file=sys.stderr)
+    except (SettingsError, ModelError) as error:
+        say(error)
         return 2
     except KeyboardInterrupt:
         return 130

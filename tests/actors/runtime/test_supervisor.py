@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import signal
+import socket
 import sys
 from dataclasses import replace
 from typing import Any
@@ -72,6 +73,16 @@ class Watched:
         await self.until("up")
         raise self.refusal
 
+    async def lease(self, kind: str, name: str, **info: object) -> None:
+        """Take a lease as the process of this actor would."""
+        pid = next(child.pid for child in self.supervisor.children if child.name == name)
+        told = {"actor": name, "host": socket.gethostname(), "pid": pid, **info}
+        await self.bus.acquire_lease(kind, name, told, ttl_s=60)
+
+    def last_line(self) -> str:
+        """What the output ends with."""
+        return self.out.getvalue().splitlines()[-1]
+
     async def until(self, text: str, times: int = 1) -> None:
         """Wait until the output holds ``text``."""
         async with asyncio.timeout(LIMIT_S):
@@ -126,8 +137,8 @@ async def test_restarts_and_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> 
     """A process that dies is started again, and its lease is given up at once."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
     watched = Watched(plan("executor-0", DRAINS))
-    await watched.bus.acquire_lease("executor", "executor-0", {"actor": "executor-0", "state": "loading"}, ttl_s=60)
     await watched.until("up")
+    await watched.lease("executor", "executor-0", state="loading")
     pid = watched.supervisor.children[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -149,9 +160,9 @@ async def test_ranks_end_and_start_together(which: int, monkeypatch: pytest.Monk
     """When one dies the other is killed, and the leases of both are given up."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
     watched = Watched(*ranks(DRAINS, STUBBORN))
-    for kind, name in (("executor", "executor-0"), ("rank", "executor-0.1")):
-        await watched.bus.acquire_lease(kind, name, {"actor": name, "state": "loading"}, ttl_s=60)
     await watched.until("up", times=2)
+    for kind, name in (("executor", "executor-0"), ("rank", "executor-0.1")):
+        await watched.lease(kind, name, state="loading")
     before = [child.pid for child in watched.supervisor.children]
     killed = before[which]
     assert killed is not None
@@ -176,26 +187,84 @@ async def test_ranks_are_needed_until_rank_0_has_drained() -> None:
 
 
 async def test_a_rank_that_cannot_work_ends_everything() -> None:
-    """With its lines, not those of the ranks that were killed for it."""
-    watched = Watched(*ranks(DRAINS, "echo another model; exit 2"))
+    """With its cause, not those of the ranks that were killed for it."""
+    watched = Watched(*ranks(DRAINS, "echo pagebus: another model; exit 2"))
     assert await watched.running == EXIT_UNUSABLE
-    assert "executor-0.1 cannot work (exit code 2). Its last lines:\n  another model\n" in watched.out.getvalue()
+    assert watched.last_line() == "pagebus: another model"
 
 
-async def test_crash_loop_at_startup_ends_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five deaths in a row while starting end everything; the last lines of the process are shown."""
+@pytest.mark.parametrize(
+    ("script", "ending"),
+    [
+        ("echo pagebus: the very cause; exit 1", ["pagebus: executor-0 keeps dying: the very cause"]),
+        (
+            "echo the very cause; exit 7",
+            [
+                "executor-0 has ended. Its last lines:",
+                "  the very cause",
+                "pagebus: executor-0 keeps dying: exit code 7, for the reason in its lines above",
+            ],
+        ),
+        (
+            "echo so far; kill -9 $$",
+            [
+                "executor-0 has ended. Its last lines:",
+                "  so far",
+                "pagebus: executor-0 keeps dying: killed by signal 9, for the reason in its lines above",
+            ],
+        ),
+    ],
+)
+async def test_crash_loop_at_startup_ends_with_the_cause(
+    script: str, ending: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five deaths in a row while starting end everything; a process that could not say why has its last lines shown."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.001)
-    watched = Watched(plan("executor-0", "echo the very cause; exit 7"), plan("tokenizer-0", DRAINS, "tokenizer"))
+    watched = Watched(plan("executor-0", script), plan("tokenizer-0", DRAINS, "tokenizer"))
     assert await watched.running == EXIT_FAILED
-    assert "executor-0 keeps dying (exit code 7). Its last lines:\n  the very cause\n" in watched.out.getvalue()
+    assert watched.out.getvalue().splitlines()[-len(ending) :] == ending
     assert [child.pid for child in watched.supervisor.children] == [None, None]
 
 
-async def test_unusable_model_ends_at_once() -> None:
-    """Exit code 2 means that a restart is useless."""
-    watched = Watched(plan("executor-0", "echo no such model; exit 2"))
+async def test_unusable_model_ends_at_once_with_one_sentence() -> None:
+    """Exit code 2 means that a restart is useless. The sentence of the first process is said once, as the last line."""
+    watched = Watched(
+        plan("executor-0", "echo pagebus: no such model; exit 2"),
+        plan("tokenizer-0", "echo pagebus: no such model; exit 2", "tokenizer"),
+    )
     assert await watched.running == EXIT_UNUSABLE
-    assert "executor-0 cannot work (exit code 2). Its last lines:\n  no such model\n" in watched.out.getvalue()
+    assert watched.out.getvalue().count("no such model") == 1
+    assert watched.last_line() == "pagebus: no such model"
+
+
+async def test_another_life_of_the_same_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of the same names that live on elsewhere do not make ours ready, and end the start with a sentence."""
+    monkeypatch.setattr("pagebus.actors.runtime.readiness.PATIENCE", 0)
+    watched = Watched(plan("executor-0", DRAINS), plan("ingress-0", DRAINS, "ingress"))
+    for kind in ("executor", "ingress"):
+        info = {"actor": f"{kind}-0", "host": "there", "pid": 7, "state": "ready", "port": 1}
+        await watched.bus.acquire_lease(kind, f"{kind}-0", info, ttl_s=60)
+    assert await watched.running == EXIT_UNUSABLE
+    assert watched.ready == []
+    assert watched.last_line() == (
+        "pagebus: executor-0 of the deployment 'pagebus' runs already, as process 7 of there: end it, or give this "
+        "deployment another --name"
+    )
+    assert len(await watched.bus.leases()) == 2
+
+
+async def test_the_lease_of_another_life_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one of ours dies that stood by for it."""
+    monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
+    watched = Watched(plan("executor-0", DRAINS))
+    await watched.until("up")
+    info = {"actor": "executor-0", "host": "there", "pid": 7, "state": "ready"}
+    await watched.bus.acquire_lease("executor", "executor-0", info, ttl_s=60)
+    watched.supervisor.children[0].signal(signal.SIGKILL)
+    await watched.until("up", times=2)
+    assert [lease.info["pid"] for lease in await watched.bus.leases()] == [7]
+    watched.stop()
+    assert await watched.running == EXIT_OK
 
 
 async def test_grandchildren_are_killed_too() -> None:
@@ -242,9 +311,10 @@ async def test_ready_once_health_answers(unused_tcp_port: int) -> None:
 
     asked = asyncio.Event()
     server = await asyncio.start_server(answer, "127.0.0.1", unused_tcp_port)
-    watched = Watched(plan("executor-0", DRAINS))
-    await watched.bus.acquire_lease("executor", "executor-0", {"state": "ready"}, ttl_s=60)
-    await watched.bus.acquire_lease("ingress", "ingress-0", {"port": unused_tcp_port}, ttl_s=60)
+    watched = Watched(plan("executor-0", DRAINS), plan("ingress-0", DRAINS, "ingress"))
+    await watched.until("up", times=2)
+    await watched.lease("executor", "executor-0", state="ready")
+    await watched.lease("ingress", "ingress-0", port=unused_tcp_port)
     await asked.wait()
     assert watched.ready == []
     status = b"200 OK"
@@ -388,7 +458,7 @@ async def test_an_ingress_keeps_the_port_that_it_took() -> None:
         watched = Watched(plan("ingress-0", 'echo "up $0 $1"; exec sleep 60', "ingress"), port=port)
         await until(lambda watched=watched: watched.supervisor._bus is not None)
         await watched.until("up")
-        await watched.bus.acquire_lease("ingress", "ingress-0", {"actor": "ingress-0", "port": 4711}, ttl_s=60)
+        await watched.lease("ingress", "ingress-0", port=4711)
         watched.supervisor.children[0].signal(signal.SIGKILL)
         await watched.until("up", times=2)
         watched.stop()

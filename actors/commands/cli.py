@@ -20,13 +20,13 @@ from pagebus.actors.executor.tune_command import add_tune
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.runtime.bytecode import keep_bytecode
 from pagebus.actors.runtime.gc_tuning import collect_seldom
-from pagebus.actors.runtime.last_words import say
 from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import KINDS, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings, unknown_option
 from pagebus.actors.settings.vllm_flags import undotted
 from pagebus.actors.simulator.command import add_simulator
+from pagebus.actors.telemetry.last_words import say
 
 DESCRIPTION = "Pagebus serves large language models: independent actors over Redis Streams, an OpenAI-compatible API."
 

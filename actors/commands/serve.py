@@ -18,7 +18,6 @@ from pagebus.actors.commands.before_start import check_port, check_settings
 from pagebus.actors.runtime.actor import describe
 from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus, visible_gpus
 from pagebus.actors.runtime.health_check import url_of
-from pagebus.actors.runtime.last_words import say
 from pagebus.actors.runtime.one_machine import check_one_process, private_redis, uses_one_process, with_files
 from pagebus.actors.runtime.process import (
     EXIT_FAILED,
@@ -33,6 +32,7 @@ from pagebus.actors.runtime.supervisor import Supervisor, plan_children
 from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import Progress, ProgressStream
 from pagebus.bus.contract import Bus, BusError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pagebus
-from pagebus.actors.runtime.last_words import heard
+from pagebus.actors.telemetry.last_words import heard
 
 PACKAGES = Path(pagebus.__file__).resolve().parents[1]
 """The folder from which Python imports Pagebus."""

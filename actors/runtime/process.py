@@ -18,9 +18,9 @@ import uvloop
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.gc_tuning import keep_what_is_there
 from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus
-from pagebus.actors.runtime.last_words import say
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import say
 from pagebus.bus.contract import Bus, BusError
 from pagebus.bus.hidden_imports import hide_imports
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from pagebus.actors.runtime.actor import describe
 from pagebus.actors.runtime.child import Child, Restarts, python_path
-from pagebus.actors.runtime.last_words import sentence
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
 from pagebus.actors.runtime.readiness import Rivals, of_processes, where_it_answers
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.sources import child_environment, to_args
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import sentence
 from pagebus.actors.telemetry.progress import Progress
 from pagebus.bus.contract import Bus, BusError, LeaseInfo
 from pagebus.bus.private_redis.server import PrivateRedis

@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(words[0] if words else None)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.exit(2, f"pagebus: {unknown_option(unknown[0])}; see pagebus {arguments.command} --help\n")
+        chosen: argparse.ArgumentParser = arguments.parser
+        parser.exit(2, f"pagebus: {unknown_option(unknown[0], flags_of(chosen))}; see {chosen.prog} --help\n")
     try:
         code: int = arguments.run(arguments)
     except (SettingsError, ModelError) as error:
@@ -110,6 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The options that its help shows."""
+    shown = (action for action in parser._actions if action.help != argparse.SUPPRESS)
+    return [flag for action in shown for flag in action.option_strings]
 
 
 def dashed(argument: str) -> str:

@@ -371,7 +371,7 @@ HEIGHT_WITH = """([selector, text, more]) => {
 @pytest.mark.parametrize(
     ("view", "width", "selector", "short", "long"),
     [
-        ("steps", 1280, ".figure:nth-child(2) dd", ("–", ""), ("147", " / 358 ms")),
+        ("steps", 1280, ".figure:nth-child(2) dd", (NONE, ""), ("147", " / 358 ms")),
         ("memory", 390, ".counts", ("0 held", ""), ("83 of 10,922 held, 6 of them shared · 124 cached", "")),
     ],
 )

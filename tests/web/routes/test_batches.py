@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable
-from itertools import count
 from pathlib import Path
 
 import openai
@@ -299,7 +299,7 @@ async def test_a_jobs_actor_that_ends_while_it_reads_leaves_no_file_open(
 
 async def test_a_full_disk_loses_no_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that could not be written is computed again once there is room."""
-    add, tries = Progress.add, count()
+    add, tries = Progress.add, itertools.count()
 
     def fails_once(progress: Progress, result: Result) -> None:
         if next(tries) == 1:

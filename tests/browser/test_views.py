@@ -384,3 +384,11 @@ def test_longer_figures_move_nothing(
     expect(page.locator(selector).first).to_be_visible()
     heights = [page.evaluate(HEIGHT_WITH, [selector, *texts]) for texts in (short, long)]
     assert heights[0] == heights[1]
+
+
+def test_figures_of_the_overview_are_large(page: Page) -> None:
+    """They are what an operator looks at from afar; on a phone they are smaller."""
+    for width, size in ((1280, "28px"), (390, "24px")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("/#/overview")
+        expect(page.locator(".overview .figure dd").first).to_have_css("font-size", size)

@@ -12,6 +12,7 @@ from typing import Any
 
 import uvloop
 
+from pagebus.actors.commands.before_start import check_settings
 from pagebus.actors.commands.jobs.ordering import bad_lines, put_in_order
 from pagebus.actors.commands.jobs.transfer import collect, submit
 from pagebus.actors.runtime.gpus import visible_gpus
@@ -21,6 +22,7 @@ from pagebus.actors.runtime.single_process import SingleProcess
 from pagebus.actors.runtime.supervisor import Supervisor, plan_children
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import Progress, ProgressStream
 from pagebus.bus.contract import Bus, BusError
 from pagebus.bus.memory.bus import MemoryBus
@@ -31,7 +33,12 @@ SHOWN_BAD_LINES = 20
 
 
 def run_batch(settings: Settings, requests: Path, results: Path) -> int:
-    """Answer a file; returns the exit code: 1 also if a line could not be answered."""
+    """Answer a file; returns the exit code: 1 also if a line could not be answered.
+
+    Raises:
+        SettingsError, ModelError: the settings conflict with this machine, or the model cannot be served.
+    """
+    check_settings(settings)
     if settings.log_level == "info":
         settings = settings.replace(log_level="warning")
     terminal = sys.stderr.isatty()
@@ -42,7 +49,7 @@ def run_batch(settings: Settings, requests: Path, results: Path) -> int:
         try:
             code = runner.run(_run(settings.replace(port=0), requests, results, progress))
         except BusError as error:
-            print(f"pagebus: {error}", file=sys.stderr)
+            say(error)
             return EXIT_FAILED
     return tell_bad_lines(requests, results) if code == EXIT_OK else code
 

@@ -120,3 +120,9 @@ def test_a_low_terminal() -> None:
         found = [line.split()[0] for line in lines if line.startswith("stream-")]
         assert found == ["stream-3", "stream-7", *(f"stream-{n}" for n in (0, 1, 2, 4, 5, 6, 8, 9))][:shown]
         assert [line.strip() for line in lines if "more" in line] == ([] if shown == 10 else ["... 2 more"])
+
+
+def test_an_address_that_is_none(capsys) -> None:
+    """A word is not taken for one."""
+    assert main(["top", "--once", "--url", "localhost:8000/v1"]) == 2
+    assert capsys.readouterr().err == ("pagebus: --url localhost:8000/v1: an address begins with http:// or https://\n")

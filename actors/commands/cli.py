@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from pagebus.actors.bench.command import add_bench
 from pagebus.actors.commands.dead_letters_command import add_dead_letters
@@ -29,6 +30,13 @@ from pagebus.actors.simulator.command import add_simulator
 from pagebus.actors.telemetry.last_words import say
 
 DESCRIPTION = "Pagebus serves large language models: independent actors over Redis Streams, an OpenAI-compatible API."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of a command with all settings has a hundred."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"pagebus: {message}; see {self.prog} --help\n")
 
 
 class _Version(argparse.Action):
@@ -86,7 +94,7 @@ COMMANDS = {
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The whole command line; of a ``command`` that there is, that one's only: most take all settings, and to add these
     takes 3 ms each time."""
-    parser = argparse.ArgumentParser(prog="pagebus", description=DESCRIPTION, allow_abbrev=False)
+    parser = _Parser(prog="pagebus", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = Commands(parser)
     for add in [COMMANDS[command]] if command in COMMANDS else dict.fromkeys(COMMANDS.values()):

@@ -8,7 +8,7 @@ from pathlib import Path
 from pagebus.actors.executor.device.gpu_limits import check_first_gpu
 from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model
 from pagebus.actors.model.gguf.files import split_type
-from pagebus.actors.settings import Settings
+from pagebus.actors.settings import Settings, SettingsError
 
 
 def check_settings(settings: Settings) -> None:
@@ -35,12 +35,15 @@ def is_path(model: str) -> bool:
 
 
 async def check_port(settings: Settings) -> None:
-    """Whether nobody listens on the port. Several ingresses share it, so they would also share it with another
-    deployment's.
+    """Whether nobody listens on the port, or at the socket. Several ingresses share a port, so they would also share it
+    with another deployment's.
 
     Raises:
         SettingsError: somebody does.
     """
+    listener = importlib.import_module("pagebus.web.server.listener")
     if settings.uds is None:
-        for sock in await importlib.import_module("pagebus.web.server.listener").listen(settings.host, settings.port):
+        for sock in await listener.listen(settings.host, settings.port):
             sock.close()
+    elif listener.is_listened_to(settings.uds):
+        raise SettingsError(f"--uds {settings.uds}: another process listens there; end it, or give another path")

@@ -17,6 +17,7 @@ from pagebus.actors.runtime.readiness import ingress_addresses
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus import connect
 from pagebus.bus.contract import LeaseInfo
+from pagebus.web.server.listener import listen_on_path
 
 
 def test_one_process_without_redis_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +113,19 @@ def test_a_port_in_use_is_all_that_is_told(capfd: pytest.CaptureFixture[str], mo
         other.listen()
         port = str(other.getsockname()[1])
         assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ends_with(capfd, "--port", port, *more)
+
+
+def test_a_socket_in_use_is_all_that_is_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It stays with whoever has it. One that was left behind is taken."""
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        assert f"--uds {path}: another process listens there" in ends_with(capfd, "--uds", path)
+        with pytest.raises(SettingsError, match="another process listens there"):
+            listen_on_path(path)
+    for sock in listen_on_path(path):
+        sock.close()
 
 
 @pytest.mark.parametrize(

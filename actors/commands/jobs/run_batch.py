@@ -12,7 +12,6 @@ from typing import Any
 
 import uvloop
 
-from pagebus.actors.commands.before_start import check_settings
 from pagebus.actors.commands.jobs.ordering import bad_lines, put_in_order
 from pagebus.actors.commands.jobs.transfer import collect, submit
 from pagebus.actors.runtime.gpus import visible_gpus
@@ -33,12 +32,7 @@ SHOWN_BAD_LINES = 20
 
 
 def run_batch(settings: Settings, requests: Path, results: Path) -> int:
-    """Answer a file; returns the exit code: 1 also if a line could not be answered.
-
-    Raises:
-        SettingsError, ModelError: the settings conflict with this machine, or the model cannot be served.
-    """
-    check_settings(settings)
+    """Answer a file; returns the exit code: 1 also if a line could not be answered."""
     if settings.log_level == "info":
         settings = settings.replace(log_level="warning")
     terminal = sys.stderr.isatty()

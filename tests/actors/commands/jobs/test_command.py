@@ -58,9 +58,3 @@ def test_results_do_not_replace_the_requests(tmp_path: Path, capsys: pytest.Capt
     assert main(["run-batch", "-i", str(file), "-o", str(tmp_path / "." / "in.jsonl")]) == 2
     assert "results would replace the requests" in capsys.readouterr().err
     assert file.read_text() == "{}"
-
-
-def test_a_batch_of_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is refused before anything is started."""
-    assert main(["run-batch", "-i", __file__, "-o", str(tmp_path / "out"), "--model", "/no/such"]) == 2
-    assert capsys.readouterr().err == "pagebus: model '/no/such': there is no such folder\n"

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from pagebus.actors.bench.command import add_bench
 from pagebus.actors.commands.dead_letters_command import add_dead_letters
@@ -17,6 +18,7 @@ from pagebus.actors.executor.inspect_command import add_inspect
 from pagebus.actors.executor.loading.compile_command import add_compile
 from pagebus.actors.executor.preload import preload_alone
 from pagebus.actors.executor.tune_command import add_tune
+from pagebus.actors.model.errors import ModelError
 from pagebus.actors.runtime.bytecode import keep_bytecode
 from pagebus.actors.runtime.gc_tuning import collect_seldom
 from pagebus.actors.runtime.version import version
@@ -25,8 +27,16 @@ from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings, unknown_option
 from pagebus.actors.settings.vllm_flags import undotted
 from pagebus.actors.simulator.command import add_simulator
+from pagebus.actors.telemetry.last_words import say
 
 DESCRIPTION = "Pagebus serves large language models: independent actors over Redis Streams, an OpenAI-compatible API."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of a command with all settings has a hundred."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"pagebus: {message}; see {self.prog} --help\n")
 
 
 class _Version(argparse.Action):
@@ -84,7 +94,7 @@ COMMANDS = {
 def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     """The whole command line; of a ``command`` that there is, that one's only: most take all settings, and to add these
     takes 3 ms each time."""
-    parser = argparse.ArgumentParser(prog="pagebus", description=DESCRIPTION, allow_abbrev=False)
+    parser = _Parser(prog="pagebus", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = Commands(parser)
     for add in [COMMANDS[command]] if command in COMMANDS else dict.fromkeys(COMMANDS.values()):
@@ -99,15 +109,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(words[0] if words else None)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.exit(2, f"pagebus: {unknown_option(unknown[0])}; see pagebus {arguments.command} --help\n")
+        chosen: argparse.ArgumentParser = arguments.parser
+        parser.exit(2, f"pagebus: {unknown_option(unknown[0], flags_of(chosen))}; see {chosen.prog} --help\n")
     try:
         code: int = arguments.run(arguments)
-    except SettingsError as error:
-        print(f"pagebus: {error}", file=sys.stderr)
+    except (SettingsError, ModelError) as error:
+        say(error)
         return 2
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    """The options that its help shows."""
+    shown = (action for action in parser._actions if action.help != argparse.SUPPRESS)
+    return [flag for action in shown for flag in action.option_strings]
 
 
 def dashed(argument: str) -> str:

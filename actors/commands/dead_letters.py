@@ -17,6 +17,8 @@ from pagebus.bus.dead_letters import DeadLetter, drop, read_dead_letters, requeu
 from pagebus.bus.messages.record import Record
 from pagebus.bus.streams import Names
 
+WIDTH = 10_000
+"""Columns of the table of letters: no reason is cut, and each letter has one line, which a terminal may break."""
 SHOWN_ARRAY = 16
 """So many numbers of an array are shown, and how many there are."""
 
@@ -130,7 +132,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
-        table.add_column(name, overflow="fold", no_wrap=name in ("letter", "died"))
+        table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_text(value)) for value in row.values()))
-    Console(soft_wrap=False).print(table)
+    Console(soft_wrap=True, width=WIDTH).print(table)

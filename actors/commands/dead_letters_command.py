@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from pagebus.actors.settings import SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.telemetry.last_words import say
 
 
 def add_dead_letters(commands: Commands) -> None:
@@ -36,10 +36,11 @@ def add_dead_letters(commands: Commands) -> None:
 
 
 def run_dead_letters(arguments: argparse.Namespace) -> int:
-    """Do what is asked; returns the exit code (1: a letter is not there, or cannot be sent again).
+    """Do what is asked; returns the exit code (1: a letter is not there, or cannot be sent again, or the bus does not
+    answer).
 
     Raises:
-        SettingsError: no bus is given, or it does not answer.
+        SettingsError: no bus is given.
     """
     from pagebus.actors.commands.dead_letters import act
     from pagebus.actors.runtime.process import make_bus
@@ -51,4 +52,5 @@ def run_dead_letters(arguments: argparse.Namespace) -> int:
     try:
         return asyncio.run(act(arguments, bus, Names(settings.name)))
     except BusError as error:
-        raise SettingsError(f"--bus: {error}") from error
+        say(error)
+        return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import functools
 import os
 import socket
 import sys
@@ -14,16 +14,25 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from pagebus.actors.executor.device.gpu_limits import check_first_gpu
+from pagebus.actors.commands.before_start import check_port, check_settings
 from pagebus.actors.runtime.actor import describe
 from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus, visible_gpus
 from pagebus.actors.runtime.health_check import url_of
 from pagebus.actors.runtime.one_machine import check_one_process, private_redis, uses_one_process, with_files
-from pagebus.actors.runtime.process import EXIT_FAILED, StopSignal, make_bus, stop_on_signals
+from pagebus.actors.runtime.process import (
+    EXIT_FAILED,
+    EXIT_OK,
+    StopSignal,
+    cause_of,
+    make_bus,
+    stop_on_signals,
+    unless_stopped,
+)
 from pagebus.actors.runtime.supervisor import Supervisor, plan_children
 from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import Progress, ProgressStream
 from pagebus.bus.contract import Bus, BusError
 
@@ -33,9 +42,9 @@ def serve(settings: Settings) -> int:
 
     Raises:
         SettingsError: the settings conflict with this machine, or the file of keys is wrong.
+        ModelError: there is no such model, or it cannot be served.
     """
-    check_key_file(settings)
-    check_first_gpu(settings)
+    check_settings(settings)
     terminal = sys.stderr.isatty()
     log_format = settings.log_format if settings.log_format != "auto" else "console" if terminal else "json"
     settings = settings.replace(log_format=log_format, health_file=None)  # of one actor, not of all
@@ -56,6 +65,7 @@ async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
     def on_ready(addresses: list[str]) -> None:
         print(ready_text(settings, addresses, asyncio.get_running_loop().time() - started_s), flush=True)
 
+    await check_port(settings)
     with stop_on_signals() as stop:
         if uses_one_process(settings):
             from pagebus.actors.runtime.single_process import SingleProcess
@@ -64,12 +74,18 @@ async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
             check_one_process(settings, gpus)
             print(banner(settings, one_process=True, gpus=len(gpus)), flush=True)
             with with_files(settings) as settings:
-                return await SingleProcess(settings, progress, on_ready).run(stop)
+                system = SingleProcess(settings, progress, on_ready)
+                code = await system.run(stop)
+            if system.error is not None:
+                say(cause_of(system.error))
+            return code
         environ = {**os.environ, "FORCE_COLOR": "1"} if terminal and not os.environ.get("NO_COLOR") else os.environ
         try:
             return await _serve_with_processes(settings, progress, environ, stop, on_ready)
         except BusError as error:
             logs.get_logger(actor="supervisor").error("no bus", error=describe(error))
+            progress.done()
+            say(error)
             return EXIT_FAILED
 
 
@@ -94,12 +110,18 @@ async def _serve_with_processes(
         plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
         print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
 
-        async def connect() -> Bus:
+        @functools.cache
+        def opened() -> Bus:
             bus = make_bus(settings.replace(bus=bus_url))
             stack.push_async_callback(bus.close)
-            await bus.connect()
             return bus
 
+        async def connect() -> Bus:
+            await opened().connect()
+            return opened()
+
+        if redis is None and not await unless_stopped(stop, connect()):  # else each actor waits, and says so
+            return EXIT_OK
         return await Supervisor(settings, connect, plans, progress, on_ready, redis).run(stop)
 
 
@@ -118,16 +140,6 @@ def locked_gpus(settings: Settings, visible: list[str]) -> tuple[Settings, list[
     if uuids and not chosen:
         raise SettingsError(f"--gpu-lock-dir: fewer than {count} of the {len(uuids)} GPUs of this machine are free")
     return settings.replace(gpu_lock_dir=None), chosen
-
-
-def check_key_file(settings: Settings) -> None:
-    """Read the file of keys once, before anything is started for which a wrong one would be the end.
-
-    Raises:
-        SettingsError: it cannot be used.
-    """
-    if settings.api_key_file is not None:
-        importlib.import_module("pagebus.web.access.key_file").KeyFile(settings.api_key_file).news()
 
 
 def bus_text(settings: Settings) -> str:

@@ -25,6 +25,7 @@ from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.executor.moves.leaving import Leaving
 from pagebus.actors.executor.moves.reports import Reports
 from pagebus.actors.executor.preload import import_engine, open_gpu, preload
+from pagebus.actors.executor.ranks.same_model import SameModel
 from pagebus.actors.executor.sleeping import AWAKE, Sleeping
 from pagebus.actors.executor.step_watch import StepWatch
 from pagebus.actors.model.config import ModelConfig, resolve_model
@@ -73,6 +74,7 @@ class ExecutorActor(Actor):
         self._phase, self._progress = "imports", 0.0
         self._phase_began_s = self._progress_told_s = time.monotonic()
         self._kernel_build = KernelBuild(settings)
+        counter, metrics = self.metrics.counter, self.metrics
         self._importing = in_thread(import_engine)
         self._finding = in_thread(self._find_model)
         self._building = in_thread(self._build_kernels)
@@ -82,14 +84,12 @@ class ExecutorActor(Actor):
         self._outbox: Outbox | None = None
         self._failure: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready_s = 0.0
+        self._same_model, self._ready_s = SameModel(bus, settings), 0.0
         self._watch, self._step_timeout_s = StepWatch(), settings.step_timeout_s
         self._sleeping, self._leaving = Sleeping(bus, self.metrics, name), Leaving(settings.drain_timeout_s)
         self._graphs: tuple[int, int] | None = None
-        self._spans = spans_of(settings, name)
-        self._kernels, self._reports = KernelMetrics(self.metrics, name), Reports()
+        self._kernels, self._reports, self._spans = KernelMetrics(metrics, name), Reports(), spans_of(settings, name)
         self._experts: ExpertMetrics | None = None
-        counter, metrics = self.metrics.counter, self.metrics
         self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
         self._wall = counter("pagebus:executor_wall_seconds_total", "Seconds since the executor is ready.", engine=name)
         self._steps = counter("pagebus:executor_steps_total", "Steps computed.", engine=name)
@@ -118,7 +118,7 @@ class ExecutorActor(Actor):
             if graphs := self._engine.graphs_progress:
                 told["num_graphs"], told["num_planned_graphs"] = graphs
         told |= {"progress": self._progress, "phase": self._phase, "scheduler_epoch": self._position.epoch}
-        return {**super().lease_info(), **told}
+        return {**super().lease_info(), **self._same_model.told, **told}
 
     # -- life ---------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -130,6 +130,7 @@ class ExecutorActor(Actor):
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         began_s = self._phase_began_s = time.monotonic()
         path, config, _ = await asyncio.wrap_future(self._finding)
+        await self._unless_away(lambda: self._same_model.confirm(path))
         module = await asyncio.wrap_future(self._importing)
         await self._unless_away(lambda: self._sleeping.wait(self.set_state))
         config, comm = await self._join(config)

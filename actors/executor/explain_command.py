@@ -74,7 +74,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
     engine = AbsentEngine(settings, config, target)
     about = {
-        "model": settings.model,
+        "model": settings.model or "the shipped one",
         "target": "cpu" if target is None else f"sm_{target.capability}",
         "multiprocessors": None if target is None else target.num_multiprocessors,
         "dtype": str(engine.dtype).removeprefix("torch."),

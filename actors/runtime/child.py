@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pagebus
+from pagebus.actors.telemetry.last_words import heard
 
 PACKAGES = Path(pagebus.__file__).resolve().parents[1]
 """The folder from which Python imports Pagebus."""
@@ -86,7 +87,8 @@ class Restarts:
 
 
 class Child:
-    """A process and its restarts. ``on_line`` gets each line that it writes to standard output or error."""
+    """A process and its restarts. ``on_line`` gets each line that it writes to standard output or error, but for the
+    sentence that it may end with, which is kept as ``cause``."""
 
     def __init__(
         self,
@@ -100,10 +102,16 @@ class Child:
         self.kind = kind
         self.command = list(command)
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.cause = ""
         self.restarts = Restarts(asyncio.get_running_loop().time)
         self._environ = dict(environ)
         self._on_line = on_line
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def last_pid(self) -> int | None:
+        """Process id, also after its end."""
+        return None if self._process is None else self._process.pid
 
     @property
     def pid(self) -> int | None:
@@ -114,6 +122,7 @@ class Child:
         """Start it and wait for its end; returns the exit code (-n: killed by signal n). Cancelling kills it."""
         self.restarts.started()
         self.tail.clear()
+        self.cause = ""
         # A pipe of our own: the event loop's would make wait() wait for grandchildren that hold it open.
         output, inner = os.pipe()
         try:
@@ -160,6 +169,9 @@ class Child:
             if not line:
                 return
             text = line.decode(errors="replace").rstrip("\r\n")
+            if cause := heard(text):
+                self.cause = cause
+                continue
             self.tail.append(text)
             self._on_line(text)
 

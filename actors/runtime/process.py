@@ -20,6 +20,7 @@ from pagebus.actors.runtime.gc_tuning import keep_what_is_there
 from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import say
 from pagebus.bus.contract import Bus, BusError
 from pagebus.bus.hidden_imports import hide_imports
 
@@ -150,7 +151,9 @@ async def _life(kind: str, settings: Settings) -> int:
             await actor.run()
         return EXIT_OK
     except Exception as error:
-        return exit_code(error, log)
+        code = exit_code(error, log)
+        say(cause_of(error))
+        return code
     finally:
         with contextlib.suppress(BusError):
             await bus.close()
@@ -158,14 +161,7 @@ async def _life(kind: str, settings: Settings) -> int:
 
 def exit_code(error: BaseException, log: logs.Log) -> int:
     """The exit code for the error that ended an actor, with a line in the log."""
-    unusable: tuple[type[BaseException], ...] = (SettingsError, ImportError)
-    for module, name in (
-        ("pagebus.actors.model.config", "ModelError"),
-        ("pagebus.actors.model.tokenizer", "TokenizerError"),
-    ):
-        if module in sys.modules:  # what was never imported cannot have raised
-            unusable = (*unusable, getattr(sys.modules[module], name))
-    if isinstance(error, unusable):
+    if _is_unusable(error):
         log.error("cannot start", error=str(error))
         return EXIT_UNUSABLE
     if isinstance(error, BusError):
@@ -173,6 +169,22 @@ def exit_code(error: BaseException, log: logs.Log) -> int:
     else:
         log.error("ended by an error", exc_info=error)
     return EXIT_FAILED
+
+
+def cause_of(error: BaseException) -> str:
+    """What to say of the error that ended an actor: its text, where that was written for people."""
+    return str(error) if _is_unusable(error) or isinstance(error, BusError) else describe(error)
+
+
+def _is_unusable(error: BaseException) -> bool:
+    unusable: tuple[type[BaseException], ...] = (SettingsError, ImportError)
+    for module, name in (
+        ("pagebus.actors.model.config", "ModelError"),
+        ("pagebus.actors.model.tokenizer", "TokenizerError"),
+    ):
+        if module in sys.modules:  # what was never imported cannot have raised
+            unusable = (*unusable, getattr(sys.modules[module], name))
+    return isinstance(error, unusable)
 
 
 class StopSignal:
@@ -211,7 +223,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
             loop.remove_signal_handler(number)
 
 
-async def unless_stopped(stop: StopSignal, coro: Coroutine[Any, Any, None]) -> bool:
+async def unless_stopped(stop: StopSignal, coro: Coroutine[Any, Any, object]) -> bool:
     """Run ``coro``; cancel it and return False when a signal comes first."""
     task, waiter = asyncio.create_task(coro), asyncio.create_task(stop.event.wait())
     try:

@@ -14,14 +14,16 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pagebus.actors.runtime.actor import describe
 from pagebus.actors.runtime.child import Child, Restarts, python_path
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
-from pagebus.actors.runtime.readiness import where_it_answers
+from pagebus.actors.runtime.readiness import Rivals, of_processes, where_it_answers
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.sources import child_environment, to_args
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import sentence
 from pagebus.actors.telemetry.progress import Progress
 from pagebus.bus.contract import Bus, BusError, LeaseInfo
 from pagebus.bus.private_redis.server import PrivateRedis
@@ -35,11 +37,12 @@ LAST_WAVE_S = 5.0
 
 
 class GiveUp(Exception):
-    """Serving is impossible; ``code`` is the exit code, the text the cause."""
+    """Serving is impossible; ``code`` is the exit code, the text the cause. ``lines`` are to be shown above it."""
 
-    def __init__(self, text: str, code: int = EXIT_FAILED) -> None:
+    def __init__(self, text: str, code: int = EXIT_FAILED, lines: Iterable[str] = ()) -> None:
         super().__init__(text)
         self.code = code
+        self.lines = tuple(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +148,14 @@ class Supervisor:
         redis = asyncio.create_task(self._keep_redis(), name="keep:redis")
         waiting = asyncio.create_task(stop.event.wait(), name="stop")
         stop.again = self.kill
-        code, cause = EXIT_OK, ""
+        code, ending = EXIT_OK, list[str]()
         try:
             watched = {announcing, waiting, redis, *self._keepers.values()}
             done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         except GiveUp as error:
-            code, cause = error.code, str(error)
+            code, ending = error.code, [*error.lines, sentence(str(error))]
         finally:
             for task in (announcing, waiting):
                 task.cancel()
@@ -161,8 +164,8 @@ class Supervisor:
             await self._drain()
             redis.cancel()
             await asyncio.gather(redis, return_exceptions=True)
-        if cause:
-            self._progress.line(cause)
+        for line in ending:
+            self._progress.line(line)
         return code
 
     def kill(self) -> None:
@@ -182,7 +185,8 @@ class Supervisor:
             were_ready = [await self._release_lease(each) for each in group]
             pause_s = first.restarts.died(was_ready=were_ready[0])
             self._give_up_if_hopeless(first, child, code)
-            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s)
+            cause = {"cause": child.cause} if child.cause else {}
+            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s, **cause)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
@@ -224,12 +228,12 @@ class Supervisor:
         """End everything if a process, of the group of ``first``, proves unable to work during startup."""
         if self._ready or not (code == EXIT_UNUSABLE or first.restarts.looping):
             return
-        cause = "cannot work" if code == EXIT_UNUSABLE else "keeps dying"
-        tail = "\n".join("  " + line for line in child.tail)
-        raise GiveUp(
-            f"{child.name} {cause} (exit code {code}). Its last lines:\n{tail}",
-            EXIT_UNUSABLE if code == EXIT_UNUSABLE else EXIT_FAILED,
-        )
+        above = [] if child.cause else [f"{child.name} has ended. Its last lines:", *map("  {}".format, child.tail)]
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        cause = child.cause or f"{how}, for the reason in its lines above"
+        if code == EXIT_UNUSABLE:
+            raise GiveUp(child.cause or f"{child.name} cannot work: {cause}", EXIT_UNUSABLE, above)
+        raise GiveUp(f"{child.name} keeps dying: {cause}", EXIT_FAILED, above)
 
     async def _release_lease(self, child: Child) -> bool:
         """Give up the lease of a dead child: its process is certainly gone, so nothing need wait for the expiry.
@@ -238,11 +242,10 @@ class Supervisor:
         if self._bus is None:
             return was_ready
         with contextlib.suppress(BusError):
-            for lease in await self._bus.leases(child.kind):
-                if lease.info.get("actor") == child.name:
-                    self._keep_port(child, lease)
-                    was_ready = lease.info.get("state") == "ready"
-                    await self._bus.release_lease(lease.kind, lease.name, lease.epoch)
+            for lease in of_processes(await self._bus.leases(child.kind), {child.last_pid}):
+                self._keep_port(child, lease)
+                was_ready = lease.info.get("state") == "ready"
+                await self._bus.release_lease(lease.kind, lease.name, lease.epoch)
         return was_ready
 
     def _keep_ports(self, leases: Iterable[LeaseInfo]) -> None:
@@ -262,20 +265,31 @@ class Supervisor:
     async def _announce(self) -> None:
         """Show progress until the service answers, and then that it does."""
         self._bus = await self._connect()
+        names = {child.name for child in self.children}
+        rivals = Rivals(names, self._settings.lease_ttl_s, asyncio.get_running_loop().time)
         while True:
             try:
                 leases = await self._bus.leases()
             except BusError as error:
                 self._progress.show(f"waiting for the bus ({describe(error)})")
             else:
-                if addresses := await where_it_answers(self._settings, leases, self._progress):
-                    self._keep_ports(leases)
+                own = of_processes(leases, {child.pid for child in self.children})
+                if rival := rivals.look(leases, own):
+                    raise GiveUp(self._runs_already(rival.info), EXIT_UNUSABLE)
+                if addresses := await where_it_answers(self._settings, own, self._progress):
+                    self._keep_ports(own)
                     break
             await asyncio.sleep(POLL_S)
         self._ready = True
         self._progress.done()
         self._on_ready([*dict.fromkeys(f"{host}:{port}" for host, port in addresses)])  # some share a port
         await self._stopping.wait()
+
+    def _runs_already(self, info: Mapping[str, Any]) -> str:
+        return (
+            f"{info.get('actor')} of the deployment {self._settings.name!r} runs already, as process {info.get('pid')} "
+            f"of {info.get('host')}: end it, or give this deployment another --name"
+        )
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -28,9 +28,11 @@ class Commands:
     def add(
         self, name: str, run: Run | None = None, *, help: str, description: str, epilog: str | None = None
     ) -> argparse.ArgumentParser:
-        """Add a command, whose arguments have ``run`` as an attribute (None: that of the command above); returns its
-        parser. Options have to be written out: what an abbreviation means would change with the next option."""
+        """Add a command, whose arguments have ``run`` (None: that of the command above) and ``parser`` as attributes;
+        returns the parser. Options have to be written out: what an abbreviation means would change with the next
+        option."""
         parser = self._parsers.add_parser(name, help=help, description=description, epilog=epilog, allow_abbrev=False)
+        parser.set_defaults(parser=parser)
         if run is not None:
             parser.set_defaults(run=run)
         return parser

@@ -8,7 +8,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -192,10 +192,10 @@ def _file_value(name: str, value: Any, origin: str) -> Any:
     raise SettingsError(f"{origin}: {value!r} is not {wanted.get(kind, 'a string')}")
 
 
-def unknown_option(option: str) -> str:
-    """What to say of an option that no command line has."""
+def unknown_option(option: str, known: Iterable[str]) -> str:
+    """What to say of an option that is not among the ``known`` ones of a command."""
     name = option.partition("=")[0]
-    return f"{name}: there is no such option" + _suggestion(name, dict.fromkeys(map(flag_of, field_types())))
+    return f"{name}: there is no such option" + _suggestion(name, dict.fromkeys(known))
 
 
 def _suggestion(name: str, known: Mapping[str, Any]) -> str:

@@ -89,6 +89,7 @@ class RedisBus(Bus):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._connect_timeout_s
         backoff = Backoff()
+        told = False
         while True:
             try:
                 (info,) = await self._writer.call(("INFO",))
@@ -99,8 +100,12 @@ class RedisBus(Bus):
                 pause_s = backoff.next_s()
                 if self._closed or loop.time() + pause_s > deadline:
                     raise
-                _LOG.warning("waiting for the bus: %s", error)
+                if not told:
+                    told = True
+                    _LOG.warning("waiting up to %g s for the bus: %s", self._connect_timeout_s, error)
                 await asyncio.sleep(pause_s)
+        if told:
+            _LOG.warning("the bus at %s answers now", self._target.text)
         if isinstance(info, bytes):
             self._check_server(info_of(info))
         else:

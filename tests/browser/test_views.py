@@ -355,3 +355,40 @@ def test_nothing_covers_the_suggestions_at_200_percent(page: Page) -> None:
         }""")
     button = page.get_by_role("link", name="Memory")
     assert button.evaluate("(each) => getComputedStyle(each).position") == "static"
+
+
+HEIGHT_WITH = """([selector, text, more]) => {
+  const element = document.querySelector(selector), before = [...element.childNodes];
+  const small = document.createElement("small");
+  small.textContent = more;
+  element.replaceChildren(text, ...(more ? [small] : []));
+  const height = element.closest(".figures, header").getBoundingClientRect().height;
+  element.replaceChildren(...before);
+  return height;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("view", "width", "selector", "short", "long"),
+    [
+        ("steps", 1280, ".figure:nth-child(2) dd", (NONE, ""), ("147", " / 358 ms")),
+        ("memory", 390, ".counts", ("0 held", ""), ("83 of 10,922 held, 6 of them shared · 124 cached", "")),
+    ],
+)
+def test_longer_figures_move_nothing(
+    page: Page, view: str, width: int, selector: str, short: tuple[str, str], long: tuple[str, str]
+) -> None:
+    """What stands below them stays where it is while they change."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"/#/{view}")
+    expect(page.locator(selector).first).to_be_visible()
+    heights = [page.evaluate(HEIGHT_WITH, [selector, *texts]) for texts in (short, long)]
+    assert heights[0] == heights[1]
+
+
+def test_figures_of_the_overview_are_large(page: Page) -> None:
+    """They are what an operator looks at from afar; on a phone they are smaller."""
+    for width, size in ((1280, "28px"), (390, "24px")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto("/#/overview")
+        expect(page.locator(".overview .figure dd").first).to_have_css("font-size", size)

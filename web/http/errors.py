@@ -146,6 +146,11 @@ def share_used(what: str, most: int) -> ApiError:
     return ApiError(429, message, code="insufficient_quota", headers={"x-should-retry": "false"})
 
 
+def no_room() -> ApiError:
+    """507: files have taken the room that they may, or all that the disk has."""
+    return ApiError(507, "The server has no room for more files; delete some.", code="no_room")
+
+
 def too_late(timeout_s: float) -> ApiError:
     """408: the client's own ``timeout`` is over. Clients that repeat a 408 by themselves are told not to."""
     message = f"timeout: the answer was not complete within {timeout_s:g} s."

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -80,6 +80,8 @@ class BatchRun:
         self._is_ours = is_ours
         self._stopped: tuple[str, str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        """Of the first task that could not write: what it had to write is in no file, so the run must not end well."""
 
     async def run(self) -> None:
         """Process the batch to its end; after a cancellation it can be started again."""
@@ -94,12 +96,13 @@ class BatchRun:
             self._note("in_progress", request_counts={"total": total, "completed": 0, "failed": 0})
         # Not opened in the thread: it goes on when this task is cancelled, and nobody would close the files.
         progress = self._go_on(*await asyncio.to_thread(self._take_up))
-        watching = asyncio.create_task(self._watch(progress))
+        watching = self._begin(self._watch(progress))
         try:
             await self._work(path, progress)
         finally:
             await end(watching, *self._tasks)
             progress.close()
+        self._raise_failure()
         if await self._is_ours():
             await asyncio.to_thread(self._finish, path, progress)
 
@@ -109,15 +112,28 @@ class BatchRun:
         for number, text in lines_of(path):
             while not self._stopped and not self._window.room(self._owner):
                 await self._window.freed(SHOW_S, self._owner)
+            self._raise_failure()
             if self._stopped:
                 break
             if str(custom_id_of(text)) not in progress.done:
                 self._window.enter(len(text), self._owner)
-                task = asyncio.create_task(self._line(number, text, progress))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-        while self._tasks and not self._stopped:
+                self._tasks.add(self._begin(self._line(number, text, progress)))
+        while self._tasks and not (self._stopped or self._failure):
             await asyncio.wait(self._tasks, timeout=SHOW_S)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            self._failure = self._failure or task.exception()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     async def _line(self, number: int, text: bytes, progress: Progress) -> None:
         job_id = f"{self.batch['id']}-{number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -43,7 +44,7 @@ async def listen(host: str, port: int, *, share: bool = False) -> list[socket.so
 
 
 def listen_on_path(path: str) -> list[socket.socket]:
-    """Bind a Unix socket; one that was left there goes.
+    """Bind a Unix socket; one that was left there, and to which nobody listens, goes.
 
     Raises:
         SettingsError: it cannot be had; the text says why.
@@ -51,6 +52,8 @@ def listen_on_path(path: str) -> list[socket.socket]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            if is_listened_to(path):
+                raise OSError(errno.EADDRINUSE, "another process listens there; end it, or give another path")
             os.unlink(path)
         sock.bind(path)
         sock.setblocking(False)
@@ -58,6 +61,16 @@ def listen_on_path(path: str) -> list[socket.socket]:
         sock.close()
         raise SettingsError(f"--uds {path}: {error.strerror or error}") from error
     return [sock]
+
+
+def is_listened_to(path: str) -> bool:
+    """Whether a process answers at a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(path)
+        except OSError:
+            return False
+        return True
 
 
 def remove_path(path: str) -> None:

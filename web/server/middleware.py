@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Awaitable, Callable
 
@@ -11,13 +12,14 @@ from aiohttp import web
 from pagebus.actors.runtime.actor import describe
 from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
-from pagebus.web.http.errors import ApiError, bus_away, from_http, internal
+from pagebus.web.http.errors import ApiError, bus_away, from_http, internal, no_room
 from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from pagebus.web.server.lost import unknown_route
 from pagebus.web.telemetry.load_report import TOLD, format_of, written
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TOO_MANY, CLIENT_CLOSED_REQUEST = 429, 499
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @web.middleware
@@ -76,6 +78,9 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
     except (asyncio.CancelledError, ConnectionResetError):
         raise  # the client is gone
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
+            context.log.error("the disk is full", request_id=request[REQUEST_ID], error=describe(error))
+            return no_room().response()
         context.log.exception("handler failed", request_id=request[REQUEST_ID], error=describe(error))
         return internal().response()
 

@@ -85,11 +85,15 @@ class Store:
         """Store a record, whole or not at all."""
         path = self._folder / f"{record['id']}.json"
         beside = path.with_suffix(f".{secrets.token_hex(4)}.new")
-        with beside.open("wb") as file:
-            file.write(orjson.dumps(record))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        try:
+            with beside.open("wb") as file:
+                file.write(orjson.dumps(record))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError:
+            beside.unlink(missing_ok=True)  # a full disk must not get fuller with each try
+            raise
 
     def find(self, record_id: str, owner: str | None = None) -> Record | None:
         """The record, if it exists, belongs to this owner (None: any) and has not expired."""

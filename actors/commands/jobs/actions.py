@@ -12,6 +12,7 @@ from typing import Any
 from pagebus.actors.commands.jobs.transfer import KEPT_S, batch_of, collect, submit
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, make_bus
 from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import Progress
 from pagebus.bus.contract import Bus, BusError
 from pagebus.bus.streams import Names
@@ -22,7 +23,7 @@ def act(arguments: argparse.Namespace, settings: Settings) -> int:
     try:
         return asyncio.run(_act(arguments, settings))
     except BusError as error:
-        print(f"pagebus: {error}", file=sys.stderr)
+        say(error)
         return EXIT_FAILED
 
 
@@ -49,6 +50,8 @@ async def _submit(arguments: argparse.Namespace, bus: Bus, names: Names, batch: 
 async def _status(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
     (counters,) = await bus.counters(names.batch(batch))
     print(json.dumps(told(batch, counters)))
+    if not counters:
+        say(f"nothing of {arguments.file} has been submitted as {batch}, or its results were collected long ago")
     return EXIT_OK if counters else EXIT_FAILED
 
 

@@ -51,12 +51,28 @@ def add_jobs(commands: Commands) -> None:
     add_arguments(run)
 
 
+def check_output(path: Path, requests: Path) -> None:
+    """Whether results can be written there, before anything is computed, and are not to replace the requests.
+
+    Raises:
+        SettingsError: they cannot.
+    """
+    if path.exists() and path.samefile(requests):
+        raise SettingsError(f"{path}: results would replace the requests; write them to another file")
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+
+
 def run_jobs(arguments: argparse.Namespace) -> int:
     """Run one of them; returns the exit code."""
     settings = load_settings(arguments)
     file = arguments.input_file if arguments.command == "run-batch" else arguments.file
     if not file.is_file():
         raise SettingsError(f"{file}: there is no such file")
+    if (output := getattr(arguments, "output_file", None)) is not None:
+        check_output(output, file)
     if arguments.command == "run-batch":
         from pagebus.actors.commands.jobs.run_batch import run_batch
 

@@ -21,6 +21,7 @@ from pagebus.actors.runtime.single_process import SingleProcess
 from pagebus.actors.runtime.supervisor import Supervisor, plan_children
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry import logs
+from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import Progress, ProgressStream
 from pagebus.bus.contract import Bus, BusError
 from pagebus.bus.memory.bus import MemoryBus
@@ -42,7 +43,7 @@ def run_batch(settings: Settings, requests: Path, results: Path) -> int:
         try:
             code = runner.run(_run(settings.replace(port=0), requests, results, progress))
         except BusError as error:
-            print(f"pagebus: {error}", file=sys.stderr)
+            say(error)
             return EXIT_FAILED
     return tell_bad_lines(requests, results) if code == EXIT_OK else code
 

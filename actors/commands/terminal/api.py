@@ -12,6 +12,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from pagebus.actors.settings import SettingsError
+
 CONNECT_S = 10.0
 DONE = b"[DONE]"
 MAX_SHOWN = 500
@@ -34,9 +36,15 @@ class Piece:
 
 
 class Api:
-    """Used as an asynchronous context manager. ``base_url`` ends with ``/v1``, as for OpenAI's clients."""
+    """Used as an asynchronous context manager. ``base_url`` ends with ``/v1``, as for OpenAI's clients.
+
+    Raises:
+        SettingsError: that is no address.
+    """
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise SettingsError(f"--url {base_url}: an address begins with http:// or https://")
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
+
+from pagebus.actors.commands.terminal.columns import Columns, Fitting
 
 GIB = 2**30
 RATES_AFTER = 2
@@ -51,15 +51,16 @@ class View:
             case "vitals":
                 self.vitals = dict(zip(self._figures, data["figures"], strict=True))
 
-    def draw(self) -> RenderableType:
-        """The frame."""
+    def draw(self, height: int | None = None) -> RenderableType:
+        """The frame, of at most so many lines where the actors leave place for one stream."""
         parts: list[RenderableType] = [Text(f"Pagebus {self.version}  {self.model}", style="bold"), self._summary()]
         if self.away:
             parts.append(Text(self.away, style="red"))
-        return Group(*parts, self._replicas(), self._actors(), self._streams())
+        above = Group(*parts, self._replicas(), self._actors())
+        return Fitting(above, Columns("stream", "entries"), self._streams(), height)
 
-    def _summary(self) -> Table:
-        table = _table(None, "running", "waiting", "output tok/s", "prompt tok/s", "requests/s", "TTFT p50",
+    def _summary(self) -> Columns:
+        table = Columns(None, "running", "waiting", "output tok/s", "prompt tok/s", "requests/s", "TTFT p50",
                        "p99", "ITL p50", "p99", "cache", "hits", "busy")  # fmt: skip
         get = self.vitals.get
         counts = [_number(get(name)) for name in ("running", "waiting")]
@@ -69,8 +70,8 @@ class View:
         table.add_row(*counts, *rates, *times, *shares)
         return table
 
-    def _replicas(self) -> Table:
-        table = _table("replica", "step", "in flight", "running", "slots", "blocks", "used", "cached", "host used",
+    def _replicas(self) -> Columns:
+        table = Columns("replica", "step", "in flight", "running", "slots", "blocks", "used", "cached", "host used",
                        "disk", "swaps", "recomputed", "pulled", "drafted", "accepted", "adapters")  # fmt: skip
         for each in self.replicas:
             used, host = each["num_blocks"] - each["num_free"], each["num_host_blocks"] - each["num_host_free"]
@@ -82,18 +83,18 @@ class View:
             drafts = (str(drafted), _share(accepted / drafted if drafted else None)) if each["most_drafts"] else "--"
             adapters = f"{len(each['adapters'])} ({each['num_adapter_blocks']})" if each["most_adapters"] else "-"
             name = f"{each['name']} ({each['role']})" if each["role"] else each["name"]
-            table.add_row(escape(name), *map(str, numbers), *drafts, adapters)
+            table.add_row(name, *map(str, numbers), *drafts, adapters)
         return table
 
-    def _actors(self) -> Table:
-        table = _table("actor", "state", "rate", "CPU", "GiB", "device", "GPU GiB", "restarts")
+    def _actors(self) -> Columns:
+        table = Columns("actor", "state", "rate", "CPU", "GiB", "device", "GPU GiB", "restarts")
         for each in self.actors:
             state = str(each["phase"] or each["state"])
             rate = "" if each["rate"] is None else f"{_number(each['rate'])} {each['unit']}"
             if each["unit"] == "busy":
                 rate = f"{_share(each['rate'])} busy"
             table.add_row(
-                escape(each["name"]),
+                each["name"],
                 Text(state, style=STATE_STYLES.get(state, "yellow")),
                 rate,
                 _share(each["cpu"]),
@@ -104,20 +105,10 @@ class View:
             )
         return table
 
-    def _streams(self) -> Table:
-        table = _table("stream", "entries")
-        for each in self.streams:
-            table.add_row(escape(each["name"]), str(each["length"]))
-        return table
-
-
-def _table(first: str | None, *columns: str) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    if first is not None:
-        table.add_column(first, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+    def _streams(self) -> list[tuple[str, str]]:
+        """Those that hold something first: they are what is looked for where there is no place for all."""
+        streams = sorted(self.streams, key=lambda each: not each["length"])
+        return [(each["name"], str(each["length"])) for each in streams]
 
 
 def _number(value: float | None) -> str:

@@ -36,9 +36,14 @@ async def _once(api: Api) -> int:
 
 
 async def _live(api: Api) -> int:
-    view = View()
+    view, console = View(), Console()
     async with api:
-        with Live(get_renderable=view.draw, refresh_per_second=FRAMES_PER_S, screen=True):
+        with Live(
+            get_renderable=lambda: view.draw(console.height),
+            console=console,
+            refresh_per_second=FRAMES_PER_S,
+            screen=True,
+        ):
             await until_stopped(_keep_following(api, view))
     return 0
 

@@ -28,7 +28,10 @@ def resolve_device(settings: Settings) -> torch.device:
     """
     available = torch.cuda.is_available()
     if settings.device == "cuda" and not available:
-        raise SettingsError("--device cuda: torch finds no CUDA device (driver missing, or a CPU build of torch)")
+        raise SettingsError(
+            "--device cuda: torch finds no CUDA device (driver missing, or a CPU build of torch); "
+            "--device cpu needs none"
+        )
     use_cuda = settings.device == "cuda" or (settings.device == "auto" and available)
     if not use_cuda:
         return torch.device("cpu")

@@ -69,7 +69,7 @@ class DiskFiles:
             file = os.open(unfinished, flags, 0o600, dir_fd=self._folder)
             try:
                 if os.writev(file, (head, block, total)) != self._file_bytes:
-                    raise OSError("the disk took only a part of it")
+                    raise OSError("the disk took only a part of it: is it full?")
             finally:
                 os.close(file)
             os.rename(unfinished, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)

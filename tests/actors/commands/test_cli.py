@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"pagebus {version()}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "the following arguments are required: COMMAND; see pagebus --help"),
+        ("actor nosuch", "argument KIND: invalid choice: 'nosuch' .*; see pagebus actor --help"),
+        ("job status", "the following arguments are required: FILE; see pagebus job status --help"),
+    ],
+)
+def test_a_wrong_command_is_told_in_one_line(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    assert re.fullmatch(f"pagebus: {told}\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("command", ["serve", "actor", "healthcheck"])

@@ -4,12 +4,14 @@ tests/system/faults/test_poison.py)."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 
 import numpy as np
 import pytest
 
 from pagebus.actors.commands.cli import main
+from pagebus.bus import connect
 from pagebus.bus.contract import Entry, EntryId
 from pagebus.bus.messages import AbortRequest, GenerateRequest, SamplingParams
 from pagebus.bus.redis.bus import RedisBus
@@ -56,6 +58,8 @@ def test_list(command):
     assert [row["message"] for row in rows] == ["GenerateRequest", None, "AbortRequest"]
     assert [row["request"] for row in rows] == ["r1", None, "r2"]
     assert all(row["letter"] in out for row in rows)
+    assert [line.split()[0] for line in out.splitlines()] == ["letter", *(row["letter"] for row in rows)]
+    assert out.splitlines()[1].rstrip().endswith("GenerateRequest  r1       3           it broke")
 
 
 def test_show(command):
@@ -100,3 +104,11 @@ def test_requeue_and_drop(command, redis_url, redis_names):
 def test_no_bus():
     """Without a bus the command says so."""
     assert main(["dead-letters", "list"]) == 2
+
+
+def test_a_redis_that_is_down(capsys, monkeypatch, unused_tcp_port):
+    """Another try may help, so it is no wrong setting."""
+    monkeypatch.setattr(connect, "open_bus", functools.partial(connect.open_bus, connect_timeout_s=0.1))
+    status = main(["dead-letters", "list", "--bus", f"redis://127.0.0.1:{unused_tcp_port}"])
+    assert status == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pagebus: no connection to Redis at ")

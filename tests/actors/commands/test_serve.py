@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from pagebus.actors.commands.before_start import is_path
 from pagebus.actors.commands.cli import main
 from pagebus.actors.commands.serve import banner, bus_text, ready_text
 from pagebus.actors.runtime.one_machine import check_one_process, uses_one_process
 from pagebus.actors.runtime.readiness import ingress_addresses
 from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus import connect
 from pagebus.bus.contract import LeaseInfo
+from pagebus.web.server.listener import listen_on_path
 
 
 def test_one_process_without_redis_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +85,71 @@ def test_where_a_socket_answers() -> None:
     assert ingress_addresses(settings, [lease]) == [("unix:/run/pagebus.sock", 0)]
     text = ready_text(settings, ["unix:/run/pagebus.sock:0"], 1.0)
     assert "curl --unix-socket /run/pagebus.sock http://localhost/v1/models" in text
+
+
+def ends_with(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence that `pagebus serve` ends with before it has started or printed anything else."""
+    assert main(["serve", *words]) == 2
+    out, text = capfd.readouterr()
+    assert out == ""
+    assert text.startswith("pagebus: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_a_model_that_cannot_be_served_is_all_that_is_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """One that is a path, or the shipped one: nothing has been started by then."""
+    assert "model '/no/such/model': there is no such folder" in ends_with(capfd, "/no/such/model")
+    assert "config.json" in ends_with(capfd, str(tmp_path))
+    assert "--max-model-len 5000: the model has only 1024" in ends_with(capfd, "--max-model-len", "5000")
+
+
+@pytest.mark.parametrize("more", [(), ("--bus", "memory://"), ("--ingresses", "2")])
+def test_a_port_in_use_is_all_that_is_told(capfd: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
+    """Also where ingresses would share it among them, and so with whoever has it."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ends_with(capfd, "--port", port, *more)
+
+
+def test_a_socket_in_use_is_all_that_is_told(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It stays with whoever has it. One that was left behind is taken."""
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        assert f"--uds {path}: another process listens there" in ends_with(capfd, "--uds", path)
+        with pytest.raises(SettingsError, match="another process listens there"):
+            listen_on_path(path)
+    for sock in listen_on_path(path):
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [("", True), ("/models/a", True), ("./a", True), ("a/b/c", True), ("org/name", False), ("org/name:Q4_K_M", False)],
+)
+def test_names_of_the_hub_are_no_paths(model: str, told: bool) -> None:
+    assert is_path(model) == told
+
+
+def test_a_redis_that_is_down_is_told_twice(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int
+) -> None:
+    """Once that it is waited for, and by which time, and once that it did not come; no actor is started for it."""
+    waits = functools.partial(connect.open_bus, connect_timeout_s=0.2)
+    monkeypatch.setattr(connect, "open_bus", waits)
+    bus = f"redis://127.0.0.1:{unused_tcp_port}"
+    assert main(["serve", "--bus", bus, "--port", "0"]) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert [json.loads(line)["event"].partition(":")[0] for line in lines[:-1]] == [
+        "waiting up to 0.2 s for the bus",
+        "no bus",
+    ]
+    assert lines[-1].startswith(f"pagebus: no connection to Redis at {bus} (")
 
 
 @pytest.mark.parametrize(

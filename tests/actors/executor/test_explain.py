@@ -215,6 +215,11 @@ def test_a_cpu_is_explained_too(folder: Path, capsys: pytest.CaptureFixture[str]
     assert explained(capsys, folder, "--target", "cpu")["target"] == "cpu"
 
 
+def test_the_shipped_model_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("model the shipped one, target cpu, ")
+
+
 def test_a_rank_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Which part of the model that is, is said."""
     found = explained(capsys, folder, "--target", "cpu", "-tp", "2")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
+from pagebus.actors.commands.cli import main
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.runtime.gc_tuning import START_THRESHOLD, USUAL_THRESHOLDS, collect_seldom, keep_what_is_there
 from pagebus.actors.runtime.health_check import healthy, http_status, reachable_host, url_of
 from pagebus.actors.runtime.process import (
     EXIT_FAILED,
     EXIT_UNUSABLE,
+    cause_of,
     choose_gpu,
     default_name,
     exit_code,
@@ -40,19 +43,29 @@ def test_default_name_is_valid_and_unique() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "cause"),
     [
-        (SettingsError("--port 1: taken"), EXIT_UNUSABLE),
-        (ModelError("no such model"), EXIT_UNUSABLE),
-        (ModuleNotFoundError("torch"), EXIT_UNUSABLE),
-        (Fenced("replaced"), EXIT_FAILED),
-        (BusUnavailable("gone"), EXIT_FAILED),
-        (RuntimeError("bug"), EXIT_FAILED),
+        (SettingsError("--port 1: taken"), EXIT_UNUSABLE, "--port 1: taken"),
+        (ModelError("no such model"), EXIT_UNUSABLE, "no such model"),
+        (ModuleNotFoundError("torch"), EXIT_UNUSABLE, "torch"),
+        (Fenced("replaced"), EXIT_FAILED, "replaced"),
+        (BusUnavailable("gone"), EXIT_FAILED, "gone"),
+        (RuntimeError("bug"), EXIT_FAILED, "RuntimeError: bug"),
     ],
 )
-def test_exit_codes(error: Exception, code: int) -> None:
-    """2 means that a restart is useless, 1 that it may help."""
+def test_exit_codes(error: Exception, code: int, cause: str) -> None:
+    """2 means that a restart is useless, 1 that it may help. What was written for people is told as it is."""
     assert exit_code(error, logs.get_logger()) == code
+    assert cause_of(error) == cause
+
+
+def test_an_actor_ends_with_a_sentence(capfd: pytest.CaptureFixture[str], redis_url: str) -> None:
+    """Behind the lines of the log, and on one line, whatever the error says."""
+    name = f"pagebus-{os.urandom(4).hex()}"
+    assert main(["actor", "detokenizer", "/no/such/\nmodel", "--bus", redis_url, "--name", name]) == EXIT_UNUSABLE
+    lines = capfd.readouterr().err.splitlines()
+    assert [json.loads(line)["event"] for line in lines[:-1]] == ["stopped", "cannot start"]
+    assert lines[-1] == "pagebus: model '/no/such/\\nmodel': there is no such folder"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -6,16 +6,16 @@ import asyncio
 import io
 import os
 import signal
+import socket
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from pagebus.actors.runtime.child import Child, Restarts
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
-from pagebus.actors.runtime.supervisor import ChildPlan, Supervisor, plan_children
-from pagebus.actors.settings import KINDS, Settings, SettingsError
+from pagebus.actors.runtime.supervisor import ChildPlan, Supervisor
+from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.progress import Progress
 from pagebus.bus.contract import Bus, BusError
 from pagebus.bus.memory.bus import MemoryBus
@@ -72,6 +72,16 @@ class Watched:
         await self.until("up")
         raise self.refusal
 
+    async def lease(self, kind: str, name: str, **info: object) -> None:
+        """Take a lease as the process of this actor would."""
+        pid = next(child.pid for child in self.supervisor.children if child.name == name)
+        told = {"actor": name, "host": socket.gethostname(), "pid": pid, **info}
+        await self.bus.acquire_lease(kind, name, told, ttl_s=60)
+
+    def last_line(self) -> str:
+        """What the output ends with."""
+        return self.out.getvalue().splitlines()[-1]
+
     async def until(self, text: str, times: int = 1) -> None:
         """Wait until the output holds ``text``."""
         async with asyncio.timeout(LIMIT_S):
@@ -126,8 +136,8 @@ async def test_restarts_and_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> 
     """A process that dies is started again, and its lease is given up at once."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
     watched = Watched(plan("executor-0", DRAINS))
-    await watched.bus.acquire_lease("executor", "executor-0", {"actor": "executor-0", "state": "loading"}, ttl_s=60)
     await watched.until("up")
+    await watched.lease("executor", "executor-0", state="loading")
     pid = watched.supervisor.children[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -149,9 +159,9 @@ async def test_ranks_end_and_start_together(which: int, monkeypatch: pytest.Monk
     """When one dies the other is killed, and the leases of both are given up."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
     watched = Watched(*ranks(DRAINS, STUBBORN))
-    for kind, name in (("executor", "executor-0"), ("rank", "executor-0.1")):
-        await watched.bus.acquire_lease(kind, name, {"actor": name, "state": "loading"}, ttl_s=60)
     await watched.until("up", times=2)
+    for kind, name in (("executor", "executor-0"), ("rank", "executor-0.1")):
+        await watched.lease(kind, name, state="loading")
     before = [child.pid for child in watched.supervisor.children]
     killed = before[which]
     assert killed is not None
@@ -176,26 +186,84 @@ async def test_ranks_are_needed_until_rank_0_has_drained() -> None:
 
 
 async def test_a_rank_that_cannot_work_ends_everything() -> None:
-    """With its lines, not those of the ranks that were killed for it."""
-    watched = Watched(*ranks(DRAINS, "echo another model; exit 2"))
+    """With its cause, not those of the ranks that were killed for it."""
+    watched = Watched(*ranks(DRAINS, "echo pagebus: another model; exit 2"))
     assert await watched.running == EXIT_UNUSABLE
-    assert "executor-0.1 cannot work (exit code 2). Its last lines:\n  another model\n" in watched.out.getvalue()
+    assert watched.last_line() == "pagebus: another model"
 
 
-async def test_crash_loop_at_startup_ends_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five deaths in a row while starting end everything; the last lines of the process are shown."""
+@pytest.mark.parametrize(
+    ("script", "ending"),
+    [
+        ("echo pagebus: the very cause; exit 1", ["pagebus: executor-0 keeps dying: the very cause"]),
+        (
+            "echo the very cause; exit 7",
+            [
+                "executor-0 has ended. Its last lines:",
+                "  the very cause",
+                "pagebus: executor-0 keeps dying: exit code 7, for the reason in its lines above",
+            ],
+        ),
+        (
+            "echo so far; kill -9 $$",
+            [
+                "executor-0 has ended. Its last lines:",
+                "  so far",
+                "pagebus: executor-0 keeps dying: killed by signal 9, for the reason in its lines above",
+            ],
+        ),
+    ],
+)
+async def test_crash_loop_at_startup_ends_with_the_cause(
+    script: str, ending: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five deaths in a row while starting end everything; a process that could not say why has its last lines shown."""
     monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.001)
-    watched = Watched(plan("executor-0", "echo the very cause; exit 7"), plan("tokenizer-0", DRAINS, "tokenizer"))
+    watched = Watched(plan("executor-0", script), plan("tokenizer-0", DRAINS, "tokenizer"))
     assert await watched.running == EXIT_FAILED
-    assert "executor-0 keeps dying (exit code 7). Its last lines:\n  the very cause\n" in watched.out.getvalue()
+    assert watched.out.getvalue().splitlines()[-len(ending) :] == ending
     assert [child.pid for child in watched.supervisor.children] == [None, None]
 
 
-async def test_unusable_model_ends_at_once() -> None:
-    """Exit code 2 means that a restart is useless."""
-    watched = Watched(plan("executor-0", "echo no such model; exit 2"))
+async def test_unusable_model_ends_at_once_with_one_sentence() -> None:
+    """Exit code 2 means that a restart is useless. The sentence of the first process is said once, as the last line."""
+    watched = Watched(
+        plan("executor-0", "echo pagebus: no such model; exit 2"),
+        plan("tokenizer-0", "echo pagebus: no such model; exit 2", "tokenizer"),
+    )
     assert await watched.running == EXIT_UNUSABLE
-    assert "executor-0 cannot work (exit code 2). Its last lines:\n  no such model\n" in watched.out.getvalue()
+    assert watched.out.getvalue().count("no such model") == 1
+    assert watched.last_line() == "pagebus: no such model"
+
+
+async def test_another_life_of_the_same_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of the same names that live on elsewhere do not make ours ready, and end the start with a sentence."""
+    monkeypatch.setattr("pagebus.actors.runtime.readiness.PATIENCE", 0)
+    watched = Watched(plan("executor-0", DRAINS), plan("ingress-0", DRAINS, "ingress"))
+    for kind in ("executor", "ingress"):
+        info = {"actor": f"{kind}-0", "host": "there", "pid": 7, "state": "ready", "port": 1}
+        await watched.bus.acquire_lease(kind, f"{kind}-0", info, ttl_s=60)
+    assert await watched.running == EXIT_UNUSABLE
+    assert watched.ready == []
+    assert watched.last_line() == (
+        "pagebus: executor-0 of the deployment 'pagebus' runs already, as process 7 of there: end it, or give this "
+        "deployment another --name"
+    )
+    assert len(await watched.bus.leases()) == 2
+
+
+async def test_the_lease_of_another_life_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one of ours dies that stood by for it."""
+    monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 0.01)
+    watched = Watched(plan("executor-0", DRAINS))
+    await watched.until("up")
+    info = {"actor": "executor-0", "host": "there", "pid": 7, "state": "ready"}
+    await watched.bus.acquire_lease("executor", "executor-0", info, ttl_s=60)
+    watched.supervisor.children[0].signal(signal.SIGKILL)
+    await watched.until("up", times=2)
+    assert [lease.info["pid"] for lease in await watched.bus.leases()] == [7]
+    watched.stop()
+    assert await watched.running == EXIT_OK
 
 
 async def test_grandchildren_are_killed_too() -> None:
@@ -242,9 +310,10 @@ async def test_ready_once_health_answers(unused_tcp_port: int) -> None:
 
     asked = asyncio.Event()
     server = await asyncio.start_server(answer, "127.0.0.1", unused_tcp_port)
-    watched = Watched(plan("executor-0", DRAINS))
-    await watched.bus.acquire_lease("executor", "executor-0", {"state": "ready"}, ttl_s=60)
-    await watched.bus.acquire_lease("ingress", "ingress-0", {"port": unused_tcp_port}, ttl_s=60)
+    watched = Watched(plan("executor-0", DRAINS), plan("ingress-0", DRAINS, "ingress"))
+    await watched.until("up", times=2)
+    await watched.lease("executor", "executor-0", state="ready")
+    await watched.lease("ingress", "ingress-0", port=unused_tcp_port)
     await asked.wait()
     assert watched.ready == []
     status = b"200 OK"
@@ -286,109 +355,13 @@ def test_pauses_between_restarts() -> None:
     assert pauses == [1, 2, 0, 1]
 
 
-def test_plan_gives_each_executor_a_gpu() -> None:
-    """Executor i sees the i-th GPU only; no other actor's environment is touched."""
-    settings = Settings(model="m", executors=2, device="auto")
-    plans = plan_children(settings, "redis://h", environ={"PATH": "x"}, gpus=["4", "7"], cores=8)
-    gpus = {plan.name: plan.environ.get("CUDA_VISIBLE_DEVICES") for plan in plans}
-    assert gpus == {
-        "ingress-0": None,
-        "jobs-0": None,
-        "tokenizer-0": None,
-        "scheduler-0": None,
-        "executor-0": "4",
-        "executor-1": "7",
-        "detokenizer-0": None,
-    }
-    assert {plan.kind for plan in plans} == set(KINDS)
-
-
-def test_plan_shares_the_cores_out() -> None:
-    """On the CPU each executor computes with its share of the cores."""
-    plans = plan_children(Settings(executors=3), "redis://h", environ={}, gpus=[], cores=8)
-    executors = [plan for plan in plans if plan.kind == "executor"]
-    assert all("--threads=2" in plan.command and plan.environ["OMP_NUM_THREADS"] == "2" for plan in executors)
-    assert "CUDA_VISIBLE_DEVICES" not in executors[0].environ
-
-
-def test_plan_of_ranks() -> None:
-    """Each knows which it is; they share the cores, and an executor's end together."""
-    settings = Settings(executors=2, tensor_parallel_size=2, device="cpu")
-    plans = plan_children(settings, "redis://h", environ={}, gpus=["0"], cores=8)
-    found = [(plan.kind, plan.name, plan.group) for plan in plans if plan.kind in ("executor", "rank")]
-    assert found == [
-        ("executor", "executor-0", "executor-0"),
-        ("rank", "executor-0.1", "executor-0"),
-        ("executor", "executor-1", "executor-1"),
-        ("rank", "executor-1.1", "executor-1"),
-    ]
-    for each in plans:
-        assert ("--rank=1" in each.command) == (each.kind == "rank")
-        if each.kind in ("executor", "rank"):
-            assert "--threads=2" in each.command
-            assert "--tensor-parallel-size=2" in each.command
-
-
-@pytest.mark.parametrize("divided", ["tensor_parallel_size", "pipeline_parallel_size"])
-@pytest.mark.parametrize(
-    ("gpus", "seen"), [(["4", "5", "6", "7"], ["4,5", "6,7"]), ([], ["0,1", "2,3"]), (["0", "0", "1", "1"], ["0", "1"])]
-)
-def test_ranks_see_all_gpus_of_their_executor(gpus: list[str], seen: list[str], divided: str) -> None:
-    """Each uses that of its number; a GPU that is named twice has two ranks."""
-    settings = Settings(executors=2, device="cuda", **{divided: 2})
-    plans = plan_children(settings, "redis://h", environ={}, gpus=gpus, cores=8)
-    found = [plan.environ["CUDA_VISIBLE_DEVICES"] for plan in plans if plan.kind in ("executor", "rank")]
-    assert found == [seen[0], seen[0], seen[1], seen[1]]
-
-
-def test_more_ranks_than_gpus() -> None:
-    settings = Settings(executors=2, tensor_parallel_size=2)
-    with pytest.raises(SettingsError, match="--executors 2 --tensor-parallel-size 2: only 3 GPUs"):
-        plan_children(settings, "redis://h", environ={}, gpus=["0", "1", "2"], cores=1)
-    settings = Settings(pipeline_parallel_size=2)
-    with pytest.raises(SettingsError, match="--pipeline-parallel-size 2: only 1 GPUs"):
-        plan_children(settings, "redis://h", environ={}, gpus=["0"], cores=1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "early"), [({}, True), ({"gpu_lock_dir": "/locks"}, False), ({"device": "cpu"}, False)]
-)
-def test_plan_opens_a_gpu_early(changes: dict[str, Any], early: bool) -> None:
-    """If it is known which: an executor that chooses one itself must not open another before, one on the CPU none."""
-    plans = plan_children(Settings(**changes), "redis://h", environ={}, gpus=["0"], cores=1)
-    for plan in plans:
-        module = (
-            ("pagebus.actors.commands.executor_process",)
-            if early and plan.kind == "executor"
-            else ("pagebus.actors.commands.cli", "actor", plan.kind)
-        )
-        assert plan.command[2 : 3 + len(module)] == ("-m", *module)
-
-
-def test_plan_keeps_secrets_off_the_command_line() -> None:
-    """API keys and bus passwords are in the environment only."""
-    settings = Settings(api_key=("s3cret",))
-    plans = plan_children(settings, "redis://:pa55@h", environ={"PAGEBUS_PORT": "1"}, gpus=[], cores=1)
-    for each in plans:
-        assert not [word for word in each.command if "s3cret" in word or "pa55" in word]
-        assert each.environ["PAGEBUS_API_KEY"] == "s3cret"
-        assert each.environ["PAGEBUS_BUS"] == "redis://:pa55@h"
-        assert "PAGEBUS_PORT" not in each.environ
-
-
-def test_more_executors_than_gpus() -> None:
-    """Said at once, not by a crash later."""
-    with pytest.raises(SettingsError, match="--executors 3: only 1 GPUs are visible"):
-        plan_children(Settings(executors=3), "redis://h", environ={}, gpus=["0"], cores=1)
-
-
 async def test_an_ingress_keeps_the_port_that_it_took() -> None:
     """With --port 0 it is started again on the port that its clients know; with a port of its own, as before."""
     for port, told in ((0, "up --port 4711"), (1, "up /bin/sh")):
         watched = Watched(plan("ingress-0", 'echo "up $0 $1"; exec sleep 60', "ingress"), port=port)
         await until(lambda watched=watched: watched.supervisor._bus is not None)
         await watched.until("up")
-        await watched.bus.acquire_lease("ingress", "ingress-0", {"actor": "ingress-0", "port": 4711}, ttl_s=60)
+        await watched.lease("ingress", "ingress-0", port=4711)
         watched.supervisor.children[0].signal(signal.SIGKILL)
         await watched.until("up", times=2)
         watched.stop()

@@ -163,17 +163,24 @@ def test_a_usual_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("command", "line", "told"),
     [
-        ("--max-model-length 5", "--max-model-length: there is no such option (did you mean --max-model-len?)"),
-        ("--xyzzy=5 m", "--xyzzy: there is no such option"),
+        (
+            "serve",
+            "--max-model-length 5",
+            "--max-model-length: there is no such option (did you mean --max-model-len?)",
+        ),
+        ("serve", "--xyzzy=5 m", "--xyzzy: there is no such option"),
+        ("models", "--jsn", "--jsn: there is no such option (did you mean --json?)"),
+        ("job status", "file --max-model-len 5", "--max-model-len: there is no such option"),
+        ("dead-letters drop", "--al", "--al: there is no such option (did you mean --all?)"),
     ],
 )
-def test_what_nobody_knows(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line, with the option that was meant if that can be guessed."""
+def test_what_nobody_knows(command: str, line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, with the option of this command that was meant if that can be guessed."""
     with pytest.raises(SystemExit) as ended:
-        main(["serve", *line.split()])
-    assert (ended.value.code, capsys.readouterr().err) == (2, f"pagebus: {told}; see pagebus serve --help\n")
+        main([*command.split(), *line.split()])
+    assert (ended.value.code, capsys.readouterr().err) == (2, f"pagebus: {told}; see pagebus {command} --help\n")
 
 
 def test_arguments_of_programs() -> None:

@@ -17,7 +17,7 @@ from pagebus.bus.private_redis.server import find_redis_server
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.redis.link import RedisLink
 from pagebus.bus.redis.url import parse_redis_url, with_tls_files
-from tests.helpers.waiting import LIMIT_S
+from tests.helpers.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH")
 Launch = Callable[..., Awaitable[None]]
@@ -110,6 +110,19 @@ async def test_tls_with_certificates_of_clients(launch: Launch, certificates: di
     with pytest.raises(BusUnavailable):
         await stranger.connect()
     await stranger.close()
+
+
+async def test_waiting_for_a_server_is_told_twice(launch: Launch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once that it is waited for, however many tries it takes, and once that it is there."""
+    port = free_port()
+    bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+    connecting = asyncio.create_task(bus.connect())
+    await until(lambda: bool(caplog.records))
+    await launch("--port", str(port), "--save", "")
+    await connecting
+    await bus.close()
+    told = [record.getMessage().partition(": ")[0] for record in caplog.records]
+    assert told == [f"waiting up to {LIMIT_S:g} s for the bus", f"the bus at redis://127.0.0.1:{port} answers now"]
 
 
 async def test_sentinel_names_the_master_and_follows_a_failover(launch: Launch, tmp_path: Path) -> None:

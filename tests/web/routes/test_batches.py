@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Awaitable
@@ -14,6 +16,8 @@ import pytest
 
 from pagebus.bus.messages import Job
 from pagebus.web.jobs import batches
+from pagebus.web.jobs.batches import Progress
+from pagebus.web.jobs.lines import Result
 from pagebus.web.jobs.tally import Tally
 from pagebus.web.storage import files
 from pagebus.web.storage.files import Store, new_id
@@ -291,3 +295,21 @@ async def test_a_jobs_actor_that_ends_while_it_reads_leaves_no_file_open(
     await asyncio.get_running_loop().shutdown_default_executor()
     await actor.bus.close()
     gc.collect()
+
+
+async def test_a_full_disk_loses_no_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that could not be written is computed again once there is room."""
+    add, tries = Progress.add, itertools.count()
+
+    def fails_once(progress: Progress, result: Result) -> None:
+        if next(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(progress, result)
+
+    monkeypatch.setattr(Progress, "add", fails_once)
+    monkeypatch.setattr("pagebus.web.jobs.actor.DISK_RETRY_S", 0.01)
+    await world.begin()
+    batch = await world.ended(await world.batch(await world.upload(*(ask(f"{i}") for i in range(4)))))
+    assert batch.status == "completed"
+    assert set(await world.lines(batch.output_file_id)) == {"0", "1", "2", "3"}
+    assert batch.error_file_id is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from dataclasses import replace
 
 import aiohttp
@@ -129,16 +130,19 @@ async def test_root_path(serve, http):
 
 
 async def test_a_unix_socket(serve, tmp_path):
-    """Is listened on instead of an address; one that was left there goes, and this one when the server stops."""
+    """Is listened on instead of an address; one that was left there goes, one with a listener stays with it."""
     path = str(tmp_path / "ingress.sock")
+    with socket.socket(socket.AF_UNIX) as left_there:
+        left_there.bind(path)
     served = await serve(uds=path)
-    socket = aiohttp.UnixConnector(path)
+    connector = aiohttp.UnixConnector(path)
     address = "http://localhost/v1/chat/completions"
-    async with aiohttp.ClientSession(connector=socket) as http, http.post(address, json=CHAT) as response:
+    async with aiohttp.ClientSession(connector=connector) as http, http.post(address, json=CHAT) as response:
         assert response.status == 200
     assert served.actor.port is None
     assert await http_status("unix:" + path, 0, "/health") == 200
-    await serve(uds=path)
+    with pytest.raises(SettingsError, match="another process listens there"):
+        listen_on_path(path)
     assert await http_status("unix:" + path, 0, "/health") == 200
 
 

@@ -107,6 +107,19 @@ def test_no_room_for_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert list(tmp_path.iterdir()) == [beside]
 
 
+async def test_a_full_disk_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As files that have used up their room are; a record that could not be written leaves nothing behind."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pagebus.web.storage.files.os.fsync", fail)
+    with pytest.raises(openai.APIStatusError) as caught:
+        await world.client.files.create(file=("a", b"x"), purpose="user_data")
+    assert (caught.value.status_code, caught.value.body["reason"]) == (507, "no_room")  # type: ignore[index]
+    assert not list(world.folder.iterdir())
+
+
 async def test_very_many_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty ones count too."""
     monkeypatch.setattr(store, "MAX_FILES", 2)

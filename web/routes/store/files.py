@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
-from pagebus.web.http.errors import ApiError, as_unicode, bad_field, share_used
+from pagebus.web.http.errors import ApiError, as_unicode, bad_field, no_room, share_used
 from pagebus.web.http.limits import MAX_NAME_CHARS
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.server.context import CONTEXT, Context
@@ -68,7 +68,7 @@ async def upload(request: web.Request) -> web.Response:
     except ShareUsed as share:
         raise share_used(share.what, share.most) from None
     except Full:
-        raise ApiError(507, "The server has no room for more files; delete some.", code="no_room") from None
+        raise no_room() from None
     except TimeoutError:
         raise ApiError(408, f"The file did not arrive within {UPLOAD_TIMEOUT_S:g} s.", code="body_timeout") from None
     return json_response(shown(made))

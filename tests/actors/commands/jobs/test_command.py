@@ -41,3 +41,20 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run-batch", "-i", "/nowhere", "-o", "x"]) == 2
     assert main(["job", "status", __file__]) == 2
     assert "--bus is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("job", "results", __file__, "--bus", "redis://h", "-o"), ("run-batch", "-i", __file__, "-o")]
+)
+def test_results_that_cannot_be_written(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Are refused before anything is computed."""
+    assert main([*words, "/nowhere/out.jsonl"]) == 2
+    assert capsys.readouterr().err == "pagebus: /nowhere/out.jsonl: No such file or directory\n"
+
+
+def test_results_do_not_replace_the_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("{}")
+    assert main(["run-batch", "-i", str(file), "-o", str(tmp_path / "." / "in.jsonl")]) == 2
+    assert "results would replace the requests" in capsys.readouterr().err
+    assert file.read_text() == "{}"

@@ -86,9 +86,9 @@ def test_no_deployment(capsys) -> None:
     assert "there is no server" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("width", [40, 200])
+@pytest.mark.parametrize("width", [40, 80, 200])
 def test_figures(width: int) -> None:
-    """Times, rates and shares have units; what is not known is a dash; narrow terminals are no error."""
+    """Times, rates and shares have units; what is not known is a dash; narrow terminals have all of it too."""
     view = View()
     view.take("hello", {"model": "m", "version": "1", "figures": ["ttft_p50_s", "output_tokens_per_s", "kv_usage"]})
     view.take("vitals", {"figures": [0.0123, 12345.6, 0.25]})
@@ -102,6 +102,27 @@ def test_figures(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
     console.print(view.draw())
     text = console.file.getvalue()
-    if width == 200:
-        assert [each for each in ("12.3 ms", "12346", "25%", "50%", "1.00", "weights") if each not in text] == []
-        assert "executor-[0]" in text
+    assert max(map(len, text.splitlines())) <= width
+    assert [each for each in ("12.3 ms", "12346", "25%", "50%", "1.00", "weights") if each not in text] == []
+    assert text.count("executor-[0]") == (3 if width == 40 else 1)
+
+
+def test_a_low_terminal() -> None:
+    """Streams that hold something are shown while there is place, and how many more there are."""
+    view = View()
+    streams = [{"name": f"stream-{number}", "length": int(number in (3, 7))} for number in range(10)]
+    view.take("actors", {"actors": [], "streams": streams})
+    for height, shown in ((None, 10), (16, 10), (15, 8)):
+        console = Console(file=io.StringIO(), width=200)
+        console.print(view.draw(height))
+        lines = console.file.getvalue().splitlines()
+        assert height is None or len(lines) <= height
+        found = [line.split()[0] for line in lines if line.startswith("stream-")]
+        assert found == ["stream-3", "stream-7", *(f"stream-{n}" for n in (0, 1, 2, 4, 5, 6, 8, 9))][:shown]
+        assert [line.strip() for line in lines if "more" in line] == ([] if shown == 10 else ["... 2 more"])
+
+
+def test_an_address_that_is_none(capsys) -> None:
+    """A word is not taken for one."""
+    assert main(["top", "--once", "--url", "localhost:8000/v1"]) == 2
+    assert capsys.readouterr().err == ("pagebus: --url localhost:8000/v1: an address begins with http:// or https://\n")

@@ -21,7 +21,7 @@ export class Memory {
   constructor({ world, name, signal, asks = true }) {
     Object.assign(this, { world, name });
     this.stale = h("p", { class: "stale-note", hidden: true });
-    this.texts = { device: h("span", { class: "small quiet num" }), host: h("span", { class: "small quiet num" }) };
+    this.texts = { device: h("span", { class: "counts small quiet num" }), host: h("span", { class: "counts small quiet num" }) };
     this.bars = { device: h("div", { class: "usage", "aria-hidden": "true" }), host: h("div", { class: "usage", "aria-hidden": "true" }) };
     this.maps = {};
     for (const tier of ["device", "host"]) {

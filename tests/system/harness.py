@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import numpy as np
+
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.ranks.group import rank_name
 from pagebus.actors.runtime.actor import Actor
@@ -31,7 +33,6 @@ from pagebus.bus.messages import (
     SequenceStarted,
     StepResult,
 )
-from pagebus.bus.messages.field_types import int_array
 from pagebus.bus.streams import Names
 from tests.helpers.vanish import vanish
 from tests.helpers.waiting import LIMIT_S, eventually
@@ -236,7 +237,7 @@ class System:
             ingress="test",
             sampling=params,
             adapter=adapter,
-            prompt_token_ids=int_array(prompt),
+            prompt_token_ids=np.asarray(prompt, np.int32),  # which may be refused
         )
         future = self.collector.expect(request_id)
         publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))

@@ -3,8 +3,8 @@
 `copies`: how long one takes from host memory into its blocks, and the host for that, without an engine. `first`: first
 tokens of single requests whose adapter is on the device, in host memory, or in files that were just written; the cache
 has blocks for two adapters beside the sequence. `many`: throughput with adapters that requests name as often as Zipf's
-law says, of those that are registered; each run has the same requests but for the adapters that they name, and in the
-first one all files are yet to be read. Only those that some request names are written: nobody has a list of the others.
+law says, of those that are registered; each run has the same requests but for the adapters that they name. All files
+are read before, once. Only those that some request names are written: nobody has a list of the others.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pagebus.bus.messages import AdapterSource, StepPlan
 
 PROMPT, OUTPUT = 512, 128
 FIRST_OUTPUT = 8
+FIRST_PROMPT = 16
 MAX_MODEL_LEN = 1024
 PLACES, WRITTEN = 2, 6
 """Of `first`: adapters that take turns find their blocks taken by others."""
@@ -142,7 +143,7 @@ async def first_tokens(options: argparse.Namespace) -> None:
 
 
 async def throughput(options: argparse.Namespace) -> None:
-    """Of each number of registered adapters, the same requests twice."""
+    """Of requests that name registered adapters, in several runs."""
     places = options.places
     with scratch() as folder:
         settings = as_served(settings_of(options, places, max(places, options.adapters), max_num_seqs=256), folder)
@@ -157,6 +158,10 @@ async def throughput(options: argparse.Namespace) -> None:
         async with deployed(settings, folder / "serve.log") as deployment:
             _tell_start(deployment)
             watch = Watch(deployment)
+            once = make_trace([FIRST_PROMPT] * len(adapters), 1)
+            prompts = make_prompts(once, deployment.vocab_size, (options.runs,))
+            run = await watch.run(make_requests(once, prompts, "read", 0.0, adapters))
+            print(f"{len(adapters)} adapters read in {run.steps[-1].done_s - run.submitted_s:.1f} s", flush=True)
             for number, drawn in enumerate(places_of.reshape(options.runs, -1).tolist()):
                 prompts = make_prompts(trace, deployment.vocab_size, (number,))
                 asked = [adapters[index] for index in drawn]

@@ -101,9 +101,9 @@ class Replica(ReplicaBase):
         for group in self.searches.values():
             if not group.is_complete:
                 fork_members(self, group)
-        slots, counts, num_decodes = self._choose(now_s, in_lanes=self.stages > 1)
-        if self.stages > 1 and not len(slots) and not self.in_flight:
-            slots, counts, num_decodes = self._choose(now_s, in_lanes=False)  # nobody whose turn it is gets blocks
+        slots, counts, num_decodes = self._choose(now_s, in_turn=True)
+        if not len(slots) and not self.in_flight and len(self.slots):
+            slots, counts, num_decodes = self._choose(now_s, in_turn=False)  # nobody whose turn it is gets blocks
         if not len(slots) and not urgent and (self.in_flight or not self._has_news):
             return None
         self.disk_tier.finish_plan()  # before blocks are listed that this plan only loads: its copies out come first
@@ -145,11 +145,13 @@ class Replica(ReplicaBase):
         """Whether an idle executor is told something: of slots that are free, or for the disk."""
         return bool(self.builder.freed_slots) or self.disk_tier.has_news
 
-    def _choose(self, now_s: float, *, in_lanes: bool) -> Shared:
-        """The rows of the next step, with blocks for their tokens. ``in_lanes``: only those whose turn it is
-        (:mod:`pagebus.actors.scheduler.replica.pipeline`)."""
-        behind = self.host_tier.hold_back(self.slots.behind())
-        if in_lanes:
+    def _choose(self, now_s: float, *, in_turn: bool) -> Shared:
+        """The rows of the next step, with blocks for their tokens. ``in_turn``: none that had better wait for what comes
+        out of the host tier, or for its lane (:mod:`pagebus.actors.scheduler.replica.pipeline`)."""
+        behind = self.slots.behind()
+        if in_turn:
+            behind = self.host_tier.hold_back(behind)
+        if in_turn and self.stages > 1:
             behind = hold_back(self.slots, behind, self.stages, len(self.in_flight))
         slots: Slots = behind.nonzero()[0]
         counts = behind[slots]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.kv.prefix_index import page_keys
@@ -221,3 +222,18 @@ def test_accepted_drafts_leave_pages_behind_the_window(window: int) -> None:
     world.send(request("a", prompt(10, 1), max_tokens=num_tokens + 1 - 10))
     world.run()
     world.check_end()
+
+
+def test_who_waits_for_copies_goes_on_if_others_find_no_blocks() -> None:
+    """Two jobs give way to a third request. The first comes back with slow copies out of the host tier and takes the
+    last blocks; the second needs one, and may not preempt it. It had to wait for the first, which waited for a plan."""
+    world, _ = grouped(
+        pages=1, config={"pipeline_depth": 1, "priority_aging_s": 1e-4}, windowed_tokens=24, num_blocks=26, budget=16,
+        max_num_seqs=2, num_host_blocks=20, copy_lag=3, copy_tokens=0.1,
+    )  # fmt: skip
+    first = prompt(28)
+    jobs = request("first", first, max_tokens=3), request("second", [*first[:15], *[0] * 4], max_tokens=3)
+    world.send(*(replace(each, is_job=True) for each in jobs), request("third", [5, *[0] * 17], max_tokens=15))
+    world.run()
+    world.check_end()
+    assert replica(world).num_swaps

@@ -146,8 +146,8 @@ class Replica(ReplicaBase):
         return bool(self.builder.freed_slots) or self.disk_tier.has_news
 
     def _choose(self, now_s: float, *, in_turn: bool) -> Shared:
-        """The rows of the next step, with blocks for their tokens. ``in_turn``: none that had better wait for what comes
-        out of the host tier, or for its lane (:mod:`pagebus.actors.scheduler.replica.pipeline`)."""
+        """The rows of the next step, with blocks for their tokens. ``in_turn``: none that should wait for its blocks
+        from the host, or for its lane (:mod:`pagebus.actors.scheduler.replica.pipeline`)."""
         behind = self.slots.behind()
         if in_turn:
             behind = self.host_tier.hold_back(behind)

@@ -66,8 +66,11 @@ def listen_on_path(path: str) -> list[socket.socket]:
 def is_listened_to(path: str) -> bool:
     """Whether a process answers at a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
         try:
             sock.connect(path)
+        except BlockingIOError:  # one that accepts no more just now
+            return True
         except OSError:
             return False
         return True

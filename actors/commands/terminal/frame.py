@@ -106,7 +106,7 @@ class View:
         return table
 
     def _streams(self) -> list[tuple[str, str]]:
-        """Those that hold something first: they are what is looked for where there is no place for all."""
+        """Those that hold something first: those are shown where there is no place for all."""
         streams = sorted(self.streams, key=lambda each: not each["length"])
         return [(each["name"], str(each["length"])) for each in streams]
 

@@ -7,7 +7,7 @@ links that lead out of it are refused, and so is everything that would have to b
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,11 +16,12 @@ from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.configuration import AdapterConfig, parse_config
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
 from pagebus.actors.model.lora.matching import Matrices, matched
-from pagebus.actors.model.lora.tensor_file import FileTensor, Numbers, read_header, read_numbers
+from pagebus.actors.model.lora.tensor_file import FileTensor, Numbers, in_parts, read_header, read_numbers
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_CONFIG_BYTES = 4 << 20
 DIGEST_BYTES = 16
+PART_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,13 @@ class Adapter:
         return sorted(every, key=_place)
 
     def read(self) -> tuple[Numbers, str]:
-        """All their numbers, and the digest: SHA-256, cut to 128 bits, of what of the configuration counts, and the
-        tensors in the order of their file.
+        """All their numbers, and the digest, see :func:`digest_of`.
 
         Raises:
             AdapterError: see :func:`read_numbers`.
         """
-        tensors = self.tensors()
-        numbers = read_numbers(self.folder / WEIGHTS, tensors)
-        what = [self.config.canonical(), [[each.name, each.format, each.shape] for each in tensors]]
-        canonical = json.dumps(what, sort_keys=True).encode()
-        hashed = sha256(b"pagebus adapter 2" + len(canonical).to_bytes(8, "little") + canonical)
-        hashed.update(numbers.raw.data)
-        return numbers, hashed.hexdigest()[: 2 * DIGEST_BYTES]
+        numbers = read_numbers(self.folder / WEIGHTS, self.tensors())
+        return numbers, _digest(self, [numbers])
 
 
 def open_adapter(path: Path, model: ModelConfig, max_rank: int, targets: Collection[str] = ()) -> Adapter:
@@ -78,8 +73,20 @@ def open_adapter(path: Path, model: ModelConfig, max_rank: int, targets: Collect
 
 
 def digest_of(adapter: Adapter) -> str:
-    """32 hexadecimal digits that stand for it. Reads all of it. Raises AdapterError, see :func:`read_numbers`."""
-    return adapter.read()[1]
+    """32 hexadecimal digits that stand for it: 128 bits of SHA-256. Reads all of it, part by part. Raises AdapterError,
+    see :func:`read_numbers`."""
+    parts = in_parts(adapter.tensors(), PART_BYTES)
+    return _digest(adapter, (read_numbers(adapter.folder / WEIGHTS, part) for part in parts))
+
+
+def _digest(adapter: Adapter, parts: Iterable[Numbers]) -> str:
+    """Over what of the configuration counts, and the tensors in the order of their file."""
+    what = [adapter.config.canonical(), [[each.name, each.format, each.shape] for each in adapter.tensors()]]
+    canonical = json.dumps(what, sort_keys=True).encode()
+    hashed = sha256(b"pagebus adapter 2" + len(canonical).to_bytes(8, "little") + canonical)
+    for part in parts:
+        hashed.update(part.raw.data)
+    return hashed.hexdigest()[: 2 * DIGEST_BYTES]
 
 
 def _folder(path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -108,6 +108,19 @@ def read_numbers(file: Path, tensors: Sequence[FileTensor]) -> Numbers:
     for form, run in groupby(tensors, attrgetter("format")):
         _check_finite(form, list(run), numbers)
     return numbers
+
+
+def in_parts(tensors: Sequence[FileTensor], part_bytes: int) -> Iterator[list[FileTensor]]:
+    """Neighbours of at most so many bytes together, or one that is larger."""
+    part: list[FileTensor] = []
+    size = 0
+    for each in tensors:
+        size += each.end - each.start
+        if part and size > part_bytes:
+            yield part
+            part, size = [], each.end - each.start
+        part.append(each)
+    yield part
 
 
 def _spans(tensors: Sequence[FileTensor]) -> list[tuple[int, int]]:

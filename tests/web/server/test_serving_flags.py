@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from pagebus.actors.runtime.health_check import http_status
 from pagebus.actors.settings import Settings, SettingsError
-from pagebus.web.server.listener import listen_on_path
+from pagebus.web.server.listener import is_listened_to, listen_on_path
 from tests.web.fake_backend import MODEL, Delta, batch
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -144,6 +145,24 @@ async def test_a_unix_socket(serve, tmp_path):
     with pytest.raises(SettingsError, match="another process listens there"):
         listen_on_path(path)
     assert await http_status("unix:" + path, 0, "/health") == 200
+
+
+def test_a_unix_socket_that_accepts_no_more(tmp_path):
+    """Its process may be frozen: asking does not wait for it, and the socket stays with it."""
+    path = str(tmp_path / "ingress.sock")
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as stack:
+
+        def connects() -> bool:
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            return client.connect_ex(path) == 0
+
+        listening.bind(path)
+        listening.listen(0)
+        while connects():
+            pass
+        assert is_listened_to(path)
+    assert not is_listened_to(path)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagebus.actors.model.config import ModelConfig
+from pagebus.actors.model.lora import adapter
 from pagebus.actors.model.lora.adapter import digest_of, open_adapter
 from pagebus.actors.model.lora.errors import AdapterError
 from tests.helpers.lora.adapters import make_adapter
@@ -181,9 +182,14 @@ def test_a_path_is_refused(base: Path, path: str) -> None:
         opened(Path(path), base)
 
 
-def test_the_digest_is_that_of_what_counts(good: Path, base: Path, tmp_path: Path) -> None:
+def test_the_digest_is_that_of_what_counts(
+    good: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names of folders and fields about training do not; scales and numbers do."""
     told = opened(good, base)
+    assert open_adapter(good, config_of(base), 16).read()[1] == told
+    monkeypatch.setattr(adapter, "PART_BYTES", 1)
+    assert opened(good, base) == told, "part by part it is the same"
     changes = {"lora_dropout": 0.5, "base_model_name_or_path": "elsewhere", "inference_mode": True}
     for index, (change, same) in enumerate(
         [

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from pagebus.actors.model.lora import tensor_file
 from pagebus.actors.model.lora.errors import AdapterError
-from pagebus.actors.model.lora.tensor_file import FileTensor, read_header, read_numbers
+from pagebus.actors.model.lora.tensor_file import FileTensor, in_parts, read_header, read_numbers
 
 FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -55,3 +55,13 @@ def test_a_file_that_became_shorter(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(AdapterError, match="has become shorter"):
         read_numbers(path, read)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 160, 320, 399, 400, 10_000])
+def test_parts_are_all_tensors_in_their_order(part_bytes: int, tmp_path: Path) -> None:
+    """Each has at most so many bytes, or one tensor; the next one would not have fitted."""
+    tensors = saved(tmp_path / "adapter_model.safetensors", {name: torch.ones(40) for name in "abcdef"})
+    parts = list(in_parts(tensors, part_bytes))
+    assert [each for part in parts for each in part] == tensors
+    assert {len(part) for part in parts[:-1]} <= {max(1, part_bytes // 160)}
+    assert len(parts[-1]) <= max(1, part_bytes // 160)

@@ -204,7 +204,7 @@ class DetokenizerActor(Actor):
             self._outbox.publish(self.names.replies(ingress), copy)
         for control in output.controls:
             self._outbox.publish(self.names.control, control)
-        self._tokens.inc(self._sequences.num_tokens - self._tokens.value)
+        self._tokens.rise_to(self._sequences.num_tokens)
         if len(self._sequences) < self._live.value:
             self.publish_soon()
         self._live.set(len(self._sequences))

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from pagebus.actors.executor.cache_labels import cache_labels
 from pagebus.actors.executor.device.errors import EngineError, EngineStalled, is_device_fault
 from pagebus.actors.executor.device.gpu_limits import check_gpu
-from pagebus.actors.executor.expert_metrics import ExpertMetrics
 from pagebus.actors.executor.in_thread import in_thread
-from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequantized
 from pagebus.actors.executor.loading.kernel_cache import KernelBuild, read_compiler_version, tell_compilations
 from pagebus.actors.executor.memory.groups import with_groups
+from pagebus.actors.executor.metrics.executor import ExecutorMetrics
+from pagebus.actors.executor.metrics.kernels import always_dequantized
 from pagebus.actors.executor.moves.leaving import Leaving
 from pagebus.actors.executor.moves.reports import Reports
 from pagebus.actors.executor.preload import import_engine, open_gpu, preload
@@ -33,7 +32,6 @@ from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.spec import expert_layers
 from pagebus.actors.runtime.actor import RETRY_S, Actor, describe
 from pagebus.actors.settings import Settings
-from pagebus.actors.telemetry.metrics import STEP_BUCKETS_S
 from pagebus.actors.telemetry.spans import spans_of
 from pagebus.bus.contract import FENCE_INDEX, START, Bus, BusError, BusUnavailable, Entry, EntryId
 from pagebus.bus.messages import DiskReport, FromExecutor, PullReport, ReplicaFenced, StepPlan, StepResult
@@ -54,12 +52,6 @@ STALL_LOOK_S = 1.0
 STOP_FAILED_ENGINE_S = 3.0
 EXIT_AFTER_FAULT_S = 10.0
 EXIT_DEVICE_FAULT = 70
-MEMORY = (
-    ("pagebus:gpu_memory_bytes", "Device memory in use, by whomever."),
-    ("pagebus:gpu_memory_capacity_bytes", "Device memory there is."),
-)
-"""Metrics of an executor on a GPU."""
-GRAPHS = ("pagebus:cuda_graphs", "CUDA graphs: captured by now, and all that are planned.")
 
 
 class ExecutorActor(Actor):
@@ -74,7 +66,6 @@ class ExecutorActor(Actor):
         self._phase, self._progress = "imports", 0.0
         self._phase_began_s = self._progress_told_s = time.monotonic()
         self._kernel_build = KernelBuild(settings)
-        counter, metrics = self.metrics.counter, self.metrics
         self._importing = in_thread(import_engine)
         self._finding = in_thread(self._find_model)
         self._building = in_thread(self._build_kernels)
@@ -84,19 +75,11 @@ class ExecutorActor(Actor):
         self._outbox: Outbox | None = None
         self._failure: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._same_model, self._ready_s = SameModel(bus, settings), 0.0
+        self._same_model = SameModel(bus, settings)
         self._watch, self._step_timeout_s = StepWatch(), settings.step_timeout_s
         self._sleeping, self._leaving = Sleeping(bus, self.metrics, name), Leaving(settings.drain_timeout_s)
-        self._graphs: tuple[int, int] | None = None
-        self._kernels, self._reports, self._spans = KernelMetrics(metrics, name), Reports(), spans_of(settings, name)
-        self._experts: ExpertMetrics | None = None
-        self._busy = counter("pagebus:executor_busy_seconds_total", "Seconds the device worked on steps.", engine=name)
-        self._wall = counter("pagebus:executor_wall_seconds_total", "Seconds since the executor is ready.", engine=name)
-        self._steps = counter("pagebus:executor_steps_total", "Steps computed.", engine=name)
-        self._tokens = counter("pagebus:executor_tokens_total", "Tokens computed, prompts included.", engine=name)
-        self._step_time = metrics.histogram(
-            "pagebus:executor_step_seconds", "From a step's launch to its tokens.", STEP_BUCKETS_S, engine=name
-        )
+        self._measured, self._spans = ExecutorMetrics(self.metrics, name), spans_of(settings, name)
+        self._reports = Reports()
 
     @property
     def replica(self) -> str:
@@ -135,7 +118,25 @@ class ExecutorActor(Actor):
         await self._unless_away(lambda: self._sleeping.wait(self.set_state))
         config, comm = await self._join(config)
         self._outbox = Outbox(self.bus, self.epoch)
-        self._engine = cast("type[Engine]", module.Engine)(
+        self._engine = engine = self._make_engine(module, path, config, **comm)
+        self.spawn(self._outbox.run(), "outbox")
+        self.spawn(self._watch_engine(), "engine")
+        self.spawn(self._watch_steps(), "steps")
+        try:
+            self._info = info = await asyncio.wrap_future(engine.start())
+        except Exception as error:
+            self._end_process_if_faulted(error)
+            raise
+        self._show_progress("ready", 1.0)
+        self._measured.ready(self.settings, info, expert_layers(config.spec))
+        self._sleeping.show(AWAKE)
+        self.log.info("engine ready", seconds=round(time.monotonic() - began_s, 2), **info.for_logs())
+        self._log_kernels(engine)
+        await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
+
+    def _make_engine(self, module: Any, path: Path, config: ModelConfig, **comm: Any) -> Engine:
+        """The engine of this part of the model, out of its ``module``; it calls back from its threads."""
+        return cast("type[Engine]", module.Engine)(
             self.settings,
             config,
             on_result=lambda result: self._call(self._publish, result),
@@ -146,39 +147,17 @@ class ExecutorActor(Actor):
             spans=self._spans,
             **comm,
         )
-        self.spawn(self._outbox.run(), "outbox")
-        self.spawn(self._watch_engine(), "engine")
-        self.spawn(self._watch_steps(), "steps")
-        try:
-            self._info = info = await asyncio.wrap_future(self._engine.start())
-        except Exception as error:
-            self._end_process_if_faulted(error)
-            raise
-        self._experts = ExpertMetrics(self.metrics, self.name, expert_layers(config.spec))
-        self._show_progress("ready", 1.0)
-        self._ready_s = time.monotonic()
-        self.metrics.gauge(
-            "vllm:cache_config_info",
-            "What the cache is made of.",
-            engine=self.name,
-            cache_dtype=info.kv_cache_dtype,
-            block_size=str(info.block_size),
-            num_gpu_blocks=str(info.num_blocks),
-            gpu_memory_utilization=str(self.settings.gpu_memory_utilization),
-            enable_prefix_caching=str(self.settings.enable_prefix_caching),
-            **cache_labels(self.settings, info),
-        ).set(1)
-        self._sleeping.show(AWAKE)
-        self.log.info("engine ready", seconds=round(self._ready_s - began_s, 2), **info.for_logs())
-        self.log.info("kernels chosen", **self._engine.kernels)
-        if estimated := self._engine.estimated_kernels:
+
+    def _log_kernels(self, engine: Engine) -> None:
+        """Log which kernels steps run, and warn of what makes them slow."""
+        self.log.info("kernels chosen", **engine.kernels)
+        if estimated := engine.estimated_kernels:
             advice = f"pagebus tune {self.settings.model} measures them"
             self.log.info("launch shapes by the cost model", advice=advice, **estimated)
-        if slow := always_dequantized(self._engine.kernels):
+        if slow := always_dequantized(engine.kernels):
             self.log.warning("no kernel reads these weights: they are dequantized for each step", products=slow)
-        if self._engine.unmatched_entries:
-            self.log.warning("quantization_config lists what is not there", entries=self._engine.unmatched_entries)
-        await self.publish_metrics()  # the number of graphs left to capture is there before "ready"
+        if engine.unmatched_entries:
+            self.log.warning("quantization_config lists what is not there", entries=engine.unmatched_entries)
 
     async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
         """The configuration of its part of the model, and further arguments of the engine. Ranks wait for the others
@@ -275,23 +254,13 @@ class ExecutorActor(Actor):
         failed GPU is reported by the engine."""
         if self._info is None or self._engine is None or self._failure is None or self._failure.done():
             return
-        self._show_graphs(self._engine.graphs_progress)
-        self._kernels.update(self._engine.stats.kernels)
-        if self._experts is not None and (tokens := self._engine.expert_tokens()) is not None:
-            self._experts.update(tokens)
-        with contextlib.suppress(RuntimeError):
-            if memory := await asyncio.to_thread(self._engine.memory_in_use):
-                for (name, text), value in zip(MEMORY, memory, strict=True):
-                    self.metrics.gauge(name, text, engine=self.name).set(value)
-
-    def _show_graphs(self, graphs: tuple[int, int] | None) -> None:
-        if graphs is None or graphs == self._graphs:
-            return
-        self._graphs = captured, planned = graphs
-        for state, count in (("captured", captured), ("planned", planned)):
-            self.metrics.gauge(*GRAPHS, engine=self.name, state=state).set(count)
-        if captured >= planned:
+        engine = self._engine
+        if self._measured.show_graphs(engine.graphs_progress):
             self.set_state(self.state)
+        self._measured.update(engine.stats.kernels, engine.expert_tokens())
+        with contextlib.suppress(RuntimeError):
+            if memory := await asyncio.to_thread(engine.memory_in_use):
+                self._measured.show_memory(memory)
 
     # -- plans in, results out ----------------------------------------------------------------------------------------
     def _take(self, entry: Entry) -> None:
@@ -306,6 +275,7 @@ class ExecutorActor(Actor):
         self._engine.submit(plan, entry.id.epoch)
 
     def _publish(self, result: FromExecutor) -> None:
+        assert self._engine is not None
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
@@ -318,21 +288,10 @@ class ExecutorActor(Actor):
                 told = self._reports.note(result, self.replica, self.generation)
                 return self._outbox.publish(self.names.control, told)
             self._outbox.append(self.names.results(self.name), result)
-            self._count(result)
+            self._watch.done()
+            self._measured.step_done(result, self._engine.stats)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)
-
-    def _count(self, result: StepResult) -> None:
-        """Add a finished step to the watch and to the metrics."""
-        assert self._engine is not None
-        self._watch.done()
-        stats = self._engine.stats
-        self._busy.inc(stats.busy_s - self._busy.value)
-        self._steps.inc(stats.steps - self._steps.value)
-        self._wall.inc(time.monotonic() - self._ready_s - self._wall.value)
-        self._tokens.inc(result.num_computed_tokens)
-        if len(result.sequence_ids):
-            self._step_time.observe(result.done_s - result.launched_s)
 
     async def _unless_away(self, call: Callable[[], Any]) -> Any:
         """The result of ``call``, retried while the bus is away; None if a drain is requested meanwhile."""

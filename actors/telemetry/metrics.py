@@ -46,6 +46,10 @@ class Counter:
         """Add ``amount`` >= 0."""
         self.value += amount
 
+    def rise_to(self, total: float) -> None:
+        """Show ``total``, which is counted elsewhere."""
+        self.value = float(total)
+
     def data(self) -> dict[str, Any]:
         return {"value": self.value}
 

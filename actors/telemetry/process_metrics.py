@@ -29,7 +29,7 @@ class ProcessMetrics:
 
     def measure(self) -> None:
         """Bring the metrics up to date: tens of microseconds."""
-        self._cpu.inc(time.process_time() - self._cpu.value)
+        self._cpu.rise_to(time.process_time())
         self._memory.set(resident_bytes())
         if (now_s := time.monotonic()) - self._files_counted_s >= FILES_EVERY_S:
             self._files_counted_s = now_s

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagebus.actors.executor.expert_metrics import ExpertMetrics
+from pagebus.actors.executor.metrics.experts import ExpertMetrics
 from pagebus.actors.executor.step.expert_counts import READ_EVERY_S, ExpertCounts
 from pagebus.actors.telemetry.metrics import Metrics
 from tests.actors.executor.models.test_families import SETTINGS

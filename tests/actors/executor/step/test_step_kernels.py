@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from pagebus.actors.executor.kernel_metrics import KernelMetrics, always_dequantized
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch
 from pagebus.actors.executor.layers.attention_pass import AttentionPass
 from pagebus.actors.executor.layers.moe import EXPERT_WEIGHTS
 from pagebus.actors.executor.layers.passes import AttentionPasses
+from pagebus.actors.executor.metrics.kernels import KernelMetrics, always_dequantized
 from pagebus.actors.executor.step.step_kernels import PLAIN_PRODUCTS, PRODUCTS, KernelChooser
 from pagebus.actors.model.config import parse_config
 from pagebus.actors.model.served import TINY

@@ -11,8 +11,13 @@ if TYPE_CHECKING:  # torch is imported while other things happen
 
 
 def cache_labels(settings: Settings, info: EngineInfo) -> dict[str, str]:
-    """Labels of ``vllm:cache_config_info`` besides the common ones; "None" for what does not exist here."""
+    """Labels of ``vllm:cache_config_info``; "None" for what does not exist here."""
     return {
+        "cache_dtype": info.kv_cache_dtype,
+        "block_size": str(info.block_size),
+        "num_gpu_blocks": str(info.num_blocks),
+        "gpu_memory_utilization": str(settings.gpu_memory_utilization),
+        "enable_prefix_caching": str(settings.enable_prefix_caching),
         "num_cpu_blocks": str(info.num_host_blocks),
         "kv_cache_size_tokens": str(info.num_blocks // (1 + info.windowed_pages) * info.block_size),
         "user_specified_block_size": str(settings.block_size != Settings().block_size),

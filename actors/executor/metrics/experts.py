@@ -1,4 +1,4 @@
-"""Metrics of experts: tokens by layer, and how evenly they are spread. Imports no torch."""
+"""Metrics of experts: tokens by layer, and how evenly they are spread."""
 
 from __future__ import annotations
 

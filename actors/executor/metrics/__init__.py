@@ -1,0 +1,4 @@
+"""What an executor measures of itself: steps, kernels, experts, graphs and memory, as metrics.
+
+Nothing here imports torch: the metrics are there before it.
+"""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 
@@ -132,54 +133,77 @@ class Snapshot:
         """The whole state, and the events since the observer's last request."""
         began_s = time.thread_time()
         self._until_s = now_s + WATCHED_S
-        core, replicas = self.core, list(self.core.replicas.values())
-        same = asked.epoch == core.config.epoch
-        over = [each for each in self._over if each[0] > (asked.over_seen if same else 0)]
-        sequences, living = self._shown()
-        requests = [request for _, _, request in over] + living
-        places = {id(request): place for place, request in enumerate(requests)}
-        numbers = {replica.name: number for number, replica in enumerate(replicas)}
-        host_tables = [_hosts_of(core.replicas, sequence) for sequence in sequences]
-        rows = [
-            sequence_row(core.replicas, sequence, places[id(sequence.request)], numbers, len(held))
-            for sequence, held in zip(sequences, host_tables, strict=True)
-        ]
-        marks = [request_marks(request, over_s) for _, over_s, request in over]
-        marks += [request_marks(request, 0.0) for request in living]
-        pinned = [self._pinned(replica) for replica in replicas]
-        cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
-        cached_hosts = [self._cached_hosts(replica) for replica in replicas]
-        seen = asked.steps_seen if same else 0
-        steps = self._steps_after(seen, numbers)
-        flashed = [(row[1], *flash) for row, _, flashes in steps for flash in flashes]
+        is_same = asked.epoch == self.core.config.epoch  # otherwise it has seen what another scheduler counted
+        over = [each for each in self._over if each[0] > (asked.over_seen if is_same else 0)]
         return SchedulerState(
             serial=asked.serial,
-            epoch=core.config.epoch,
+            epoch=self.core.config.epoch,
             at_s=now_s,
-            replicas=tuple(
-                replica_state(replica, core.planner.roles.role(replica), len(free), len(hosts), len(held))
-                for replica, free, hosts, held in zip(replicas, cached, cached_hosts, pinned, strict=True)
-            ),
-            request_ids=tuple(request.id for request in requests),
-            clients=tuple(request.client for request in requests) if any(each.client for each in requests) else (),
-            num_waiting=len(core.waiting),
+            num_waiting=len(self.core.waiting),
             num_over=len(over),
             over_seen=self._num_over,
             steps_seen=self._num_steps,
-            requests=ints(chain.from_iterable(request_row(core.replicas, request) for request in requests)),
-            request_marks=ages(marks, now_s),
-            sequences=ints(chain.from_iterable(rows)),
-            blocks=ints(chain.from_iterable(sequence.pages for sequence in sequences)),
-            host_blocks=ints(chain.from_iterable(host_tables)),
-            cached_blocks=joined(cached),
-            cached_hosts=joined(cached_hosts),
-            pinned_blocks=ints(chain.from_iterable(pinned)),
-            adapter_blocks=ints(chain.from_iterable(map(_of_adapters, replicas))),
-            steps=ints(chain.from_iterable(row for row, _, _ in steps)),
-            step_marks=step_marks([each for _, each, _ in steps], now_s),
-            flashed=ints(chain.from_iterable(flashed + self._pulled_after(seen, numbers))),
+            **self._replicas(),
+            **self._requests([(request, over_s) for _, over_s, request in over], now_s),
+            **self._events(asked.steps_seen if is_same else 0, now_s),
             took_s=time.thread_time() - began_s,
         )
+
+    def _replicas(self) -> dict[str, Any]:
+        """The replicas, and their blocks that no sequence holds."""
+        replicas = list(self.core.replicas.values())
+        pinned = [self._pinned(replica) for replica in replicas]
+        cached = [_free_listed(replica, held) for replica, held in zip(replicas, pinned, strict=True)]
+        cached_hosts = [self._cached_hosts(replica) for replica in replicas]
+        role = self.core.planner.roles.role
+        return {
+            "replicas": tuple(
+                replica_state(replica, role(replica), len(free), len(hosts), len(held))
+                for replica, free, hosts, held in zip(replicas, cached, cached_hosts, pinned, strict=True)
+            ),
+            "cached_blocks": joined(cached),
+            "cached_hosts": joined(cached_hosts),
+            "pinned_blocks": ints(chain.from_iterable(pinned)),
+            "adapter_blocks": ints(chain.from_iterable(map(_of_adapters, replicas))),
+        }
+
+    def _requests(self, over: list[tuple[Request, float]], now_s: float) -> dict[str, Any]:
+        """The requests, first those that are ``over``, and the sequences with their blocks."""
+        replicas = self.core.replicas
+        sequences, living = self._shown()
+        requests = [request for request, _ in over] + living
+        marks = [request_marks(request, over_s) for request, over_s in over]
+        marks += [request_marks(request, 0.0) for request in living]
+        places, numbers = {id(request): place for place, request in enumerate(requests)}, self._numbers()
+        host_tables = [_hosts_of(replicas, sequence) for sequence in sequences]
+        rows = (
+            sequence_row(replicas, sequence, places[id(sequence.request)], numbers, len(held))
+            for sequence, held in zip(sequences, host_tables, strict=True)
+        )
+        return {
+            "request_ids": tuple(request.id for request in requests),
+            "clients": tuple(request.client for request in requests) if any(each.client for each in requests) else (),
+            "requests": ints(chain.from_iterable(request_row(replicas, request) for request in requests)),
+            "request_marks": ages(marks, now_s),
+            "sequences": ints(chain.from_iterable(rows)),
+            "blocks": ints(chain.from_iterable(sequence.pages for sequence in sequences)),
+            "host_blocks": ints(chain.from_iterable(host_tables)),
+        }
+
+    def _events(self, seen: int, now_s: float) -> dict[str, Any]:
+        """The steps after number ``seen``, and what was copied in them or pulled since."""
+        numbers = self._numbers()
+        steps = self._steps_after(seen, numbers)
+        flashed = [(row[1], *flash) for row, _, flashes in steps for flash in flashes]
+        return {
+            "steps": ints(chain.from_iterable(row for row, _, _ in steps)),
+            "step_marks": step_marks([marks for _, marks, _ in steps], now_s),
+            "flashed": ints(chain.from_iterable(flashed + self._pulled_after(seen, numbers))),
+        }
+
+    def _numbers(self) -> dict[str, int]:
+        """The places of the replicas, by name."""
+        return {name: number for number, name in enumerate(self.core.replicas)}
 
     def _shown(self) -> tuple[list[Sequence], list[Request]]:
         """Sequences that hold a slot or wait, and all requests of these or that clients have not confirmed."""

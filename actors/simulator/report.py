@@ -7,7 +7,19 @@ from typing import Any
 from pagebus.actors.simulator.clients import Clients
 from pagebus.actors.simulator.deployment import Deployment
 from pagebus.actors.simulator.histogram import Histogram
-from pagebus.actors.simulator.simulation import ACCEPTED, DRAFTED, FAILED_PULLS, PULLED, PULLED_TOKENS, Simulation
+from pagebus.actors.simulator.simulation import (
+    ACCEPTED,
+    DEPARTURES,
+    DRAFTED,
+    FAILED_PULLS,
+    HITS,
+    PULLED,
+    PULLED_TOKENS,
+    QUERIES,
+    RECOMPUTES,
+    SWAPS,
+    Simulation,
+)
 
 
 def make_report(deployment: Deployment) -> dict[str, Any]:
@@ -46,13 +58,13 @@ def _scheduling(simulation: Simulation, clients: Clients) -> dict[str, Any]:
         alive_s = max(min(member.killed_s, end_s) - max(member.joined_s, min(clients.first_arrival_s, end_s)), 0.0)
         busy = min(member.busy_s / alive_s, 1.0) if alive_s else 0.0
         executors.append({"name": name, "steps": member.steps, "busy_share": _round(busy)})
-    queries = totals["prefix_queries"]
+    queries = totals[QUERIES]
     return {
-        "prefix_hit_rate": _round(totals["prefix_hits"] / queries) if queries else 0.0,
+        "prefix_hit_rate": _round(totals[HITS] / queries) if queries else 0.0,
         "preemptions": {
-            "swap": totals["num_swaps"],
-            "recompute": totals["num_recomputes"],
-            "move": totals["num_departures"],
+            "swap": totals[SWAPS],
+            "recompute": totals[RECOMPUTES],
+            "move": totals[DEPARTURES],
         },
         "drafts": {"drafted": totals[DRAFTED], "accepted": totals[ACCEPTED]},
         "swapped_blocks": {"out": simulation.swapped_out, "in": simulation.swapped_in},
@@ -87,53 +99,64 @@ def _round(value: float) -> float:
 
 def table(report: dict[str, Any]) -> str:
     """The report for people."""
-    requests, rates = report["requests"], report["throughput"]
+    requests = report["requests"]
     lines = [
         f"requests   {requests['sent']} sent, {requests['done']} done, {requests['failed']} failed, "
         f"{requests['unserved']} unserved, in {report['duration_s']:.2f} s",
         "",
-        f"{'ms':28}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}",
+        *_latency_lines(report),
+        "",
+        *_rate_lines(report),
+        *_optional_lines(report),
     ]
+    executors = report["executors"]
+    if 1 < len(executors) <= 16:
+        lines += [
+            "",
+            *(f"{each['name']:18}{each['steps']:12d} steps  {each['busy_share']:7.1%} busy" for each in executors),
+        ]
+    return "\n".join(lines)
+
+
+def _latency_lines(report: dict[str, Any]) -> list[str]:
+    columns = ("mean", "p50", "p90", "p99", "max")
     names = {
         "ttft_ms": "time to first token",
         "itl_ms": "between tokens",
         "tpot_ms": "per token, by request",
         "e2e_ms": "whole request",
     }
-    for key, text in names.items():
-        columns = ("mean", "p50", "p90", "p99", "max")
-        lines.append(f"{text:28}" + "".join(f"{report[key][each]:10.2f}" for each in columns))
+    head = f"{'ms':28}" + "".join(f"{each:>10}" for each in columns)
+    rows = (f"{text:28}" + "".join(f"{report[key][each]:10.2f}" for each in columns) for key, text in names.items())
+    return [head, *rows]
+
+
+def _rate_lines(report: dict[str, Any]) -> list[str]:
+    rates, preemptions, swapped = report["throughput"], report["preemptions"], report["swapped_blocks"]
     shares = [each["busy_share"] for each in report["executors"]]
-    preemptions, swapped = report["preemptions"], report["swapped_blocks"]
-    lines += [
-        "",
+    moved = f", {preemptions['move']} to others" if preemptions["move"] else ""
+    return [
         f"output tokens/s   {rates['output_tokens_per_s']:12.1f}      "
         f"all tokens/s  {rates['total_tokens_per_s']:12.1f}",
         f"requests/s        {rates['requests_per_s']:12.2f}      good ones/s   {rates['good_requests_per_s']:12.2f}",
         f"prefix hit rate   {report['prefix_hit_rate']:12.1%}      preemptions   "
-        f"{preemptions['swap']} by swap, {preemptions['recompute']} by recompute"
-        + (f", {preemptions['move']} to others" if preemptions["move"] else ""),
+        f"{preemptions['swap']} by swap, {preemptions['recompute']} by recompute{moved}",
         f"blocks swapped    {swapped['out']:12d} out, {swapped['in']} in",
         f"steps             {report['steps']:12d}      busy          scheduler {report['scheduler_busy_share']:.1%}, "
         f"executors {min(shares, default=0):.1%} to {max(shares, default=0):.1%}",
     ]
-    drafts = report["drafts"]
+
+
+def _optional_lines(report: dict[str, Any]) -> list[str]:
+    """Drafts and moves, of runs that had any."""
+    drafts, moves, lines = report["drafts"], report["moves"], []
     if drafts["drafted"]:
         wasted = drafts["drafted"] - drafts["accepted"]
         lines.append(f"drafts            {drafts['drafted']:12d}      {drafts['accepted']} accepted, {wasted} wasted")
-    moves = report["moves"]
     if any(moves.values()):
         lines += [
             f"blocks pulled     {moves['pulled_blocks']:12d}      {moves['pulled_tokens']} tokens, "
             f"{moves['failed_blocks']} blocks failed",
             f"sequences moved   {moves['moved_sequences']:12d}      waited for pulls {moves['waited_s']:.2f} s in all",
         ]
-    if 1 < len(shares) <= 16:
-        lines += [
-            "",
-            *(
-                f"{each['name']:18}{each['steps']:12d} steps  {each['busy_share']:7.1%} busy"
-                for each in report["executors"]
-            ),
-        ]
-    return "\n".join(lines)
+    return lines

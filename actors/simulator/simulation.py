@@ -46,12 +46,11 @@ from pagebus.bus.messages import (
 
 LOOK_S = 0.25
 """How often the scheduler plans while somebody waits for a pull, though nothing else happens."""
+QUERIES, HITS = "counts.prefix_queries", "counts.prefix_hits"
+SWAPS, RECOMPUTES, DEPARTURES = "counts.num_swaps", "counts.num_recomputes", "counts.num_departures"
 DRAFTED, ACCEPTED = "step_results.acceptance.num_draft_tokens", "step_results.acceptance.num_accepted"
 PULLED, PULLED_TOKENS, FAILED_PULLS = "moves.num_pulled", "moves.num_pulled_tokens", "moves.num_failed"
-COUNTS = (
-    "prefix_queries", "prefix_hits", "num_swaps", "num_recomputes", "num_departures", DRAFTED, ACCEPTED,
-    PULLED, PULLED_TOKENS, FAILED_PULLS,
-)  # fmt: skip
+COUNTS = (QUERIES, HITS, SWAPS, RECOMPUTES, DEPARTURES, DRAFTED, ACCEPTED, PULLED, PULLED_TOKENS, FAILED_PULLS)
 """What replicas count."""
 
 

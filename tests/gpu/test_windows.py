@@ -74,6 +74,6 @@ def run_all(driver: Driver, expected: list[list[int]], room: int, tight: int) ->
             got = [core.answers[f"{turn}-{place}"].tokens for place in range(len(expected))]
             assert got == expected, f"{num_blocks} blocks, {mode}"
         core.core.check_integrity()
-        assert core.replica.num_given_back > len(expected)
-        assert core.replica.prefix_hits > 0
+        assert core.replica.counts.num_given_back > len(expected)
+        assert core.replica.counts.prefix_hits > 0
         assert (core.core.num_preemptions > 0) == (num_blocks == tight)

@@ -73,7 +73,7 @@ class Planner:
     @property
     def num_preemptions(self) -> int:
         """Number of preemptions for want of blocks, so far."""
-        return self._past_preemptions + sum(replica.num_preemptions for replica in self.replicas.values())
+        return self._past_preemptions + sum(replica.counts.num_preemptions for replica in self.replicas.values())
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def enqueue(self, request: Request) -> None:
@@ -352,7 +352,7 @@ class Planner:
             return []
         self.next_steps[name] = replica.step + 1
         self._regroup()
-        self._past_preemptions += replica.num_preemptions
+        self._past_preemptions += replica.counts.num_preemptions
         self.pulls.lose(replica)
         self._leaving.lose(name)
         sequences = replica.give_up()

@@ -25,11 +25,10 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
         returns, num_listed = 0 < num_computed < table.last[slot], int(table.indexed[slot])
         goes = returns and not parked and _goes_elsewhere(replica, sequence, num_computed, num_listed)
         swaps = returns and not goes and replica.host_tier.swap_out(sequence, num_computed, num_listed)
-        if not parked:
-            replica.num_swaps += bool(swaps)
-            replica.num_departures += bool(goes)
-            replica.num_recomputes += not (swaps or goes)
-        replica.num_parked += parked
+        if parked:
+            replica.counts.num_parked += 1
+        else:
+            replica.counts.preempted(swaps=swaps, goes=goes)
     _to_queue(replica, sequence)
 
 

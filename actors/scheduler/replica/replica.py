@@ -82,8 +82,7 @@ class Replica(ReplicaBase):
         if self.caching and not sequence.looked_up and sequence.leader is None:
             sequence.looked_up = True
             found = (offer.first_block + len(offer.cached_blocks)) * self.block_size
-            self.prefix_queries += len(sequence.tokens)
-            self.prefix_hits += found
+            self.counts.looked_up(len(sequence.tokens), found)
             self.host_tier.count_lookup(len(sequence.tokens) - found, sequence.num_cached - found)
 
     # -- planning ------------------------------------------------------------------------------------------------------

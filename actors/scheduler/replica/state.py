@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,13 +41,48 @@ LOAD_TOKENS_PER_SEQUENCE = 16
 """The weight of a running sequence in placement, in tokens of prefill."""
 
 
+@dataclass(slots=True)
+class Counts:
+    """What has happened on one replica since it joined.
+
+    ``num_swaps``, ``num_recomputes``, ``num_departures``: sequences preempted for want of blocks, by where they go on.
+    ``num_parked``: sequences that left because nobody listens. ``prefix_queries``, ``prefix_hits``: tokens looked up in
+    the prefix index, and found. ``num_given_back``: pages that fell behind a window.
+    """
+
+    num_swaps: int = 0
+    num_recomputes: int = 0
+    num_departures: int = 0
+    num_parked: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_given_back: int = 0
+
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences preempted for want of blocks."""
+        return self.num_swaps + self.num_recomputes + self.num_departures
+
+    def preempted(self, *, swaps: bool, goes: bool) -> None:
+        """Count a sequence that gave its blocks up: it ``swaps`` them, ``goes`` elsewhere, or is computed again."""
+        if swaps:
+            self.num_swaps += 1
+        elif goes:
+            self.num_departures += 1
+        else:
+            self.num_recomputes += 1
+
+    def looked_up(self, num_tokens: int, num_found: int) -> None:
+        """Count a look into the prefix index."""
+        self.prefix_queries += num_tokens
+        self.prefix_hits += num_found
+
+
 class ReplicaBase:
     """The state of one replica.
 
     ``bound``: by slot, sequences that have a slot and no planned row yet. ``searches``: running beam groups by the
-    sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again. Counters:
-    ``num_swaps``, ``num_recomputes`` and ``num_departures`` (preemptions of each kind), ``num_parked``,
-    ``prefix_queries`` and ``prefix_hits`` (tokens), and ``num_given_back``, pages that fell behind a window.
+    sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again.
 
     ``window`` is that of ``blocks`` of sequences, ``windowed`` that of their ``windowed`` pages, and ``kept`` the one
     of both behind which something is given back.
@@ -101,17 +137,9 @@ class ReplicaBase:
         self.host_tier = HostTier(joined, self.pool, self.index, self.builder, self.prompt_rate, preemption_mode)
         self.host_tier.pool.index.step = first_step
         self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder, self.prompt_rate)
-        self.num_swaps = self.num_recomputes = self.num_departures = 0
-        self.num_parked = self.prefix_queries = self.prefix_hits = 0
         self.goes_elsewhere: Callable[[str, Leaver], bool] | None = None
         """Asked before a sequence gives its blocks up here (the name of this replica): whether it goes on elsewhere."""
-        self.num_given_back = 0
-        self.moves = MoveCounts()
-
-    @property
-    def num_preemptions(self) -> int:
-        """Sequences preempted here for want of blocks, so far."""
-        return self.num_swaps + self.num_recomputes + self.num_departures
+        self.counts, self.moves = Counts(), MoveCounts()
 
     @property
     def num_pages(self) -> int:

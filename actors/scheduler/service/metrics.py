@@ -20,8 +20,11 @@ from pagebus.actors.telemetry.metrics import (
 from pagebus.bus.messages import StepPlan
 
 _COUNTERS = {
-    "prefix_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache, once a request."),
-    "prefix_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
+    "counts.prefix_queries": (
+        "vllm:prefix_cache_queries",
+        "Prompt tokens looked up in the prefix cache, once a request.",
+    ),
+    "counts.prefix_hits": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
     "host_tier.num_queries": (
         "vllm:external_prefix_cache_queries",
         "Tokens beyond the device's prefix, looked up on the host.",
@@ -40,15 +43,18 @@ _COUNTERS = {
     "moves.num_pulled_tokens": ("pagebus:pulled_tokens_total", "Tokens of prefixes that such blocks lengthened."),
     "moves.num_lent": ("pagebus:lent_blocks_total", "Blocks that others copied from this executor's cache."),
     "moves.num_failed": ("pagebus:failed_pull_blocks_total", "Blocks that could not be copied, and are computed."),
-    "num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
-    "num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
-    "num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
-    "num_departures": ("pagebus:moved_preemptions", "Of these, sequences that were to go on on another executor."),
-    "num_given_back": (
+    "counts.num_preemptions": ("vllm:num_preemptions", "Sequences that had to give their blocks up."),
+    "counts.num_swaps": ("pagebus:swap_preemptions", "Of these, sequences whose blocks were copied to the host."),
+    "counts.num_recomputes": ("pagebus:recompute_preemptions", "Of these, sequences whose tokens are computed again."),
+    "counts.num_departures": (
+        "pagebus:moved_preemptions",
+        "Of these, sequences that were to go on on another executor.",
+    ),
+    "counts.num_given_back": (
         "pagebus:given_back_blocks_total",
         "Blocks, or pages of blocks, that fell behind a sliding window.",
     ),
-    "num_parked": ("pagebus:parked_sequences", "Sequences that left the batch because their listener had gone."),
+    "counts.num_parked": ("pagebus:parked_sequences", "Sequences that left the batch because their listener had gone."),
 }
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from pagebus.actors.simulator.simulation import HITS
 from tests.actors.simulator.random_schedule import run_schedule
 from tests.grids import FULL
 
@@ -37,7 +38,7 @@ def run(seed: int) -> Counter[str]:
     seen["beams"] = sum(sent.sampling.beam_width > 1 for sent in world.requests.values())
     seen["stops"] = sum(heard.stopped for heard in world.heard.values())
     seen["swaps"] = schedule.simulation.swapped_in
-    seen["hits"] = schedule.simulation.totals()["prefix_hits"]
+    seen["hits"] = schedule.simulation.totals()[HITS]
     return seen
 
 

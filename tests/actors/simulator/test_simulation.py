@@ -77,7 +77,7 @@ def test_layers_with_windows_read_less(windows: dict[str, int], everything: floa
     assert deployment.clients.ttft.mean == pytest.approx(0.0051 + prefill_s, rel=1e-9)
     assert deployment.clients.itl.mean == pytest.approx(sum(decodes_s) / 3, rel=1e-9)
     (replica,) = deployment.simulation.core.replicas.values()
-    assert (replica.num_pages, replica.num_given_back) == (pages, 4 * max(1, pages - 1))
+    assert (replica.num_pages, replica.counts.num_given_back) == (pages, 4 * max(1, pages - 1))
 
 
 def test_without_pipelining_every_step_waits_for_the_bus() -> None:

@@ -66,7 +66,7 @@ class Check:
 
     def departures(self) -> int:
         """Sequences that were preempted to the neighbour, by now."""
-        return sum(replica.num_departures for replica in self.core.replicas.values())
+        return sum(replica.counts.num_departures for replica in self.core.replicas.values())
 
     def pauses_ms(self, asked: list[Asked]) -> tuple[list[float], list[float]]:
         """Of all tokens; and those in which a sequence changed its executor."""

@@ -64,5 +64,5 @@ async def test_who_has_no_block_goes_on_elsewhere(
         came = [[stream for _, stream in system.collector.came[request_id]] for request_id, _ in asked]
         ends = {(streams[0], streams[-1]) for streams in came}
         assert (names.results(FULL), names.results(FREE)) in ends
-        assert core.replicas[FULL].num_departures == core.num_preemptions > 0
+        assert core.replicas[FULL].counts.num_departures == core.num_preemptions > 0
         assert core.replicas[FREE].moves.num_pulled == core.replicas[FULL].moves.num_lent > 0

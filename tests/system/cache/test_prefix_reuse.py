@@ -50,7 +50,10 @@ async def test_the_next_turn_finds_the_answer_but_no_other_tenant_does(tmp_path)
         (expected,) = reference_generate(folder, [second], 8)
         assert outputs == [expected, expected]
         (replica,) = system.scheduler.core.replicas.values()
-        assert (replica.prefix_queries, replica.prefix_hits) == (len(first) + 2 * len(second), whole_blocks)
+        assert (replica.counts.prefix_queries, replica.counts.prefix_hits) == (
+            len(first) + 2 * len(second),
+            whole_blocks,
+        )
 
 
 @pytest.mark.parametrize("length", [33, 40, 48])

@@ -106,7 +106,7 @@ def assert_in_mid_run(system: System) -> None:
     core = system.scheduler.core
     assert core.requests
     assert all(replica.windowed_pages == 1 for replica in core.replicas.values())
-    assert sum(replica.num_given_back for replica in core.replicas.values()) > 0
+    assert sum(replica.counts.num_given_back for replica in core.replicas.values()) > 0
 
 
 async def run_all(
@@ -120,10 +120,10 @@ async def run_all(
         await check(system, prompts, expected)
 
         replica = system.scheduler.core.replicas["executor-0"]
-        assert replica.num_given_back > 3 * len(prompts)
+        assert replica.counts.num_given_back > 3 * len(prompts)
         assert replica.num_preemptions > 0 or way not in ("recomputed", "swapped")
         assert way != "swapped" or replica.host_tier.num_in > 0
         if way == "hits":
-            assert replica.prefix_hits >= 4 * 128
+            assert replica.counts.prefix_hits >= 4 * 128
     assert sum(map(len, expected)) > len(prompts) * NUM_TOKENS // 2
     return system

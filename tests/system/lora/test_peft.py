@@ -98,4 +98,4 @@ async def test_tokens_are_those_of_peft(
         await ask(system, cases)
         await ask(system, cases)
         (replica,) = system.scheduler.core.replicas.values()
-        assert most_in_a_step == count if roomy else replica.num_swaps > 0
+        assert most_in_a_step == count if roomy else replica.counts.num_swaps > 0

@@ -90,5 +90,5 @@ def test_layers_with_windows_in_pages_of_their_own(tmp_path: Path) -> None:
     core.run()
     driver.close()
     assert [answer.tokens for answer in answers] == expected
-    assert core.replica.num_given_back
+    assert core.replica.counts.num_given_back
     assert core.preempted

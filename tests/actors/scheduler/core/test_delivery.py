@@ -47,7 +47,8 @@ def test_who_has_lost_its_listener_is_parked_and_not_preempted() -> None:
         world.step()
     world.send(DetokenizerLost("text"), DetokenizersLive(("text",)))
     (replica,) = world.core.replicas.values()
-    assert (replica.num_parked, replica.num_swaps, replica.num_recomputes, world.core.num_preemptions) == (1, 0, 0, 0)
+    counts = replica.counts
+    assert (counts.num_parked, counts.num_swaps, counts.num_recomputes, world.core.num_preemptions) == (1, 0, 0, 0)
     assert world.core.requests["a"].num_preemptions == 0
     world.run()
     world.check_end()

@@ -44,7 +44,7 @@ def test_choices_of_one_request_are_no_hits() -> None:
     world.check_end()
     assert cached(world) == {"a": {0}, "b": {20}}
     replica = world.core.replicas["gpu-0"]
-    assert (replica.prefix_queries, replica.prefix_hits) == (42, 20)
+    assert (replica.counts.prefix_queries, replica.counts.prefix_hits) == (42, 20)
 
 
 def test_what_a_preempted_sequence_finds_of_its_own_is_no_hit() -> None:
@@ -56,7 +56,7 @@ def test_what_a_preempted_sequence_finds_of_its_own_is_no_hit() -> None:
     world.check_end()
     replica = world.core.replicas["gpu-0"]
     assert world.core.num_preemptions > 0
-    assert (replica.prefix_queries, replica.prefix_hits) == (18, 0)
+    assert (replica.counts.prefix_queries, replica.counts.prefix_hits) == (18, 0)
     assert cached(world) == {"a": {0}, "b": {0}}
 
 
@@ -71,7 +71,7 @@ def test_a_sequence_that_moves_to_another_replica_is_not_looked_up_again() -> No
     world.kill("gpu-0")
     world.run()
     world.check_end()
-    assert world.core.replicas["gpu-1"].prefix_queries == 0
+    assert world.core.replicas["gpu-1"].counts.prefix_queries == 0
 
 
 def salted(name: str, salt: str | None, tokens: list[int]) -> TokenizedRequest:

@@ -46,7 +46,7 @@ class Tight:
     def counts(self) -> tuple[int, int, int]:
         """Preemptions on the tight one: by swap, by computing again, and to the other."""
         replica = self.world.core.replicas["gpu-0"]
-        return replica.num_swaps, replica.num_recomputes, replica.num_departures
+        return replica.counts.num_swaps, replica.counts.num_recomputes, replica.counts.num_departures
 
     @property
     def why(self) -> list[str]:

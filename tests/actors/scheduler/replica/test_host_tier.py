@@ -33,7 +33,7 @@ def preempt_one(world: World) -> str:
     """Two requests that do not fit together: returns the name of the one that had to give way, once it has."""
     world.send(request("a", A[:16], max_tokens=20), request("b", B[:16], max_tokens=20))
     for _ in range(60):
-        if replica(world).num_preemptions:
+        if replica(world).counts.num_preemptions:
             return world.preempted[0].request_id
         world.step()
     raise AssertionError("nobody was preempted")

@@ -42,7 +42,7 @@ def test_no_more_is_held_than_window_and_chunk(depth: int) -> None:
 
     world.check_end()
     assert most <= (WINDOW - 1 + BUDGET) // SIZE + 2
-    assert replica(world).num_given_back >= (60 + 59 - WINDOW) // SIZE - 1
+    assert replica(world).counts.num_given_back >= (60 + 59 - WINDOW) // SIZE - 1
 
 
 def test_without_a_window_everything_is_held() -> None:
@@ -54,7 +54,7 @@ def test_without_a_window_everything_is_held() -> None:
         most = max(most, held(world))
         world.step()
     assert most == -(-(60 + 59) // SIZE)
-    assert replica(world).num_given_back == 0
+    assert replica(world).counts.num_given_back == 0
 
 
 def test_a_long_request_runs_in_a_small_pool() -> None:
@@ -63,7 +63,7 @@ def test_a_long_request_runs_in_a_small_pool() -> None:
     run_alone(world, request("a", prompt(80), max_tokens=40))
     world.check_end()
     assert world.failed == {}
-    assert replica(world).num_preemptions == 0
+    assert replica(world).counts.num_preemptions == 0
 
 
 def test_long_prompts_are_admitted_side_by_side() -> None:
@@ -76,7 +76,7 @@ def test_long_prompts_are_admitted_side_by_side() -> None:
         world.step()
     world.check_end()
     assert together == 2
-    assert replica(world).num_preemptions == 0
+    assert replica(world).counts.num_preemptions == 0
 
 
 def test_what_cannot_hold_a_window_is_refused() -> None:
@@ -184,7 +184,7 @@ def test_beams_keep_all_their_blocks() -> None:
     world, _ = windowed(num_blocks=60)
     run_alone(world, request("a", prompt(40), max_tokens=20, beam_width=3))
     world.check_end()
-    assert replica(world).num_given_back == 0
+    assert replica(world).counts.num_given_back == 0
     assert [new.first_block for new in entered(world, "a")] == [0] * len(entered(world, "a"))
 
 

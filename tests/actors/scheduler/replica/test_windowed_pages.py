@@ -58,7 +58,7 @@ def test_only_windowed_pages_are_given_back(depth: int) -> None:
     world.check_end()
     blocks = -(-(60 + 59) // SIZE)
     assert blocks + PAGES * (WINDOW // SIZE) <= most <= blocks + PAGES * (MOST_HELD + 1)
-    assert replica(world).num_given_back >= PAGES * ((60 + 59 - WINDOW) // SIZE - 1)
+    assert replica(world).counts.num_given_back >= PAGES * ((60 + 59 - WINDOW) // SIZE - 1)
 
 
 def test_more_sequences_fit() -> None:
@@ -79,7 +79,7 @@ def test_a_long_request_runs_in_a_small_pool() -> None:
     run_alone(world, request("a", prompt(80), max_tokens=40))
     world.check_end()
     assert world.failed == {}
-    assert replica(world).num_preemptions == 0
+    assert replica(world).counts.num_preemptions == 0
 
     world, _ = grouped(num_blocks=29 + PAGES * 4)
     run_alone(world, request("a", prompt(80), max_tokens=40))
@@ -99,7 +99,7 @@ def test_a_hit_needs_all_of_one_kind_and_the_last_window_of_the_other() -> None:
     (new,) = entered(world, "b")
     assert (new.num_computed_tokens, new.first_block, new.first_windowed) == (64, 0, SEEN_FROM)
     assert executor.num_computed == 64 + 3 + 7
-    assert replica(world).prefix_hits == 64
+    assert replica(world).counts.prefix_hits == 64
 
 
 @pytest.mark.parametrize("page", [0, 1, 2])
@@ -183,7 +183,7 @@ def test_beams_keep_all_their_pages() -> None:
     world, executor = grouped()
     run_alone(world, request("a", prompt(40), max_tokens=20, beam_width=3))
     world.check_end()
-    assert replica(world).num_given_back == 0
+    assert replica(world).counts.num_given_back == 0
     assert any(len(plan.cut_slots) for plan in executor.plans)
 
     world, _ = grouped(num_blocks=(10 + 2 * 10) * (1 + PAGES) - 1)
@@ -236,4 +236,4 @@ def test_who_waits_for_copies_goes_on_if_others_find_no_blocks() -> None:
     world.send(*(replace(each, is_job=True) for each in jobs), request("third", [5, *[0] * 17], max_tokens=15))
     world.run()
     world.check_end()
-    assert replica(world).num_swaps
+    assert replica(world).counts.num_swaps

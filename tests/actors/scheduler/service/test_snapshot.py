@@ -92,7 +92,7 @@ def test_tables_behind_a_window() -> None:
     check_blocks(world, state)
     assert sequence.first_block > 0
     assert tables(state)[sequence.id] == sequence.blocks
-    assert state.replicas[0].given_back_blocks == replica.num_given_back == sequence.first_block
+    assert state.replicas[0].given_back_blocks == replica.counts.num_given_back == sequence.first_block
     told = snapshot.block(BlockRequested(ingress="web", serial=1, replica="gpu-0", block=sequence.blocks[0]))
     assert (told.first_block, told.place, told.table.tolist()) == (sequence.first_block, 0, sequence.blocks)
     assert len(told.hashes) == sequence.first_block + 1

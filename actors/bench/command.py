@@ -99,6 +99,12 @@ def _add_serve(benchmarks: Commands) -> None:
         "its clients see. Options have the names of `vllm bench serve` where they mean the same. A key for the server "
         "comes from OPENAI_API_KEY.",
     )
+    _add_server(serve)
+    _add_load(serve)
+    _add_report(serve)
+
+
+def _add_server(serve: argparse.ArgumentParser) -> None:
     server = serve.add_argument_group("server")
     server.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: port 8000 here)")
     server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="completions or chats")
@@ -114,6 +120,9 @@ def _add_serve(benchmarks: Commands) -> None:
     server.add_argument("--lora-assignment", choices=("random", "round-robin"), default="random", help="how they do")
     server.add_argument("--header", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="sent each time")
     server.add_argument("--extra-body", default="{}", metavar="JSON", help="fields added to every request")
+
+
+def _add_load(serve: argparse.ArgumentParser) -> None:
     load = serve.add_argument_group("load")
     load.add_argument("--workload", default="chat", metavar="NAME", help="as for simulate (default: chat)")
     load.add_argument("--num-prompts", type=int, metavar="N", help="requests (default: the workload's)")
@@ -133,6 +142,9 @@ def _add_serve(benchmarks: Commands) -> None:
         "--processes", type=int, default=1, metavar="N", help="processes that share the load (default: 1)"
     )
     load.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of one request (default: 3600)")
+
+
+def _add_report(serve: argparse.ArgumentParser) -> None:
     report = serve.add_argument_group("report")
     report.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of which the median counts")
     report.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="limits: ttft:300 itl:50 ...")

@@ -139,11 +139,7 @@ def run_simulator(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
-    from pagebus.actors.simulator.clients import Slo
-    from pagebus.actors.simulator.deployment import Deployment
     from pagebus.actors.simulator.drawing.plots import draw
-    from pagebus.actors.simulator.faults import parse_faults
-    from pagebus.actors.simulator.profile import load_profile
     from pagebus.actors.simulator.report import make_report, table
     from pagebus.actors.simulator.watch import Recorder
     from pagebus.actors.simulator.workloads import WORKLOADS
@@ -151,23 +147,7 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.workload == "list":
         print("\n".join(f"{name:16} {workload.text}" for name, workload in WORKLOADS.items()))
         return 0
-    if not 0 <= arguments.draft_acceptance <= 1:
-        raise SettingsError("--draft-acceptance must be from 0 to 1")
-    slo = Slo(_limit_s(arguments.slo_ttft_ms), _limit_s(arguments.slo_itl_ms))
-    try:
-        deployment = Deployment(
-            _trace(arguments),
-            load_profile(arguments.profile),
-            settings,
-            num_executors=settings.executors,
-            faults=parse_faults(arguments.faults),
-            slo=slo,
-            check=arguments.check,
-            acceptance=arguments.draft_acceptance,
-            link=_link(arguments, settings),
-        )
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
+    deployment = _make_deployment(arguments, settings)
     recorder = Recorder(deployment) if arguments.plot else None
     if recorder is not None:
         deployment.watch(recorder)
@@ -184,6 +164,36 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     if recorder is not None:
         draw(recorder.run(), Path(arguments.plot))
     return 0 if report["requests"]["unserved"] == 0 else 1
+
+
+def _make_deployment(arguments: argparse.Namespace, settings: Settings) -> Deployment:
+    """What is simulated.
+
+    Raises:
+        SettingsError: there cannot be such.
+    """
+    from pagebus.actors.simulator.clients import Slo
+    from pagebus.actors.simulator.deployment import Deployment
+    from pagebus.actors.simulator.faults import parse_faults
+    from pagebus.actors.simulator.profile import load_profile
+
+    if not 0 <= arguments.draft_acceptance <= 1:
+        raise SettingsError("--draft-acceptance must be from 0 to 1")
+    slo = Slo(_limit_s(arguments.slo_ttft_ms), _limit_s(arguments.slo_itl_ms))
+    try:
+        return Deployment(
+            _trace(arguments),
+            load_profile(arguments.profile),
+            settings,
+            num_executors=settings.executors,
+            faults=parse_faults(arguments.faults),
+            slo=slo,
+            check=arguments.check,
+            acceptance=arguments.draft_acceptance,
+            link=_link(arguments, settings),
+        )
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
 
 @contextmanager

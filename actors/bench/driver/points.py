@@ -50,50 +50,59 @@ def make_workloads(
     """All workloads by name. ``requests`` and ``scale`` make them smaller than the published ones; ``budget`` is the
     most tokens of a step."""
 
-    def of(name: str) -> Trace:
-        return make_workload(name, seed=seed, requests=requests)
+    def named(name: str, temperature: float = 0.0) -> list[Point]:
+        return [Point(name, make_workload(name, seed=seed, requests=requests), temperature)]
 
-    def decode(batch: int) -> Point:
-        """As many more tokens as it takes until all prompts are read, so that ``DECODE_STEPS`` steps are full."""
-        prefills = -(-batch * DECODE_PROMPT // budget)
-        trace = make_trace([DECODE_PROMPT] * batch, DECODE_STEPS + prefills + 1)
-        return Point(f"decode/{batch}", trace, batch=batch)
-
+    decodes = [_decode(batch, budget) for batch in batches]
     workloads = {
-        "decode": Workload("prompts of 512, 128 steps that decode the whole batch", [*map(decode, batches)], PLAIN),
+        "decode": Workload("prompts of 512, 128 steps that decode the whole batch", decodes, PLAIN),
         "mixed256": Workload(
             "256 at once, prompt and output each uniform 100 to 1024, temperature 0.6",
-            [Point("mixed256", of("mixed256"), temperature=0.6)],
+            named("mixed256", temperature=0.6),
             PLAIN,
         ),
-        "chat1000": Workload(
-            "1000 at once, prompt and output log-normal, greedy", [Point("chat1000", of("chat1000"))], PLAIN
-        ),
-        "prefill": Workload("64 prompts of 2048, 1 token out", [Point("prefill", of("prefill"))], PLAIN),
+        "chat1000": Workload("1000 at once, prompt and output log-normal, greedy", named("chat1000"), PLAIN),
+        "prefill": Workload("64 prompts of 2048, 1 token out", named("prefill"), PLAIN),
         "prefix": Workload(
-            "15 000 tokens, cold and cached, and 64 more", _shared(("cold", "hot"), PREFIX_TOKENS),
+            "15 000 tokens, cold and cached, and 64 more",
+            _shared(("cold", "hot"), PREFIX_TOKENS),
             {"enable_prefix_caching": True, "max_model_len": 16_384},
         ),
-        "swap": Workload(
-            "a prefix of 16 320 tokens: cold, on the device, and in the host tier after three others",
-            _shared(("cold", "device", "", "", "", "host"), SWAPPED_TOKENS - TAIL_TOKENS),
-            {
-                "enable_prefix_caching": True,
-                "max_model_len": 32_768,
-                "num_gpu_blocks_override": max(round(9 * SWAPPED_TOKENS // 4 * scale) // 16, 8),
-                "swap_space": 16.0,
-            },
-        ),
-        "longctx": Workload(
-            "prompts of 8192, 32768 and 130944 alone, and eight of 32768, 128 out",
-            [
-                *(Point(f"longctx/{name}", make_trace([size], LONG_OUTPUT), batch=1) for name, size in LONG_PROMPTS),
-                Point("longctx/32k x 8", make_trace([32_768] * 8, LONG_OUTPUT + -(-8 * 32_768 // budget)), batch=8),
-            ],
-            {"enable_prefix_caching": False, "max_model_len": 131_072},
-        ),
-    }  # fmt: skip
+        "swap": _swap(scale),
+        "longctx": _long_contexts(budget),
+    }
     return {name: _scaled(workload, scale) for name, workload in workloads.items()}
+
+
+def _decode(batch: int, budget: int) -> Point:
+    """As many more tokens as it takes until all prompts are read, so that ``DECODE_STEPS`` steps are full."""
+    prefills = -(-batch * DECODE_PROMPT // budget)
+    trace = make_trace([DECODE_PROMPT] * batch, DECODE_STEPS + prefills + 1)
+    return Point(f"decode/{batch}", trace, batch=batch)
+
+
+def _swap(scale: float) -> Workload:
+    """The device has room for little more than two prefixes, so three others push the first out."""
+    return Workload(
+        "a prefix of 16 320 tokens: cold, on the device, and in the host tier after three others",
+        _shared(("cold", "device", "", "", "", "host"), SWAPPED_TOKENS - TAIL_TOKENS),
+        {
+            "enable_prefix_caching": True,
+            "max_model_len": 32_768,
+            "num_gpu_blocks_override": max(round(9 * SWAPPED_TOKENS // 4 * scale) // 16, 8),
+            "swap_space": 16.0,
+        },
+    )
+
+
+def _long_contexts(budget: int) -> Workload:
+    alone = [Point(f"longctx/{name}", make_trace([size], LONG_OUTPUT), batch=1) for name, size in LONG_PROMPTS]
+    together = make_trace([32_768] * 8, LONG_OUTPUT + -(-8 * 32_768 // budget))
+    return Workload(
+        "prompts of 8192, 32768 and 130944 alone, and eight of 32768, 128 out",
+        [*alone, Point("longctx/32k x 8", together, batch=8)],
+        {"enable_prefix_caching": False, "max_model_len": 131_072},
+    )
 
 
 def _shared(names: Sequence[str], prefix_tokens: int) -> list[Point]:

@@ -204,7 +204,7 @@ class Engine:
         self._stage = steps_of(self._comm, runner.model, runner.state, None if graphs is None else graphs.resumed)
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
         self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
-        runner.fill_masks = self._grammars.masks
+        runner.mask_with(self._grammars.masks)
         if device.type == "cuda":
             stream = torch.cuda.current_stream()
             self._pool = ReadbackPool(runner.most_results, runner.uploader.num_buffers, stream)

@@ -118,8 +118,9 @@ ROOMS: dict[str, str] = {
         "actors.settings kernels.lora kernels.moe.adapted bus.messages"
     ),
     "actors.executor": (
-        "actors.executor.metrics actors.executor.tuning actors.executor.loading actors.executor.ranks actors.executor.step "
-        "actors.executor.graphs actors.executor.sampling actors.executor.moves actors.executor.memory "
+        "actors.executor.metrics actors.executor.tuning actors.executor.loading actors.executor.ranks "
+        "actors.executor.step actors.executor.graphs actors.executor.sampling actors.executor.moves "
+        "actors.executor.memory "
         "actors.executor.batch actors.executor.device actors.runtime actors.model.grammars actors.model "
         "actors.telemetry actors.settings kernels.linear kernels.moe kernels.moe.launch kernels.quantized.tuning "
         "kernels.common bus bus.messages"

@@ -18,7 +18,15 @@ from pagebus.actors.executor.batch.drafted_rows import KnownLengths, RowBounds, 
 from pagebus.actors.executor.batch.layout import NUM_COLUMNS, TOP_K, BatchLimits
 from pagebus.actors.executor.batch.logit_bias import LogitBias
 from pagebus.actors.executor.batch.logprob_rows import LogprobSlots, ranges
-from pagebus.actors.executor.batch.step_work import BoolArray, StepWork
+from pagebus.actors.executor.batch.step_work import (
+    CONSTRAINED,
+    MASKED,
+    PENALIZED,
+    RANDOM,
+    TRUNCATED,
+    WORDED,
+    StepWork,
+)
 from pagebus.actors.executor.batch.token_masks import TokenMasks, long_words
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPlan
@@ -26,14 +34,8 @@ from pagebus.bus.messages import Int32Array, NewSequence, SamplingParams, StepPl
 GREEDY_BELOW = 1e-5
 ONE, NOWHERE = np.int32(1), np.int32(-1)
 
-TRUNCATED, PENALIZED, MASKED, WORDED, CONSTRAINED = 1, 2, 4, 8, 16
-"""Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens; a
-grammar, which gives a mask anew for each token.
-Rules (bias, bans) end at an index of their own."""
-RANDOM = 32
-"""A further bit, which is no extra: whether the slot samples at random."""
 ID, TOKENS, COMPUTED, PROMPT, BLOCKS, MAX_TOTAL, MIN_TOKENS, KINDS, RULED_UNTIL = range(9)
-"""Rows of the table of slots; kinds are the bits above."""
+"""Rows of the table of slots; kinds are bits of :mod:`pagebus.actors.executor.batch.step_work`."""
 
 
 @dataclass(slots=True)
@@ -76,7 +78,9 @@ class PersistentBatch:
     def _fill(self) -> None:
         self._table.fill(0)
         self._end_ids = np.full((self._size, 2), -1, np.int32)
-        self._scored = LogprobSlots(self._size, pools_all=self._pools_all)
+        self._scored = LogprobSlots(
+            self._size, self._layout.max_tokens, self.limits.vocab_size, pools_all=self._pools_all
+        )
         self._lengths = KnownLengths(self._size)
 
     def reset(self) -> None:
@@ -87,6 +91,10 @@ class PersistentBatch:
     def num_occupied(self) -> int:
         """Slots that hold a sequence."""
         return int(np.count_nonzero(self.sequence_ids))
+
+    def use(self, limits: BatchLimits) -> None:
+        """Check plans by these limits from now on: the cache has got its final size."""
+        self.limits = limits
 
     def apply(self, plan: StepPlan) -> StepWork:
         """Apply ``plan`` to the mirrors, and return the device's work.
@@ -183,7 +191,7 @@ class PersistentBatch:
         )
         self._logit_bias.enter(new)
         self._token_masks.enter(new)
-        self._scored.enter(new, self.limits.vocab_size)
+        self._scored.enter(new)
         self._set_end_ids(slot, new.end_token_ids)
         entering.slots.append(slot)
         entering.floats.append(
@@ -281,39 +289,43 @@ class PersistentBatch:
             end_ids=self._end_ids.take(sample_slots, axis=0),
             deltas=deltas,
             new_slots=[new.slot for new in plan.new_sequences],
-        )
-        _mark_extras(work, sampled[KINDS], indexes < sampled[RULED_UNTIL])
-        work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], hidden_index, deltas,
-            self._layout.max_tokens)  # fmt: skip
+            logprob_rows=self._scored.rows_of(
+                sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], hidden_index, deltas
+            ),
+        )  # fmt: skip
+        work.mark_extras(sampled[KINDS], indexes < sampled[RULED_UNTIL])
         return work
+
+    def _checked_drafted_rows(self, plan: StepPlan) -> tuple[Int32Array, RowBounds]:
+        """As :meth:`_checked_rows`, of an engine that speculates: the columns, and where rows begin and end."""
+        if len(plan.slots) or len(plan.num_scheduled):
+            checks.row_slots(plan, self.limits, self.sequence_ids)
+        rows = self._table.take(plan.slots, axis=1)
+        bounds = row_bounds(plan, rows[COMPUTED])
+        check_rows(plan, self.limits, bounds, rows[TOKENS], rows[BLOCKS], rows[MAX_TOTAL])
+        return rows, bounds
 
     def _drafted_rows(self, plan: StepPlan, deltas: dict[str, Int32Array]) -> StepWork:
         """:meth:`_rows` of an engine that speculates."""
-        slots, num_rows = plan.slots, len(plan.slots)
-        if num_rows or len(plan.num_scheduled):
-            checks.row_slots(plan, self.limits, self.sequence_ids)
-        rows = self._table.take(slots, axis=1)
-        bounds = row_bounds(plan, rows[COMPUTED])
-        known = rows[TOKENS]
-        check_rows(plan, self.limits, bounds, known, rows[BLOCKS], rows[MAX_TOTAL])
-        query_start = np.zeros(num_rows + 1, np.int32)
+        rows, bounds = self._checked_drafted_rows(plan)
+        slots, starts = plan.slots, bounds.starts
+        query_start = np.zeros(len(slots) + 1, np.int32)
         np.cumsum(plan.num_scheduled, out=query_start[1:])
-        samples = lay_out(plan, bounds, known, query_start)
+        samples = lay_out(plan, bounds, rows[TOKENS], query_start)
         self._count_least(plan, bounds, samples.finished)
         sampled, sample_slots = rows.take(samples.rows, axis=1), slots[samples.rows]
-        lens, indexes = samples.context_lens, samples.context_lens - sampled[PROMPT]
-        no_flags = np.zeros(len(lens), np.bool_)
+        lens, no_flags = samples.context_lens, np.zeros(len(samples.rows), np.bool_)
+        runs = samples.runs(rows[PROMPT], rows[MAX_TOTAL], rows[MIN_TOKENS], exact=bounds.exact)
         work = StepWork(
             num_decodes=plan.num_decodes if self._decodes_apart else 0,
             num_tokens=int(query_start[-1]),
             max_query_len=int(plan.num_scheduled.max(initial=0)),
             max_context_len=int(bounds.ends.max(initial=0)),
             slots=slots,
-            starts=bounds.starts,
+            starts=starts,
             query_start=query_start,
             positions=np.where(lens < self.limits.max_model_len, lens, NOWHERE),
-            indexes=indexes,
+            indexes=lens - sampled[PROMPT],
             hidden_index=samples.hidden_index,
             context_lens=lens,
             sample_slots=sample_slots,
@@ -323,17 +335,17 @@ class PersistentBatch:
             end_ids=self._end_ids.take(sample_slots, axis=0),
             deltas=deltas,
             new_slots=[new.slot for new in plan.new_sequences],
-            runs=(runs := samples.runs(rows[PROMPT], rows[MAX_TOTAL], rows[MIN_TOKENS])),
-        )
-        _mark_extras(work, sampled[KINDS], samples.earliest_lens - sampled[PROMPT] < sampled[RULED_UNTIL])
-        runs.exact = bounds.earliest.tobytes() == bounds.starts.tobytes()
-        runs.told_drafts = self.limits.num_drafts if len(work.constrained) else 0
+            runs=runs,
+            logprob_rows=self._scored.rows_of(
+                sample_slots, slots, starts, query_start, rows[PROMPT], rows[ID], samples.hidden_index, deltas
+            ),
+        )  # fmt: skip
+        work.mark_extras(sampled[KINDS], samples.earliest_lens - sampled[PROMPT] < sampled[RULED_UNTIL])
+        if len(work.constrained):
+            runs.tell_drafts(self.limits.num_drafts)
         self._lengths.followed(plan, bounds, deltas)
-        deltas["sample_starts"] = bounds.starts[samples.rows]
+        deltas["sample_starts"] = starts[samples.rows]
         deltas["run_starts"], deltas["run_slots"] = runs.starts, slots[samples.finished]
-        work.logprob_rows = self._scored.rows_of(
-            sample_slots, slots, bounds.starts, query_start, rows[PROMPT], rows[ID], samples.hidden_index, deltas,
-            self._layout.max_tokens)  # fmt: skip
         return work
 
     def _count_least(self, plan: StepPlan, bounds: RowBounds, finished: Int32Array) -> None:
@@ -342,27 +354,6 @@ class PersistentBatch:
         self.num_computed[slots] = bounds.ends
         self.num_computed[slots[:count]] = bounds.earliest[:count] + ONE
         self.num_tokens[slots[finished]] = self.num_computed[slots[finished]] + ONE
-
-
-def _mark_extras(work: StepWork, kinds: Int32Array, ruled: BoolArray) -> None:
-    """Put the sampled rows that need more than plain sampling into ``deltas["extra_rows"]``, absent if there are none.
-    ``kinds`` [N] are the rows' bits, and ``ruled`` [N] those to which biases may apply."""
-    every_kind = int(np.bitwise_or.reduce(kinds))
-    work.any_random = bool(every_kind & RANDOM)
-    work.extra_ruled = bool(np.count_nonzero(ruled))
-    if not (every_kind & ~RANDOM or work.extra_ruled):
-        return
-    (rows,) = ((kinds & ~RANDOM != 0) | ruled).nonzero()
-    work.deltas["extra_rows"] = rows.astype(np.int32)
-    kinds = kinds[rows]
-    every_kind = int(np.bitwise_or.reduce(kinds))
-    work.extra_random = bool(every_kind & RANDOM)
-    work.extra_truncated = bool(every_kind & TRUNCATED)
-    work.extra_penalized = bool(every_kind & PENALIZED)
-    work.extra_masked = bool(every_kind & MASKED)
-    work.extra_worded = bool(every_kind & WORDED)
-    if every_kind & CONSTRAINED:
-        work.constrained = rows[kinds & CONSTRAINED != 0].astype(np.int32)
 
 
 def _kinds(sampling: SamplingParams, top_k: int, vocab_size: int) -> int:

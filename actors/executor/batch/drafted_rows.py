@@ -25,6 +25,11 @@ class RowBounds:
     starts: Int32Array
     ends: Int32Array
 
+    @property
+    def exact(self) -> bool:
+        """Whether all rows begin where they are laid out."""
+        return self.earliest.tobytes() == self.starts.tobytes()
+
 
 @dataclass(slots=True)
 class Samples:
@@ -39,10 +44,10 @@ class Samples:
     hidden_index: Int32Array
     starts: Int32Array
 
-    def runs(self, num_prompt: Int32Array, max_total: Int32Array, min_tokens: Int32Array) -> Runs:
-        """Of these columns of the rows [R]."""
+    def runs(self, num_prompt: Int32Array, max_total: Int32Array, min_tokens: Int32Array, *, exact: bool) -> Runs:
+        """Of these columns of the rows [R]; ``exact``: all begin where they are laid out."""
         rows = self.finished
-        return Runs(self.starts, max_total[rows] - num_prompt[rows] - np.int32(1), min_tokens[rows])
+        return Runs(self.starts, max_total[rows] - num_prompt[rows] - np.int32(1), min_tokens[rows], exact)
 
 
 class KnownLengths:

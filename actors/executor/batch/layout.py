@@ -80,6 +80,11 @@ class BatchLimits:
     """The most drafts of a row; 0: nothing is speculated."""
 
     @property
+    def most_tokens(self) -> int:
+        """The most tokens of a step, or of what one is padded to."""
+        return max(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
     def longest_run(self) -> int:
         """Tokens of a row with the most drafts."""
         return 1 + self.num_drafts

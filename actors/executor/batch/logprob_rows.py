@@ -56,6 +56,14 @@ class LogprobRows:
     packed_picked: Int32Array | None = None
     pooled_sampled: bool = False
 
+    def arrived(
+        self, packed: Int32Array | None, packed_prompts: Int32Array | None, packed_pooled: Int32Array | None,
+        packed_picked: Int32Array | None,
+    ) -> None:  # fmt: skip
+        """What the device has computed is on the host."""
+        self.packed, self.packed_prompts = packed, packed_prompts
+        self.packed_pooled, self.packed_picked = packed_pooled, packed_picked
+
     @property
     def reads_prompts(self) -> bool:
         """Whether it needs hidden states behind which nothing is sampled."""
@@ -79,9 +87,10 @@ class LogprobSlots:
     """Which slots report log probabilities, of how many alternatives, and the prompt's states, from which token on;
     ``NOT_ASKED`` for none."""
 
-    def __init__(self, size: int, *, pools_all: bool = False) -> None:
-        """``pools_all``: steps give the states of all their tokens, whatever is pooled."""
-        self._pools_all = pools_all
+    def __init__(self, size: int, row_tokens: int, vocab_size: int, *, pools_all: bool = False) -> None:
+        """``row_tokens``: the length of rows in the flat token table. ``pools_all``: steps give the states of all their
+        tokens, whatever is pooled."""
+        self._row_tokens, self._vocab_size, self._pools_all = row_tokens, vocab_size, pools_all
         self._output = np.full(size, NOT_ASKED, np.int32)
         self._prompt = np.full(size, NOT_ASKED, np.int32)
         self._pooled_from = np.full(size, NOT_ASKED, np.int32)
@@ -90,18 +99,18 @@ class LogprobSlots:
         """The tokens that are reported in place of the most likely ones, by slot."""
         self._any = False
 
-    def enter(self, new: NewSequence, vocab_size: int) -> None:
+    def enter(self, new: NewSequence) -> None:
         """Note what the sequence asks for in its slot."""
         sampling = new.sampling
-        self._output[new.slot] = _count(sampling.logprobs, vocab_size)
-        self._prompt[new.slot] = _count(sampling.prompt_logprobs, vocab_size)
+        self._output[new.slot] = _count(sampling.logprobs, self._vocab_size)
+        self._prompt[new.slot] = _count(sampling.prompt_logprobs, self._vocab_size)
         self._pooled_from[new.slot] = NOT_ASKED if new.pooled_from is None else max(0, new.pooled_from)
         self._pooled_until[new.slot] = new.num_prompt_tokens if new.pooled_until is None else new.pooled_until
         if sampling.logprobs is not None or sampling.prompt_logprobs is not None or new.pooled_from is not None:
             self._any = True
-        ids = [token_id for token_id in sampling.logprob_token_ids if 0 <= token_id < vocab_size]
+        ids = [token_id for token_id in sampling.logprob_token_ids if 0 <= token_id < self._vocab_size]
         if sampling.logprobs is not None and ids:
-            self._output[new.slot] = min(1, vocab_size)  # from the most likely one follow the others
+            self._output[new.slot] = min(1, self._vocab_size)  # from the most likely one follow the others
             self._picked[new.slot] = np.array(ids, np.int32)
         elif self._picked:
             self._picked.pop(new.slot, None)
@@ -126,14 +135,12 @@ class LogprobSlots:
         sequence_ids: Int32Array,
         hidden_index: Int32Array,
         deltas: dict[str, Int32Array],
-        row_tokens: int,
     ) -> LogprobRows | None:
         """What a step with these rows reports, None if nothing.
 
         ``slots``, ``starts``, ``num_prompt`` and ``sequence_ids`` are [R], ``query_start`` [R+1], ``sample_slots`` and
         ``hidden_index`` [N]. Puts ``score_rows`` [m] (rows of the logits), ``prompt_hidden`` [Q] (rows of the hidden
-        states) and ``prompt_index`` [Q] (their tokens in the flat token table, whose rows are ``row_tokens`` long) into
-        ``deltas``.
+        states) and ``prompt_index`` [Q] (their tokens in the flat token table) into ``deltas``.
         """
         if not self._any:
             return None
@@ -168,7 +175,7 @@ class LogprobSlots:
             if self._picked:
                 self._pick(requested, sample_slots[rows], deltas)
         if len(parts):
-            _put_prompts(requested, query_start[:-1][parts], slots[parts] * np.int32(row_tokens), deltas)
+            _put_prompts(requested, query_start[:-1][parts], slots[parts] * np.int32(self._row_tokens), deltas)
         return requested
 
     def _pick(self, requested: LogprobRows, slots: Int32Array, deltas: dict[str, Int32Array]) -> None:

@@ -47,7 +47,7 @@ class ResultBuilder:
         told = None if work.runs is None else work.runs.read(tokens[len(work.positions) :])
         if told is not None:
             tokens = tokens[: len(work.positions)]
-            work.indexes, work.length_ended, work.can_stop = told.indexes, told.length_ended, told.can_stop
+            work.resolve(told)
         if len(tokens) and np.maximum.reduce(tokens.view(np.uint32)) >= self._vocab_size:  # negative ones: the largest
             raise EngineError(f"step {step} sampled a token outside the vocabulary of {self._vocab_size}")
         sequence_ids, indexes, ends = work.sequence_ids, work.indexes, _ends(work, tokens)

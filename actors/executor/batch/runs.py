@@ -46,6 +46,18 @@ class Runs:
         """How many numbers the device tells."""
         return (TOLD + self.told_drafts) * len(self)
 
+    def tell_drafts(self, num_drafts: int) -> None:
+        """Have the device tell so many drafts of each run: the host has to know them, to make masks of grammars."""
+        self.told_drafts = num_drafts
+
+    def guess(self, fetch: Callable[[], Int32Array]) -> None:
+        """A head has guessed the drafts of the step itself; ``fetch`` waits for them."""
+        self.guessed = fetch
+
+    def offer_once(self, can_verify: Callable[[], bool]) -> None:
+        """Offer drafts only once ``can_verify`` says that steps with drafts are quick."""
+        self.can_verify = can_verify
+
     def drafts(self, told: Int32Array) -> Int32Array:
         """Of what the device has told [num_told] the drafts behind each run [M, told_drafts], of which ``num_drafts``
         of its samples exist."""

@@ -8,12 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagebus.actors.executor.batch.logprob_rows import LogprobRows
-from pagebus.actors.executor.batch.runs import Runs
+from pagebus.actors.executor.batch.runs import Runs, ToldRuns
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.field_types import no_ints
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 
 BoolArray = NDArray[np.bool_]
+
+TRUNCATED, PENALIZED, MASKED, WORDED, CONSTRAINED = 1, 2, 4, 8, 16
+"""Bits of a slot's extras: top-k, top-p or min-p; any penalty; a mask of allowed tokens; bad words of several tokens; a
+grammar, which gives a mask anew for each token.
+Rules (bias, bans) end at an index of their own."""
+RANDOM = 32
+"""A further bit, which is no extra: whether the slot samples at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,9 @@ class Extras:
     worded: bool = False
     penalized: bool = False
     truncated: bool = False
+
+
+NO_EXTRAS = Extras()
 
 
 @dataclass(slots=True)
@@ -67,11 +77,8 @@ class StepWork:
     new_slots: list[int] = field(default_factory=list)
     any_random: bool = False
     extra_random: bool = False
-    extra_truncated: bool = False
-    extra_penalized: bool = False
-    extra_ruled: bool = False
-    extra_masked: bool = False
-    extra_worded: bool = False
+    """Whether any of the rows with extras samples at random."""
+    extras: Extras = NO_EXTRAS
     constrained: Int32Array = field(default_factory=no_ints)
     broken: list[int] = field(default_factory=list)
     logprob_rows: LogprobRows | None = None
@@ -96,12 +103,36 @@ class StepWork:
         scored = self.logprob_rows is not None and self.logprob_rows.reads_prompts
         return scored or len(self.hidden_index) == self.num_tokens
 
-    @property
-    def extras(self) -> Extras:
-        return Extras(
-            self.extra_ruled, self.extra_masked, len(self.constrained) > 0, self.extra_worded, self.extra_penalized,
-            self.extra_truncated,
-        )  # fmt: skip
+    def mark_extras(self, kinds: Int32Array, ruled: BoolArray) -> None:
+        """Put the sampled rows that need more than plain sampling into ``deltas["extra_rows"]``, absent if there are
+        none. ``kinds`` [N] are the rows' bits, and ``ruled`` [N] those to which biases may apply."""
+        every_kind = int(np.bitwise_or.reduce(kinds))
+        self.any_random, any_ruled = bool(every_kind & RANDOM), bool(np.count_nonzero(ruled))
+        if not (every_kind & ~RANDOM or any_ruled):
+            return
+        (rows,) = ((kinds & ~RANDOM != 0) | ruled).nonzero()
+        self.deltas["extra_rows"] = rows.astype(np.int32)
+        kinds = kinds[rows]
+        every_kind = int(np.bitwise_or.reduce(kinds))
+        self.extra_random = bool(every_kind & RANDOM)
+        self.extras = Extras(
+            ruled=any_ruled,
+            masked=bool(every_kind & MASKED),
+            constrained=bool(every_kind & CONSTRAINED),
+            worded=bool(every_kind & WORDED),
+            penalized=bool(every_kind & PENALIZED),
+            truncated=bool(every_kind & TRUNCATED),
+        )
+        if self.extras.constrained:
+            self.constrained = rows[kinds & CONSTRAINED != 0].astype(np.int32)
+
+    def agree_on(self, numbers: Int32Array) -> None:
+        """Have the ranks compare these ``numbers`` of the step."""
+        self.agreed = numbers
+
+    def resolve(self, told: ToldRuns) -> None:
+        """Replace what holds for the latest starts of the runs by what the device has ``told`` of them."""
+        self.indexes, self.length_ended, self.can_stop = told.indexes, told.length_ended, told.can_stop
 
 
 def prefill_rows(work: StepWork) -> tuple[LongRow, ...]:

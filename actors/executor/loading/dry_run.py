@@ -75,7 +75,7 @@ def make_runner(settings: Settings, config: ModelConfig, dtype: torch.dtype) -> 
     if residents is not None:
         residents.places.use(cache.blocks)
     agreement.use(runner.uploader.header.agreed)
-    runner.select_long_rows = PrefillBackend(runner).parts
+    runner.split_prompts(PrefillBackend(runner).parts)
     return PersistentBatch(limits, decodes_apart=apart, pools_all=pools_all_tokens(config)), runner
 
 

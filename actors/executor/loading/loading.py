@@ -165,7 +165,7 @@ class _Loading:
         most_tokens = int(comm.least(graph_tokens(settings, config, self.device, self.dtype))) if comm.captures else 0
         batch, runner = self.make_runner(model, ops, limits, most_tokens, drafter, residents)
         prefill_backend = PrefillBackend(runner)
-        runner.select_long_rows = prefill_backend.parts
+        runner.split_prompts(prefill_backend.parts)
         cache = self.make_cache(batch, runner, demand, known_bytes, use_graphs=most_tokens > 0)
         if residents is not None:
             residents.places.use(cache.blocks)
@@ -229,8 +229,7 @@ class _Loading:
             adapters=None if residents is None else residents.slots,
         )  # fmt: skip
         if model.passage is not None and self.device.type == "cuda":
-            most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-            model.passage.reserve(most, config.hidden_size, self.dtype, self.device)
+            model.passage.reserve(limits.most_tokens, config.hidden_size, self.dtype, self.device)
         if residents is not None:
             residents.places.use(runner.blocks)
         self.agreement.use(runner.uploader.header.agreed)
@@ -247,9 +246,9 @@ class _Loading:
                 known_bytes = _profile(self.settings, self.device, batch, runner, use_graphs=use_graphs)
         num_blocks = blocks_in(known_bytes, demand, self.settings, self.device, measured=measured)
         limits = replace(batch.limits, num_blocks=int(self.comm.least(num_blocks)))
-        batch.limits = runner.limits = limits
         cache = self.cached.allocate(limits.num_blocks, self.device, shared=self.may_move)
-        runner.use(cache)
+        batch.use(limits)
+        runner.use(cache, limits)
         return cache
 
     @property
@@ -362,7 +361,7 @@ def _warm(batch: PersistentBatch, runner: Runner, progress: Callable[[float], No
         alike = runner.model.config.shard is not None
         graphs = Graphs(runner.buckets, adapters=runner.adapters is not None, passes=_passes(runner), alike=alike)
         graphs.capture(runner, progress)
-        runner.graphs = graphs
+        runner.replay(graphs)
         run_small_steps(batch, runner, thorough=False)
     if runner.kv_cache.is_cuda:
         torch.cuda.synchronize()

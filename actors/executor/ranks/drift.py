@@ -32,7 +32,7 @@ class DriftCheck:
         for _, delta in sorted(work.deltas.items()):
             self._add(delta)
         self._digest = zlib.crc32(_adapters(plan), self._digest)
-        work.agreed = np.array([plan.step, self._digest, copied_step]).astype(np.uint32).view(np.int32)
+        work.agree_on(np.array([plan.step, self._digest, copied_step]).astype(np.uint32).view(np.int32))
 
     def settle(self, *, sampled: bool) -> None:
         """Compare, unless that was done when tokens were ``sampled``.

@@ -33,12 +33,26 @@ class Scores:
         """Queue copies to the host; they are done when the stream has come to them."""
         return Scores(*map(_pinned, (self.sampled, self.prompts, self.pooled, self.picked)))
 
+    def keep_samples(self, sampled: torch.Tensor, picked: torch.Tensor | None) -> None:
+        """Keep rows of the sampled tokens, and log probabilities of the tokens that some of them have picked."""
+        self.sampled, self.picked = sampled, picked
+
+    def keep_prompts(self, prompts: torch.Tensor) -> None:
+        """Keep rows of positions of prompts."""
+        self.prompts = prompts
+
+    def keep_pooled(self, pooled: torch.Tensor) -> None:
+        """Keep sums of states."""
+        self.pooled = pooled
+
     def give(self, requested: LogprobRows) -> None:
         """Hand on rows that are on the host."""
-        requested.packed = None if self.sampled is None else self.sampled.numpy()
-        requested.packed_prompts = None if self.prompts is None else self.prompts.numpy()
-        requested.packed_pooled = None if self.pooled is None else self.pooled.numpy().view(np.int32)
-        requested.packed_picked = None if self.picked is None else self.picked.numpy().view(np.int32)
+        requested.arrived(
+            packed=None if self.sampled is None else self.sampled.numpy(),
+            packed_prompts=None if self.prompts is None else self.prompts.numpy(),
+            packed_pooled=None if self.pooled is None else self.pooled.numpy().view(np.int32),
+            packed_picked=None if self.picked is None else self.picked.numpy().view(np.int32),
+        )
 
 
 def _pinned(rows: torch.Tensor | None) -> torch.Tensor | None:

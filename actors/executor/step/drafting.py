@@ -19,6 +19,7 @@ from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs
+from pagebus.actors.executor.memory.kv_cache import Cache
 from pagebus.actors.executor.models import Model
 from pagebus.actors.executor.models.decoder import as_decoder
 from pagebus.actors.executor.models.draft_head import DraftHead
@@ -56,6 +57,11 @@ class Drafting:
         if head is not None:
             self.head = HeadDrafts(head, as_decoder(model), ops, state, header, self.lengths, limits)
 
+    def use(self, cache: Cache) -> None:
+        """Go on with this cache."""
+        if self.head is not None:
+            self.head.use(cache.head)
+
     def begin(self, work: StepWork, deltas: dict[str, torch.Tensor], graphs: Graphs | None) -> None:
         """Note the sequences that enter, and those that plain steps have computed, let the head guess, and move the
         step's rows to where they begin. In a plain step, which looks up no drafts, there is nothing to do."""
@@ -74,7 +80,7 @@ class Drafting:
         if self.head is not None:
             self.head.draft(work, graphs)
             if work.runs.told_drafts and not work.runs.are_single:
-                work.runs.guessed = self._fetched(deltas["run_slots"])
+                work.runs.guess(self._fetched(deltas["run_slots"]))
         if work.runs.exact:
             return
         self._ops.resolve_starts(

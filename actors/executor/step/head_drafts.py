@@ -20,7 +20,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
-from pagebus.actors.executor.batch.layout import BatchLimits, aligned
+from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.batch.upload import Header
 from pagebus.actors.executor.device.ops import Ops
@@ -29,6 +29,7 @@ from pagebus.actors.executor.graphs.head_passes import Follow, Guess, HeadPass, 
 from pagebus.actors.executor.layers.attention_batch import AttentionBatch, Tokens
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.executor.models.draft_head import DraftHead
+from pagebus.actors.executor.step.pass_inputs import PassInputs
 
 
 class HeadDrafts:
@@ -43,14 +44,17 @@ class HeadDrafts:
         self.head = head
         self.kv_cache: torch.Tensor | None = None
         self._ops, self._state, self._header, self._lengths = ops, state, header, lengths
-        self._block_size, self._dummy_slot = limits.block_size, limits.dummy_slot
+        self._dummy_slot = limits.dummy_slot
         device, dtype = lengths.device, model.parameters.dtype
-        most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        self.hidden = torch.zeros(most_tokens, head.read_size, dtype=dtype, device=device)
+        self.hidden = torch.zeros(limits.most_tokens, head.read_size, dtype=dtype, device=device)
         head.tap(model, self.hidden)
         self.features = torch.zeros(len(lengths), head.feature_size, dtype=dtype, device=device)
-        self._inputs = _Inputs(most_tokens, max(limits.padded_samples, limits.verified_tokens), device)
+        self._inputs = PassInputs(ops, limits, device, num_tables=1)
         self._chain = _Chain(limits, head, dtype, device)
+
+    def use(self, kv_cache: torch.Tensor | None) -> None:
+        """Go on with this part of the cache."""
+        self.kv_cache = kv_cache
 
     def draft(self, work: StepWork, graphs: Graphs | None) -> None:
         """Guess for the rows of the step that verify drafts, and store the drafts behind their tokens."""
@@ -134,32 +138,9 @@ class HeadDrafts:
     ) -> Tokens:  # fmt: skip
         """The tokens of a pass of the head. Their ids are those that it reads there."""
         assert self.kv_cache is not None
-        inputs, count = self._inputs, num_tokens
-        ids, positions, mappings = inputs.ids[:count], inputs.positions[:count], inputs.slot_mappings[:, :count]
-        self._ops.prepare_inputs(
-            self._state.tokens[:, self.head.lag :],
-            self._state.all_tables[:1],
-            slots,
-            starts,
-            query_start,
-            self._block_size,
-            input_ids=ids,
-            positions=positions,
-            slot_mapping=mappings,
-            context_lens=inputs.context_lens[: len(slots)],
-        )
-        return Tokens(ids, positions, mappings[0], self.kv_cache, padding=mappings[0])
-
-
-class _Inputs:
-    """Inputs of a pass of the head, at addresses common to all: ``ids`` and ``positions`` [T], ``slot_mappings`` [1, T]
-    and ``context_lens`` [R]."""
-
-    def __init__(self, most_tokens: int, most_rows: int, device: torch.device) -> None:
-        self.ids = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        self.positions = torch.zeros(most_tokens, dtype=torch.int32, device=device)
-        self.slot_mappings = torch.zeros(1, aligned(most_tokens), dtype=torch.int64, device=device)
-        self.context_lens = torch.zeros(most_rows, dtype=torch.int32, device=device)
+        token_table, block_tables = self._state.tokens[:, self.head.lag :], self._state.all_tables[:1]
+        self._inputs.prepare(num_tokens, token_table, block_tables, slots, starts, query_start)
+        return self._inputs.tokens(num_tokens, self.kv_cache)
 
 
 class _Chain:

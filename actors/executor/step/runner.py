@@ -11,7 +11,7 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket, Buckets
 from pagebus.actors.executor.batch.device_batch import DeviceBatch
-from pagebus.actors.executor.batch.layout import BatchLimits, aligned
+from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.batch.runs import TOLD
 from pagebus.actors.executor.batch.step_work import Extras, StepWork, prefill_rows
 from pagebus.actors.executor.batch.upload import Uploader, tail_capacity
@@ -33,12 +33,16 @@ from pagebus.actors.executor.sampling.sampler import Sampler
 from pagebus.actors.executor.step.drafting import Drafting, Lookup
 from pagebus.actors.executor.step.head_drafts import HeadDrafts
 from pagebus.actors.executor.step.launch import Launch
+from pagebus.actors.executor.step.pass_inputs import PassInputs
 from pagebus.actors.executor.step.step_kernels import KernelChooser, StepKernels
 from pagebus.kernels.attention.choice import StepRows
 from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.attention.paged_attention import Spans, graph_configs
 from pagebus.kernels.attention.prefill_plan import QuerySpans, most_merges
 from pagebus.kernels.common.target import num_multiprocessors
+
+SelectLongRows = Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]]
+"""Which parts of prompts, perhaps beside decodes, the library computes, or our kernel for long prompts."""
 
 
 class Runner:
@@ -81,11 +85,8 @@ class Runner:
         self._pools_all = pools_all_tokens(model.config)
         self._sampler = Sampler(ops, self.state)
         self._logprobs = LogprobComputer(ops, self.state, limits.max_num_seqs)
-        self.fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
-        """Returns the masks of a step's constrained rows, on the host; may wait for the step before."""
-        self.select_long_rows: Callable[[tuple[LongRow, ...], bool], tuple[LongRow, ...]] = lambda rows, decodes: ()
-        """Returns the parts of prompts whose attention is left to the library, or to our kernel for long prompts,
-        perhaps beside ``decodes``."""
+        self._fill_masks: Callable[[StepWork], torch.Tensor] = _no_masks
+        self.select_long_rows: SelectLongRows = lambda rows, decodes: ()
         self.adapters = adapters
         self._adapted = False  # whether some row of the last step has an adapter
         self.scores: Scores | None = None
@@ -95,39 +96,53 @@ class Runner:
         self.kernels: StepKernels | None = None
         """Kernels of the last step; None if it had no rows."""
         self.chooser = KernelChooser(model.chooser, model.config, model.kinds)
-        most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self._shape = attention_shape(model.config, model.parameters.dtype, cache.model.dtype, device)
         self._configs = graph_configs(self._shape, invariant=not decodes_apart)
-        block_queries = self._configs[False].block_queries
         self.buckets = Buckets(
-            limits.max_num_seqs, min(max(1, graph_tokens), most_tokens), block_queries, decodes_apart=decodes_apart,
-            largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens), max_samples=limits.padded_samples,
-            max_verified=limits.verified_tokens, packs_few=True in self._configs,
+            limits.max_num_seqs, min(max(1, graph_tokens), limits.most_tokens), self._configs[False].block_queries,
+            decodes_apart=decodes_apart, largest_pieces=min(pieces_tokens, limits.max_num_batched_tokens),
+            max_samples=limits.padded_samples, max_verified=limits.verified_tokens, packs_few=True in self._configs,
         )  # fmt: skip
-        processors = num_multiprocessors(device) if decodes_apart else 0
-        shares = max(self._shape.shares(each, processors) for each in self._configs.values())
-        most_spans = most_tokens // block_queries + limits.max_num_seqs + shares
-        self.uploader = Uploader(
-            device, limits.max_num_seqs, tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens), depth + 2,
-            max_spans=max(most_spans, self.buckets.most_spans), max_merges=most_merges(shares),
-            max_samples=limits.most_samples,
-        )  # fmt: skip
-        most_words, most_contexts = aligned(most_tokens), max(limits.padded_samples, limits.verified_tokens)
-        self._input_ids, self._positions = torch.zeros(2, most_words, dtype=torch.int32, device=device)
-        self._slot_mappings = torch.zeros(1 + limits.windowed_pages, most_words, dtype=torch.int64, device=device)
-        self._context_lens = torch.zeros(most_contexts, dtype=torch.int32, device=device)
+        self.uploader = self._make_uploader(device, depth)
+        self.inputs = PassInputs(ops, limits, device, num_tables=1 + limits.windowed_pages)
         self.drafting: Drafting | None = None
         """Of an engine that speculates."""
         if limits.num_drafts and lookup is not None:
             self.drafting = Drafting(ops, self.state, self.uploader.header, limits, lookup, head, model)
-        self.use(cache)
+        self.use(cache, limits)
 
-    def use(self, cache: Cache) -> None:
-        """Go on with this cache."""
-        self.kv_cache, self.blocks = cache.model, cache.blocks
-        if self.head is not None:
-            self.head.kv_cache = cache.head
+    def _make_uploader(self, device: torch.device, depth: int) -> Uploader:
+        """What sends the inputs of steps and buckets, of which ``depth`` are in flight."""
+        limits, processors = self.limits, num_multiprocessors(device) if self._decodes_apart else 0
+        shares = max(self._shape.shares(each, processors) for each in self._configs.values())
+        most_spans = limits.most_tokens // self.buckets.block_queries + limits.max_num_seqs + shares
+        return Uploader(
+            device, limits.max_num_seqs, tail_capacity(limits.max_num_seqs, limits.max_num_batched_tokens), depth + 2,
+            max_spans=max(most_spans, self.buckets.most_spans), max_merges=most_merges(shares),
+            max_samples=limits.most_samples,
+        )  # fmt: skip
 
+    # -- what comes once there is memory for it ------------------------------------------------------------------------
+    def use(self, cache: Cache, limits: BatchLimits) -> None:
+        """Go on with this cache, and the limits that it sets."""
+        self.limits, self.kv_cache, self.blocks = limits, cache.model, cache.blocks
+        if self.drafting is not None:
+            self.drafting.use(cache)
+
+    def split_prompts(self, select: SelectLongRows) -> None:
+        """Leave attention of the parts that ``select`` returns to the library, or to our kernel for long prompts."""
+        self.select_long_rows = select
+
+    def replay(self, graphs: Graphs) -> None:
+        """Run steps from these graphs from now on."""
+        self.graphs = graphs
+
+    def mask_with(self, fill_masks: Callable[[StepWork], torch.Tensor]) -> None:
+        """Constrain rows by the masks that ``fill_masks`` returns for a step, on the host; it may wait for the step
+        before."""
+        self._fill_masks = fill_masks
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
     @property
     def head(self) -> HeadDrafts | None:
         """What drafts in place of the lookup."""
@@ -156,7 +171,7 @@ class Runner:
             return None
         if self.drafting is not None:
             if work.runs is not None and self.graphs is not None:
-                work.runs.can_verify = self.graphs.can_verify
+                work.runs.offer_once(self.graphs.can_verify)
             self.drafting.begin(work, deltas, self.graphs)
         replayed = None if self.graphs is None or bucket is None else self.graphs.run(bucket, self)
         hidden = self.forward(work, cut, launch) if replayed is None else replayed[0]
@@ -170,14 +185,14 @@ class Runner:
         logits, sampled = self._eager_tokens(work, hidden, deltas) if replayed is None else replayed[1:]
         if "extra_rows" in deltas:
             if self.drafting is not None:
-                self.drafting.restore(work, deltas, self._input_ids)
+                self.drafting.restore(work, deltas, self.inputs.input_ids)
             sampled = self._sample_again(work, bucket, deltas, logits, sampled)
         if "score_rows" in deltas:
             assert work.logprob_rows is not None
             assert self.scores is not None
-            self.scores.sampled, self.scores.picked = self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled)
+            self.scores.keep_samples(*self._logprobs.sampled(work.logprob_rows, deltas, logits, sampled))
         if self.drafting is not None:
-            return self.drafting.end(work, deltas, self._input_ids, sampled, bucket, self.graphs)
+            return self.drafting.end(work, deltas, self.inputs.input_ids, sampled, bucket, self.graphs)
         return sampled
 
     def choose(self, work: StepWork, bucket: Bucket | None) -> Launch:
@@ -248,10 +263,10 @@ class Runner:
         runs: bool = False,
     ) -> torch.Tensor:  # fmt: skip
         """Run the model. ``sampled``: the number of tokens sampled from, if only their hidden states are needed."""
-        header, state = self.uploader.header, self.state
+        header, state, inputs = self.uploader.header, self.state, self.inputs
         slots, query_start = header.slots[:num_rows], header.query_start[: num_rows + 1]
-        tokens, context_lens = self.tokens(num_tokens), self._context_lens[:num_rows]
-        self._prepare_inputs(tokens, num_rows)
+        inputs.prepare(num_tokens, state.tokens, state.all_tables, slots, header.starts[:num_rows], query_start)
+        tokens = self.tokens(num_tokens)
         index = None if sampled is None or self.model.passes_on else header.hidden_index[:sampled]
         last = None
         if index is not None and self._decodes_apart and not gives_all(self.model):
@@ -259,8 +274,8 @@ class Runner:
         batch = AttentionBatch(
             slots=slots,
             query_start=query_start,
-            context_lens=context_lens,
-            slot_mapping=self._slot_mappings[0, :num_tokens],
+            context_lens=inputs.context_lens[:num_rows],
+            slot_mapping=inputs.slot_mappings[0, :num_tokens],
             block_tables=state.block_tables,
             num_decodes=num_decodes,
             long_rows=long_rows,
@@ -283,29 +298,9 @@ class Runner:
                 hidden = self.model.forward(tokens.ids, tokens.positions, self.kv_cache, batch, pause)
         return hidden if index is None or last is not None else hidden.index_select(0, index)
 
-    def _prepare_inputs(self, tokens: Tokens, num_rows: int) -> None:
-        """Fill the pass's token ids, positions, cache slots and context lengths on the device."""
-        header, state = self.uploader.header, self.state
-        self._ops.prepare_inputs(
-            state.tokens,
-            state.all_tables,
-            header.slots[:num_rows],
-            header.starts[:num_rows],
-            header.query_start[: num_rows + 1],
-            self.limits.block_size,
-            input_ids=tokens.ids,
-            positions=tokens.positions,
-            slot_mapping=self._slot_mappings[:, : len(tokens.ids)],
-            context_lens=self._context_lens[:num_rows],
-        )
-
     def tokens(self, count: int) -> Tokens:
-        """The first ``count`` tokens of a pass, at addresses common to all passes."""
-        slots, *windowed = self._slot_mappings[:, :count].unbind()
-        return Tokens(
-            self._input_ids[:count], self._positions[:count], slots, self.kv_cache, padding=slots,
-            windowed_mappings=tuple(windowed),
-        )  # fmt: skip
+        """The first ``count`` tokens of a pass."""
+        return self.inputs.tokens(count, self.kv_cache)
 
     def sample_plainly(self, logits: torch.Tensor, *, any_random: bool) -> torch.Tensor:
         """Sample tokens [N] int32 from ``logits`` [N, V] of the sampling rows, and store them in their slots."""
@@ -329,9 +324,9 @@ class Runner:
         if "prompt_hidden" in deltas:
             index, tokens = deltas["prompt_hidden"], deltas["prompt_index"]
             told = partial(logits_at, self.model.logits, hidden, self.adapters if self._adapted else None)
-            self.scores.prompts = self._logprobs.prompts(requested, index, tokens, told)
+            self.scores.keep_prompts(self._logprobs.prompts(requested, index, tokens, told))
         if num_parts := len(requested.pooled):
-            self.scores.pooled = hidden[:num_parts] if pooled else self._numbers(hidden, num_parts)
+            self.scores.keep_pooled(hidden[:num_parts] if pooled else self._numbers(hidden, num_parts))
 
     def _eager_tokens(
         self, work: StepWork, hidden: torch.Tensor, deltas: dict[str, torch.Tensor]
@@ -373,7 +368,7 @@ class Runner:
         """Send masks as late as possible: the host may have to wait for them, and the device waits for launches behind
         them."""
         if len(work.constrained):
-            self.state.step_masks.send(self.fill_masks(work))
+            self.state.step_masks.send(self._fill_masks(work))
 
     def _resample(
         self, work: StepWork, deltas: dict[str, torch.Tensor], logits: torch.Tensor, sampled: torch.Tensor

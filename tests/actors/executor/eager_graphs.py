@@ -44,8 +44,9 @@ class EagerGraphs(Graphs):
     def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert isinstance(runner, Runner)
         self.replayed.add(bucket)
-        for inputs in (runner._input_ids, runner._positions, runner._slot_mappings, runner._context_lens):
-            inputs.fill_(10**6)
+        inputs = runner.inputs
+        for each in (inputs.input_ids, inputs.positions, inputs.slot_mappings, inputs.context_lens):
+            each.fill_(10**6)
         hidden, self._logits, sampled = padded_pass(runner, bucket)
         return hidden, self._logits, sampled
 
@@ -59,7 +60,7 @@ class EagerGraphs(Graphs):
         self.head_passes.add(wanted)
         assert self.runner.head is not None
         inputs = self.runner.head._inputs
-        for each in (inputs.ids, inputs.positions, inputs.slot_mappings, inputs.context_lens):
+        for each in (inputs.input_ids, inputs.positions, inputs.slot_mappings, inputs.context_lens):
             each.fill_(10**6)
         self.runner.head.run(wanted)
         return True

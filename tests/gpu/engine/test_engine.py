@@ -144,8 +144,9 @@ class Poison:
 
     def run(self, work: Any) -> torch.Tensor | None:
         runner = self._runner
-        for inputs in (runner._input_ids, runner._positions, runner._slot_mappings, runner._context_lens):
-            inputs.fill_(10**6)
+        inputs = runner.inputs
+        for each in (inputs.input_ids, inputs.positions, inputs.slot_mappings, inputs.context_lens):
+            each.fill_(10**6)
         runner.state.tokens[-1] = -7
         runner.state.block_tables[-1] = 10**6
         bucket = runner._bucket(work)

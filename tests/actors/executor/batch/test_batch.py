@@ -11,6 +11,7 @@ from msgspec import structs
 
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.batch.layout import TEMPERATURE, TOP_K
+from pagebus.actors.executor.batch.step_work import Extras
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.bus.messages import StepPlan
 from tests.actors.executor.batch_plans import DECODE, LIMITS, deltas_of, entering, new, plan, poisoned_state, running
@@ -171,9 +172,10 @@ def test_extras_name_only_the_rows_that_need_them() -> None:
     second = batch.apply(plan(4, slots=[3, 2, 1, 0], num_scheduled=[1, 1, 1, 1]))
 
     assert first.deltas["extra_rows"].tolist() == [1, 2, 3]
-    assert (first.extra_random, first.extra_truncated, first.extra_penalized, first.extra_ruled) == (True,) * 4
+    assert first.extra_random
+    assert first.extras == Extras(ruled=True, penalized=True, truncated=True)
     assert second.deltas["extra_rows"].tolist() == [0, 2]
-    assert not second.extra_ruled
+    assert not second.extras.ruled
 
 
 def test_rules_of_an_earlier_sequence_are_wiped_from_its_slot() -> None:

@@ -341,7 +341,7 @@ def test_scores_and_penalties_of_many_rows_are_sampled_without_a_graph() -> None
     work, bucket = rows_of(1, num_decodes=1), Bucket(256, 256)
 
     assert resampling_of(work, bucket, 3, 150_000) == Resampling(bucket, Extras(), 3)
-    work.extra_penalized = True
+    work.extras = Extras(penalized=True)
     assert resampling_of(work, bucket, 3, 150_000) is None
     assert resampling_of(work, Bucket(64, 64), 3, 150_000) == Resampling(Bucket(64, 64), Extras(penalized=True), 3)
     work.logprob_rows = cast("Any", object())

@@ -208,5 +208,5 @@ def test_nothing_is_looked_up_while_nobody_asks() -> None:
     """The common step costs one test of a flag."""
     none = np.empty(0, np.int32)
 
-    assert LogprobSlots(4).rows_of(none, none, none, none, none, none, none, {}, 10) is None
+    assert LogprobSlots(4, 10, 100).rows_of(none, none, none, none, none, none, none, {}) is None
     assert torch.is_inference_mode_enabled() is False

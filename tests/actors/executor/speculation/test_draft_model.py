@@ -190,7 +190,9 @@ def test_padded_steps(itself: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """From graphs, in which the draft model computes the step's tokens too."""
     expected = asked(itself.plain)
     graphs = use_eager_graphs(itself.drafting, monkeypatch, Buckets(6, 64, 4, max_samples=30, max_verified=30))
-    monkeypatch.setattr(itself.drafting.engine._loaded.runner, "_context_lens", torch.zeros(64, dtype=torch.int32))
+    monkeypatch.setattr(
+        itself.drafting.engine._loaded.runner.inputs, "context_lens", torch.zeros(64, dtype=torch.int32)
+    )
     found = asked(itself.drafting)
     assert tokens_of(found) == tokens_of(expected)
     assert graphs.replayed

@@ -165,7 +165,7 @@ def test_padded_steps(
     guess_by(drafting, oracle(texts_of(expected), 0.25))
     buckets = Buckets(6, 64, 4, max_samples=30, max_verified=max_verified)
     graphs = use_eager_graphs(drafting, monkeypatch, buckets)
-    monkeypatch.setattr(drafting.engine._loaded.runner, "_context_lens", torch.zeros(64, dtype=torch.int32))
+    monkeypatch.setattr(drafting.engine._loaded.runner.inputs, "context_lens", torch.zeros(64, dtype=torch.int32))
     found = asked(drafting, **sampling)
     assert tokens_of(found) == tokens_of(expected)
     drafted = [plan for plan in found.plans if (plan.num_scheduled > 1).any() and not plan.new_sequences]

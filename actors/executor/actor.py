@@ -275,7 +275,6 @@ class ExecutorActor(Actor):
         self._engine.submit(plan, entry.id.epoch)
 
     def _publish(self, result: FromExecutor) -> None:
-        assert self._engine is not None
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
@@ -288,10 +287,15 @@ class ExecutorActor(Actor):
                 told = self._reports.note(result, self.replica, self.generation)
                 return self._outbox.publish(self.names.control, told)
             self._outbox.append(self.names.results(self.name), result)
-            self._watch.done()
-            self._measured.step_done(result, self._engine.stats)
+            self._count(result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)
+
+    def _count(self, result: StepResult) -> None:
+        """Add a finished step to the watch and to the metrics."""
+        assert self._engine is not None
+        self._watch.done()
+        self._measured.step_done(result, self._engine.stats)
 
     async def _unless_away(self, call: Callable[[], Any]) -> Any:
         """The result of ``call``, retried while the bus is away; None if a drain is requested meanwhile."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pagebus.kernels.coded.rounding import GROUP
+from pagebus.kernels.coded.rounding import GROUP, RoundedTokens, round_tokens
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.common.triton import constant
 
@@ -115,6 +115,24 @@ def rounded_numbers(weight: Coded) -> tuple[torch.Tensor, dict[str, Any]]:
     assert weight.rounds
     numbers = weight.numbers if weight.code == Code.INT8 else weight.numbers.view(torch.float8_e4m3fn)
     return numbers, tile_arguments(weight) | {"CODE": int(Code.DENSE), "NATIVE": PORTABLE}
+
+
+def tile_operands(
+    x: torch.Tensor | RoundedTokens, weight: Coded | torch.Tensor, *, rounded: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, dict[str, Any]]:
+    """What kernels of tiles multiply: tokens, which may be ``rounded`` already if they are to be, and numbers of the
+    weight; the scales of rounded tokens; and what the numbers mean."""
+    if not rounded:
+        assert isinstance(x, torch.Tensor)
+        return x, numbers_of(weight), None, tile_arguments(weight)
+    assert isinstance(weight, Coded)
+    numbers, meaning = rounded_numbers(weight)
+    if isinstance(x, RoundedTokens):
+        assert not weight.width
+        x, scales, _ = x
+    else:
+        x, scales = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
+    return x, numbers, scales, meaning
 
 
 def instructions_for(device: torch.device) -> int:

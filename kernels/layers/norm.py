@@ -179,14 +179,7 @@ def _launch(
     """x [parts, outer, inner, D], float32 if there are several parts; out [outer, inner, D]; residual [outer, D].
     ``scales`` [outer]: out is of 8 bits."""
     parts, outer, inner, size = x.shape
-    assert x.stride(3) == 1
-    assert out.stride(2) == 1
-    assert out.shape == x.shape[1:]
-    assert weight.shape == (size,)
-    assert weight.is_contiguous()
-    dtype = out.dtype if scales is None or residual is None else residual.dtype
-    assert weight.dtype in (dtype, torch.float32)
-    assert x.dtype == (dtype if parts == 1 else torch.float32)
+    _check(x, weight, out, out.dtype if scales is None or residual is None else residual.dtype)
     num_rows = outer * inner
     if num_rows == 0:
         return
@@ -222,6 +215,17 @@ def _launch(
         num_warps=min(16, max(4, block // 512)) if parts == 1 else min(32, max(4, block // 128)),
         **pdl(out.device),
     )
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, dtype: torch.dtype) -> None:
+    """Whether the kernel reads and writes these: ``dtype`` is that of what is normed."""
+    assert x.stride(3) == 1
+    assert out.stride(2) == 1
+    assert out.shape == x.shape[1:]
+    assert weight.shape == x.shape[3:]
+    assert weight.is_contiguous()
+    assert weight.dtype in (dtype, torch.float32)
+    assert x.dtype == (dtype if len(x) == 1 else torch.float32)
 
 
 def rms_norm(

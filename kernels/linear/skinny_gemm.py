@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from pagebus.kernels.coded.rounded_tiles import rounded_sum
-from pagebus.kernels.coded.rounding import RoundedTokens, round_tokens
+from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.coded.tiles import coded_sum
-from pagebus.kernels.coded.weights import WORDS, Coded, numbers_of, rounded_numbers, shape_of, tile_arguments
+from pagebus.kernels.coded.weights import WORDS, Coded, shape_of, tile_operands
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import TensorDescriptor, next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import Addition, HalfNorm
@@ -339,33 +339,16 @@ def tiles_linear(
     norm's weight. ``expansion``: what adapters add to the product. Where tokens are ``rounded``, they may be rounded
     already, each with one scale.
     """
-    (num_rows, size), numbers = shape_of(weight), numbers_of(weight)
-    tokens, meaning = None, tile_arguments(weight)
-    if config.rounded:
-        assert isinstance(weight, Coded)
-        numbers, meaning = rounded_numbers(weight)
-        if isinstance(x, RoundedTokens):
-            assert not weight.width
-            x, tokens, _ = x
-        else:
-            x, tokens = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
-    assert isinstance(x, torch.Tensor)
+    (num_rows, size), block = shape_of(weight), next_power_of_2(config.rows)
+    x, numbers, tokens, meaning = tile_operands(x, weight, rounded=config.rounded)
     num_tokens = len(x)
     assert config.fits(size)
-    assert after is None or not gated
+    assert not (config.tma and (meaning["CODE"] or meaning["WIDTH"]))
+    assert not gated or (after is None and config.splits == 1)
     if config.splits > 1 and after is None:
         assert out.shape == (config.splits, num_tokens, num_rows)
         assert bias is None
-        assert not gated
-    block, sources = next_power_of_2(config.rows), (x, numbers)
-    if config.tma:
-        assert block == config.rows
-        assert not meaning["CODE"]
-        assert not meaning["WIDTH"]
-        sources = (
-            TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
-            TensorDescriptor.from_tensor(numbers, [block // 2 if gated else block, config.depth]),
-        )
+    sources = _described(x, numbers, block, config, gated=gated) if config.tma else (x, numbers)
     last = size - (config.splits - 1) * config.part(size)
     prefetched = prefetched_numbers(numbers, config.splits, last) if num_tokens <= PREFETCHED_TOKENS else 0
     parts = 1 if before is None else len(before.squares)
@@ -387,14 +370,23 @@ def tiles_linear(
         **adapted,
         SHARES=config.warps, WHOLE=numbers.dtype == torch.int8 and tokens is not None, GATED=gated,
         PARTS=parts, BLOCK_PARTS=next_power_of_2(parts), SPLITS=config.splits,
-        EVEN_K=size % config.depth == 0,
-        EVEN_N=config.rows == block and num_rows % block == 0,
+        EVEN_K=size % config.depth == 0, EVEN_N=config.rows == block and num_rows % block == 0,
         ROWS=config.rows, BLOCK_N=block, BLOCK_M=config.tokens, BLOCK_K=config.depth,
         STAGES=config.stages, TMA=config.tma, PREFETCHED=prefetched,
         PIECES=max(1, min(8, 32 * config.warps // block)),
         PRECISION="ieee",
         UNPROMOTED=config.depth if numbers.dtype == torch.float8_e4m3fn else None,
-        num_warps=config.warps,
-        **pdl(x.device),
+        num_warps=config.warps, **pdl(x.device),
     )  # fmt: skip
     return out
+
+
+def _described(
+    x: torch.Tensor, numbers: torch.Tensor, block: int, config: TileConfig, *, gated: int
+) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Both operands, for the tensor memory accelerator."""
+    assert block == config.rows
+    return (
+        TensorDescriptor.from_tensor(x, [config.tokens, config.depth]),
+        TensorDescriptor.from_tensor(numbers, [block // 2 if gated else block, config.depth]),
+    )

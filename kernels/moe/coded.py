@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 
 from pagebus.kernels.coded.rounded_tiles import rounded_sum
-from pagebus.kernels.coded.rounding import round_tokens
 from pagebus.kernels.coded.tiles import coded_sum
-from pagebus.kernels.coded.weights import Coded, rounded_numbers, tile_arguments
+from pagebus.kernels.coded.weights import Coded, tile_operands
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.linear.epilogue import split_gated, tile_rows
@@ -181,11 +180,8 @@ def _launch(
     config: TileConfig, *, gated: bool,
 ) -> torch.Tensor:  # fmt: skip
     """One of both products, into ``out`` [P, columns]."""
-    size, num_rows, numbers = weight.inputs, weight.rows, weight.numbers
-    tokens, meaning = None, tile_arguments(weight)
-    if config.rounded:
-        numbers, meaning = rounded_numbers(weight)
-        x, tokens = round_tokens(x, numbers.dtype, grouped=weight.width > 0)
+    size, num_rows = weight.inputs, weight.rows
+    x, numbers, tokens, meaning = tile_operands(x, weight, rounded=config.rounded)
     assert x.stride(1) == 1
     assert all(part is None or part.is_contiguous() for part in (weight.numbers, weight.scale, weight.zero, weight.low))
     _coded_kernel[(len(items) * config.tiles(num_rows),)](

@@ -1,4 +1,4 @@
-"""The tour through the code names what is there, and nothing on it is long."""
+"""The tour through the code names what is there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES = 40
-"""Of a function, without its signature and docstring."""
 TOUR = (ROOT / "docs/tour.md").read_text()
 ROWS = [
     (file, name)
@@ -40,8 +38,6 @@ def test_the_tour_is_one() -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(ROWS)))
-def test_every_function_on_the_tour_exists_and_is_short(file: str, name: str) -> None:
-    """So it can be read at a glance."""
-    function = find(file, name)
-    first = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
-    assert (function.end_lineno or 0) - first.lineno + 1 <= MOST_LINES
+def test_every_function_on_the_tour_exists(file: str, name: str) -> None:
+    """And has statements of its own."""
+    assert find(file, name).body

@@ -1,4 +1,4 @@
-"""The rules of the house, from the code's own imports and files. None of them has an exception."""
+"""The rules of the house, from the code's own imports and files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from tests.house.room_map import ROW, idea, rooms, rows
 from tests.house.rooms import FROM_ACTORS, IMPURE, PURE, ROOMS
 
 MOST_LINES = 400
+MOST_FUNCTION_LINES = 40
+"""Without signature and docstring. Triton kernels are not counted: a call within one may cost registers."""
+TABLES = {"actors/executor/device/ops.py: Ops.triton"}
+"""Functions that are longer because they are a table, with a line for each of its entries."""
 MOST_FILES = 15
 """Of one folder, its ``__init__.py`` not counted, which only says what the folder is for."""
 CODE = (".py", ".js", ".css", ".sh")
 TORCH = ("torch", "triton", "safetensors.torch")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def room_of(module: str) -> str:
@@ -169,6 +174,48 @@ def test_no_file_is_too_long() -> None:
     """A file has one idea, and at most so many lines."""
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in code_files()}
     assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def functions_of(module: ast.Module) -> Iterator[tuple[str, Function]]:
+    """All functions of a module, by their names within it."""
+    due: list[tuple[str, ast.AST]] = [("", module)]
+    while due:
+        scope, node = due.pop()
+        for each in ast.iter_child_nodes(node):
+            name = f"{scope}{each.name}" if isinstance(each, Function | ast.ClassDef) else ""
+            if isinstance(each, Function):
+                yield name, each
+            due.append((f"{name}." if name else scope, each))
+
+
+def is_kernel(function: Function) -> bool:
+    """Whether it is compiled for a GPU."""
+    return any("jit" in ast.unparse(each) for each in function.decorator_list)
+
+
+def num_lines(function: Function) -> int:
+    """Lines of a function without its signature and its docstring."""
+    first = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
+    return (function.end_lineno or 0) - first.lineno + 1
+
+
+def test_no_function_is_long() -> None:
+    """Each can be read at a glance."""
+    long = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in all_modules().values()
+        for name, function in functions_of(tree(path))
+        if not is_kernel(function) and num_lines(function) > MOST_FUNCTION_LINES
+    }
+    assert long == TABLES
+
+
+def test_functions_are_measured() -> None:
+    """Those of classes and of functions too, by their whole names."""
+    text = "class A:\n @cached\n def f(self):\n  'Text.'\n  if True:\n   def g(): return 1\n  return g\n"
+    module = ast.parse(f"{text}@triton.jit\ndef k(): ...")
+    found = {name: (num_lines(each), is_kernel(each)) for name, each in functions_of(module)}
+    assert found == {"A.f": (3, False), "A.f.g": (1, False), "k": (1, True)}
 
 
 def test_no_folder_is_too_full() -> None:

@@ -129,6 +129,10 @@ class Bus(ABC):
         """Called when a connection finds that the server was restarted or replaced. The last writes may be missing
         there."""
 
+    def tell_restarts(self, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called at restarts."""
+        self.on_restart = tell
+
     # -- life ---------------------------------------------------------------------------------------------------------
     @abstractmethod
     async def connect(self) -> None:

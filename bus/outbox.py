@@ -45,8 +45,6 @@ class Outbox:
         queued: how many messages have been queued so far: what :meth:`stored` can be asked about.
         retries: how many sends had to be repeated so far.
         trouble: why the last send failed; "" while all is well.
-        on_unsendable: is told of a published message that cannot be encoded, which is dropped then. If there is nobody
-            to tell, :meth:`run` ends; so it does in log streams, where a missing entry would be a gap.
     """
 
     def __init__(self, bus: Bus, epoch: int, *, limit: int = OUTBOX_LIMIT, backoff: Backoff | None = None) -> None:
@@ -54,7 +52,7 @@ class Outbox:
         self.queued = 0
         self.retries = 0
         self.trouble = ""
-        self.on_unsendable: Callable[[Message, CodecError], None] | None = None
+        self._on_unsendable: Callable[[Message, CodecError], None] | None = None
         self._bus = bus
         self._limit = limit
         self._backoff = backoff or Backoff()
@@ -69,6 +67,11 @@ class Outbox:
         self._empty.set()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failure: BaseException | None = None
+
+    def drop_unsendable(self, tell: Callable[[Message, CodecError], None]) -> None:
+        """Drop published messages that cannot be encoded, each with a call of ``tell``. Without, :meth:`run` ends; so
+        it always does in log streams, where a missing entry would be a gap."""
+        self._on_unsendable = tell
 
     @property
     def depth(self) -> int:
@@ -215,9 +218,9 @@ class Outbox:
             if entries or items:
                 await (self._bus.append(entries) if entries else self._bus.publish(items))
         except CodecError:
-            if entries or self.on_unsendable is None:
+            if entries or self._on_unsendable is None:
                 raise
-            return self._drop_unsendable(len(items), self.on_unsendable)
+            return self._drop_unsendable(len(items), self._on_unsendable)
         self.trouble = ""
         self._backoff.reset()
         for _ in range(len(entries) + len(items)):

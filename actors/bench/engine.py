@@ -176,8 +176,7 @@ def warm_up(deployment: Deployment, adapters: Sequence[AdapterSource] = ()) -> l
     """A few requests that are not counted; each adapter has one, so that it is read."""
     trace = make_workload("single", requests=max(4, len(adapters)))
     max_model_len = int(deployment.info["max_model_len"])
-    trace.prompt_tokens = trace.prompt_tokens.clip(max=max_model_len // 2)
-    trace.output_tokens = trace.output_tokens.clip(max=max_model_len // 4)
+    trace.shorten(max_model_len // 2, max_model_len // 4)
     return make_requests(trace, make_prompts(trace, deployment.vocab_size, (2**31,)), "warm-up", 0.6, adapters)
 
 

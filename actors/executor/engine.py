@@ -220,7 +220,6 @@ class Engine:
             self._threads.append(capturing)
             capturing.start()
         self._loaded.copies.memory.lock_rest()
-        self.stats.ready_s = time.time()
         self.ready.set_result(self._loaded.info)
 
     def _load_vocabulary(self) -> LLTokenizer:
@@ -304,7 +303,7 @@ class Engine:
             self._follow.launched(work)
             self._follow.landed(tokens)
         busy_s = time.perf_counter() - began
-        self.stats.host_s += busy_s
+        self.stats.launched(busy_s)
         if self._spans is not None:
             self._spans.add("device", queued.plan.step, launched_s, launched_s + busy_s)
         self._completion.finish(queued, work, tokens, launched_s, busy_s, copied_step=queued.plan.step)
@@ -329,13 +328,13 @@ class Engine:
         if self._spans is not None:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
             self._spans.add(name, queued.plan.step, launched_s, time.time())
-        self.stats.host_s += time.perf_counter() - began
+        self.stats.launched(time.perf_counter() - began)
 
     def _run(self, work: StepWork) -> torch.Tensor | None:
         sampled, kernels = self._loaded.runner.run(work), self._loaded.runner.kernels
         self._drift.settle(sampled=sampled is not None)
         if kernels is not None:
-            self.stats.kernels[kernels] = self.stats.kernels.get(kernels, 0) + 1
+            self.stats.ran(kernels)
         return sampled
 
     def _apply(self, queued: Queued) -> StepWork:

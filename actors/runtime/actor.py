@@ -72,7 +72,7 @@ class Actor(ABC):
         self.epoch = 0
         self.draining = asyncio.Event()
         self.state = "starting"
-        self.on_ready: Callable[[], None] = lambda: None
+        self._on_ready: Callable[[], None] = lambda: None
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] | None = None
         self._beat_now = asyncio.Event()
@@ -82,13 +82,17 @@ class Actor(ABC):
         self.bus_trouble = ""
         """Why the bus rejects writes, once it has refused two consecutive renewals of the lease; contains no
         address."""
-        bus.on_restart = self._bus_restarted
+        bus.tell_restarts(self._bus_restarted)
         self.bus_is_away = False
         """Whether the last renewal of the lease has failed."""
         self._renewed_s = math.inf
         """Start of the last renewal of the lease, from which the lease's time counts."""
         self._restarted_s = self._doubtful_until_s = -math.inf
         """When a restart of the bus was detected, and until when it may have forgotten the lease's holder."""
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once the actor is ready."""
+        self._on_ready = call
 
     # -- for subclasses -----------------------------------------------------------------------------------------------
 
@@ -204,7 +208,7 @@ class Actor(ABC):
         if not self.draining.is_set():
             self.set_state("ready")
             self.log.info("ready")
-            self.on_ready()
+            self._on_ready()
         serving = asyncio.create_task(self._serve_and_drain(), name=f"{self.name}:serve")
         try:
             await first_of(serving, self.draining)

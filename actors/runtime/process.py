@@ -143,7 +143,7 @@ async def _life(kind: str, settings: Settings) -> int:
                 choose_gpu(settings)
             # Before the bus answers: what takes long to import can begin meanwhile.
             actor = actor_class(kind, settings)(settings, bus, settings.actor_name or default_name(kind))
-            actor.on_ready = keep_what_is_there
+            actor.when_ready(keep_what_is_there)
             log = actor.log
             if not await unless_stopped(stop, bus.connect()):
                 return EXIT_OK
@@ -188,11 +188,11 @@ def _is_unusable(error: BaseException) -> bool:
 
 
 class StopSignal:
-    """Handles SIGTERM and SIGINT: the first requests a drain, the second calls :attr:`again` (end at once)."""
+    """Handles SIGTERM and SIGINT: the first requests a drain, the second ends the process at once."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        self.again: Callable[[], object] = lambda: os._exit(EXIT_FAILED)
+        self._repeated: Callable[[], object] = lambda: os._exit(EXIT_FAILED)
         self._actions: list[Callable[[], None]] = []
 
     def then(self, action: Callable[[], None]) -> None:
@@ -201,9 +201,13 @@ class StopSignal:
         if self.event.is_set():
             action()
 
+    def when_repeated(self, action: Callable[[], object]) -> None:
+        """Call ``action`` at the second signal instead of ending the process."""
+        self._repeated = action
+
     def __call__(self) -> None:
         if self.event.is_set():
-            self.again()
+            self._repeated()
             return
         self.event.set()
         for action in self._actions:

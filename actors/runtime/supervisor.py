@@ -147,7 +147,7 @@ class Supervisor:
         announcing = asyncio.create_task(self._announce(), name="announce")
         redis = asyncio.create_task(self._keep_redis(), name="keep:redis")
         waiting = asyncio.create_task(stop.event.wait(), name="stop")
-        stop.again = self.kill
+        stop.when_repeated(self.kill)
         code, ending = EXIT_OK, list[str]()
         try:
             watched = {announcing, waiting, redis, *self._keepers.values()}

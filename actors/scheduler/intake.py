@@ -67,6 +67,10 @@ class Intake:
     metrics: SchedulerMetrics
     log: Log
 
+    def forget_recovered(self) -> None:
+        """Nothing of a predecessor is left to be readmitted."""
+        self.recovered = Recovered()
+
     def handle(self, item: Entry | Input) -> None:
         """Handle one stream entry or event."""
         if not isinstance(item, Entry):

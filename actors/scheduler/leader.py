@@ -260,7 +260,7 @@ class Leader:
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless inputs are still unhandled."""
         if not self._inbox:
-            self._intake.recovered = Recovered()
+            self._intake.forget_recovered()
             await self._checkpoints.sum_up(
                 self.core,
                 self._results.positions,

@@ -18,7 +18,7 @@ from pagebus.actors.simulator.faults import Fault, FaultError
 from pagebus.actors.simulator.links import LinkSpeed
 from pagebus.actors.simulator.profile import Profile
 from pagebus.actors.simulator.recording.trace import Trace
-from pagebus.actors.simulator.simulation import Observer, Observers, Simulation, Timing
+from pagebus.actors.simulator.simulation import Observer, Simulation, Timing
 
 DEFAULT_BUDGET = 8192
 LONGEST_STAY_S = 5.0
@@ -102,7 +102,7 @@ class Deployment:
 
     def watch(self, observer: Observer) -> None:
         """Add an observer of the clients' messages, called after the clients."""
-        self.simulation.observer = Observers(self.simulation.observer, observer)
+        self.simulation.watch(observer)
 
     def add(self, at_s: float, count: int) -> None:
         """More executors are ready."""

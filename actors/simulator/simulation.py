@@ -201,6 +201,10 @@ class Simulation:
         self._num_waiting, self._noted_s, self._looks_s = 0, 0.0, NEVER_S
         self.core.handle(DetokenizersLive(("text",)))
 
+    def watch(self, observer: Observer) -> None:
+        """Add an observer, called after those that there are."""
+        self.observer = Observers(self.observer, observer)
+
     # -- what happens when --------------------------------------------------------------------------------------------
     def at(self, at_s: float, what: Input | Action) -> None:
         """The scheduler reads a message at a time, or ``what(at_s)`` is called then."""

@@ -56,7 +56,7 @@ class Recorder(Observer):
 
     def _sample(self, at_s: float, replica: Replica) -> None:
         pool, run = replica.pool, self.samples
-        run.num_blocks = pool.num_blocks
+        run.has_blocks(pool.num_blocks)
         run.times.append(at_s)
         run.held.append(pool.num_blocks - pool.num_free)
         run.listed.append(len(replica.index))
@@ -76,9 +76,8 @@ class Recorder(Observer):
             "between tokens": self._clients.itl,
             "per token, mean of a request": self._clients.tpot,
         }
-        self.samples.latencies = {
-            name: [(value * 1e3, share) for value, share in values.curve()] for name, values in named.items()
-        }
+        curves = {name: [(value * 1e3, share) for value, share in values.curve()] for name, values in named.items()}
+        self.samples.show_latencies(curves)
         return self.samples
 
 

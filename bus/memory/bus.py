@@ -134,9 +134,8 @@ class MemoryBus(Bus):
             if (fields := stream.fields.get(position)) is None:
                 del members.pending[position]
                 continue
-            pending.deliveries += 1
             held.add(position)
-            taken.append(to_entry(name, position, fields, pending.deliveries))
+            taken.append(to_entry(name, position, fields, pending.deliver_again()))
         self._recovered.add(key)
         return taken
 
@@ -144,11 +143,8 @@ class MemoryBus(Bus):
         stream = self.server.stream(name)
         group = stream.groups[group_name]
         positions = stream.after(group.delivered, count)
-        held = self._held.setdefault((name, group_name), set())
-        for position in positions:
-            group.pending[position] = Pending(consumer, 1)
-            group.delivered = position
-            held.add(position)
+        group.deliver(positions, consumer)
+        self._held.setdefault((name, group_name), set()).update(positions)
         return [to_entry(name, position, stream.fields[position]) for position in positions]
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
@@ -350,10 +346,9 @@ class MemoryBus(Bus):
         if (lease := self.server.live_lease(key)) is not None:
             raise LeaseTaken(f"{kind} {name!r} is already running (epoch {lease.epoch})")
         encoded = encode_state(info)
-        self.server.epoch += 1
-        self.server.leases[key] = MemoryLease(self.server.epoch, encoded, self.server.clock() + ttl_s)
-        self.server.granted[key] = self.server.epoch
-        return self.server.epoch
+        epoch = self.server.grant(key)
+        self.server.leases[key] = MemoryLease(epoch, encoded, self.server.clock() + ttl_s)
+        return epoch
 
     async def renew_lease(
         self, kind: str, name: str, epoch: int, info: Mapping[str, JsonValue], *, ttl_s: float
@@ -380,10 +375,8 @@ class MemoryBus(Bus):
         key = self.names.lease(kind, name)
         if (lease := self.server.live_lease(key)) is not None and lease.epoch >= below:
             return 0
-        self.server.epoch += 1
         self.server.leases.pop(key, None)
-        self.server.granted[key] = self.server.epoch
-        return self.server.epoch
+        return self.server.grant(key)
 
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
         self._check()

@@ -11,7 +11,7 @@ import asyncio
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -28,6 +28,11 @@ class Pending:
     consumer: str
     deliveries: int
 
+    def deliver_again(self) -> int:
+        """How often it was delivered, with this time."""
+        self.deliveries += 1
+        return self.deliveries
+
 
 @dataclass(slots=True)
 class Group:
@@ -36,6 +41,12 @@ class Group:
     delivered: Position = (0, 0)
     pending: dict[Position, Pending] = field(default_factory=dict)
     consumers: dict[str, None] = field(default_factory=dict)
+
+    def deliver(self, positions: Sequence[Position], consumer: str) -> None:
+        """Deliver the next entries."""
+        for position in positions:
+            self.pending[position] = Pending(consumer, 1)
+            self.delivered = position
 
 
 @dataclass(slots=True)
@@ -162,6 +173,12 @@ class MemoryServer:
                         del self._waiting[name]
 
     # -- leases and state ---------------------------------------------------------------------------------------------
+    def grant(self, key: str) -> int:
+        """A new epoch, which the key's lease is granted, or denied to all before."""
+        self.epoch += 1
+        self.granted[key] = self.epoch
+        return self.epoch
+
     def live_lease(self, key: str) -> MemoryLease | None:
         """The lease if it has not expired; an expired one is forgotten."""
         lease = self.leases.get(key)

@@ -138,7 +138,7 @@ class RedisBus(Bus):
         if link is None:
             link = self._link("read")
             self._readers.append(link)
-        link.reserved = True
+        link.reserve()
         return link
 
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class RedisBus(Bus):
                 if entries:
                     return entries
         finally:
-            link.reserved = False
+            link.free()
         return []
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
@@ -249,7 +249,7 @@ class RedisBus(Bus):
                 if parts := stream_parts(checked(reply, "read")):
                     return [to_entry(name, raw, flat) for name, items in parts for raw, flat in items if flat]
         finally:
-            link.reserved = False
+            link.free()
         return []
 
     async def _read_once(self, link: RedisLink, command: Command, block_ms: int) -> list[Reply]:

@@ -83,7 +83,7 @@ class RedisLink:
 
     Attributes:
         generation: grows with each connection opened; lets a WATCH transaction insist on one connection.
-        reserved: set by an owner who lends links out.
+        reserved: whether somebody has the link for himself.
     """
 
     def __init__(
@@ -114,6 +114,14 @@ class RedisLink:
         """Whether the server no longer accepts writes: the next connection finds the master again."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self.reserved = False
+
+    def reserve(self) -> None:
+        """Nobody else is to use the link."""
+        self.reserved = True
+
+    def free(self) -> None:
+        """Anybody may use the link."""
         self.reserved = False
 
     @property

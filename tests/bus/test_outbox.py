@@ -180,7 +180,7 @@ async def test_message_that_cannot_be_encoded_ends_the_outbox(bus: CountingBus) 
 async def test_whoever_is_told_of_what_cannot_be_encoded_goes_on(bus: CountingBus) -> None:
     """It alone is dropped, and the others keep their order; but no log stream gets a gap."""
     outbox, told = make_outbox(bus), []
-    outbox.on_unsendable = lambda message, error: told.append((message, str(error)))
+    outbox.drop_unsendable(lambda message, error: told.append((message, str(error))))
     bad = AbortRequest(request_id="\ud800")
     for message in (AbortRequest(request_id="1"), bad, AbortRequest(request_id="2"), bad):
         outbox.publish("m", message)
@@ -194,7 +194,7 @@ async def test_whoever_is_told_of_what_cannot_be_encoded_goes_on(bus: CountingBu
     assert sent == [AbortRequest(request_id="1"), AbortRequest(request_id="2")]
     assert [message for message, _ in told] == [bad, bad, bad]
     outbox = make_outbox(bus)
-    outbox.on_unsendable = lambda message, error: None
+    outbox.drop_unsendable(lambda message, error: None)
     outbox.append("a", StepPlan(step=1, planned_s=0.0, num_decodes=0, slots=np.zeros(1, np.int64)))  # type: ignore[arg-type]
     with pytest.raises(CodecError):
         await outbox.run()

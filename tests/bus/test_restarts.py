@@ -46,7 +46,7 @@ async def read_when_back(bus: RedisBus) -> None:
 async def test_a_restart_is_told_once(private_redis: PrivateRedis) -> None:
     """Not the first connection, no other one to the same server, not one that was lost on the way."""
     bus, told = RedisBus(private_redis.url, NAMES), []
-    bus.on_restart = lambda: told.append(len(told))
+    bus.tell_restarts(lambda: told.append(len(told)))
     await bus.connect()
     await bus.acquire_lease("scheduler", "leader", {}, ttl_s=60)
     bus._writer.drop()
@@ -68,7 +68,7 @@ async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | 
     Trimmed entries are not lost, and queued ones not stored yet."""
     bus = RedisBus(private_redis.url, NAMES)
     outbox = Outbox(bus, epoch=3)
-    bus.on_restart = outbox.bus_restarted
+    bus.tell_restarts(outbox.bus_restarted)
     sending = asyncio.create_task(outbox.run())
     for number in range(20):
         outbox.append(STREAM, AbortRequest(request_id=f"request-{number}"))
@@ -100,7 +100,7 @@ async def test_what_is_lost_is_noticed(private_redis: PrivateRedis, lose: int | 
 async def test_what_was_meant_for_one_server_is_not_written_to_another(private_redis: PrivateRedis) -> None:
     """Who was about to write hears of the other server first."""
     bus, told = RedisBus(private_redis.url, NAMES), []
-    bus.on_restart = lambda: told.append(len(told))
+    bus.tell_restarts(lambda: told.append(len(told)))
     await bus.put_state("of the first server", {})
     await restart(private_redis)
     with pytest.raises(BusUnavailable, match="started anew, or is another one"):

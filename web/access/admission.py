@@ -130,6 +130,14 @@ class Charge:
     delivered: bool = False
     stays_s: float = 0.0
 
+    def settle(self, used_tokens: int | None) -> None:
+        """It has used so many tokens; None: nobody knows."""
+        self.used_tokens = used_tokens
+
+    def part(self, *, delivered: bool, stays_s: float) -> None:
+        """Its client has everything, or is away and may return for ``stays_s``."""
+        self.delivered, self.stays_s = delivered, stays_s
+
 
 @dataclass(slots=True)
 class Held:

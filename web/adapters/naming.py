@@ -48,9 +48,8 @@ def rename(error: ApiError, names: Names) -> ApiError:
     for pattern, there in names:
         new, count = re.subn(f"^{pattern}", there, old)
         if count:
-            error.param = new
             # "messages" is also a word: only what looks like a name is one in the middle of a sentence.
             place = r"(?<![\w.])%s(?!\w|\.\w|\[)" if "_" in old else "^%s(?=:)"
-            error.message = re.sub(place % re.escape(old), new, error.message)
+            error.rename(new, re.sub(place % re.escape(old), new, error.message))
             break
     return error

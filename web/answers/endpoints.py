@@ -74,7 +74,7 @@ def set_details(call: Call, parsed: ParsedRequest) -> None:
     call.show(parsed.details)
     if parsed.details is not None and parsed.truncate_prompt_tokens is None:
         for request, prompt in zip(call.requests, parsed.prompts, strict=True):
-            request.prompt_text = prompt.text
+            request.show_prompt_text(prompt.text)
 
 
 def make_chunks(endpoint: Endpoint, parsed: ParsedRequest, public_id: str, created_s: int) -> Chunks:

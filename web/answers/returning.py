@@ -7,7 +7,6 @@ resumption.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 from pagebus.web.answers.resume import BEGINNING, Had, Place, Seen, joined, split_events, with_id, with_ids
@@ -29,7 +28,7 @@ class CatchUp:
         self._write = write
         for choice in choices:
             behind = self._behind.get(choice.index, Had())
-            choice.num_counted = max(choice.num_counted, (behind.towards or behind.place).num_tokens)
+            choice.count_from((behind.towards or behind.place).num_tokens)
 
     def is_behind(self, choice: Choice) -> bool:
         """Whether something of the choice is to be skipped."""
@@ -68,19 +67,13 @@ def place_of(choice: Choice) -> Place:
 def _cut(choice: Choice, start: Place, end: Place) -> Choice:
     """The choice as if nothing had come of it after ``end``, which is taken off it; it has been taken up to
     ``start``."""
-    part = copy.copy(choice)
-    text, tokens = choice.take_text(), choice.take_tokens()
-    num_chars, num_tokens = max(end.num_chars - start.num_chars, 0), max(end.num_tokens - start.num_tokens, 0)
-    part.texts, choice.texts = _some(text[:num_chars]), _some(text[num_chars:])
-    part.tokens, choice.tokens = tokens[:num_tokens], tokens[num_tokens:]
-    part.num_tokens, part.num_chars = min(end.num_tokens, choice.num_tokens), min(end.num_chars, choice.num_chars)
-    if not end.ended:
-        part.finish_reason = part.stop_reason = None
-    return part
-
-
-def _some(text: str) -> list[str]:
-    return [text] if text else []
+    return choice.take_part(
+        max(end.num_chars - start.num_chars, 0),
+        max(end.num_tokens - start.num_tokens, 0),
+        end_chars=end.num_chars,
+        end_tokens=end.num_tokens,
+        ended=end.ended,
+    )
 
 
 class ReturningChunks(Chunks):

@@ -8,102 +8,30 @@ most the text that its ``max_tokens`` allow.
 from __future__ import annotations
 
 import asyncio
-from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from pagebus.bus.messages import FinishReason, GenerateRequest, ReplyBatch
-from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, TokenTexts
+from pagebus.bus.messages import GenerateRequest, ReplyBatch
+from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, TokenTexts
+from pagebus.web.calls.output import Output
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
 
+COUNTED_ELSEWHERE = 2**31
+"""Counted tokens of calls other than the newest one that reads a request, so that metrics count each token once."""
 SILENT_S = 20.0
 """A request is retried when nothing of it has arrived for so long; then after twice that time, and so on. A scheduler
 keeps finished requests for longer."""
 
 
 @dataclass(slots=True, eq=False)
-class Choice:
-    """One output. ``texts`` has arrived and was not taken yet. ``index`` is that of the answer."""
+class Choice(Output):
+    """One output of a call, of this ``request``."""
 
-    index: int
-    request: OpenRequest
-    texts: list[str] = field(default_factory=list)
-    num_chars: int = 0
-    """Characters of text that have arrived, taken or not."""
-    num_tokens: int = 0
-    first_token_s: float = 0.0
-    last_token_s: float = 0.0
-    """Times of the first and last arrival of tokens; 0: none yet. ``first_tokens`` arrived first."""
-    first_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    changed: bool = False
-    tokens: list[Token] = field(default_factory=list)
-    """Tokens that have arrived and were not taken yet, for calls whose answers show tokens."""
-    cumulative_logprob: float = 0.0
-    parser: OutputParser | None = None
-    """Parses the text, if it may contain more than content."""
-    num_counted: int = 0
-    """Tokens counted in metrics: those that have arrived, and those that a returning client had before."""
-    token_starts: array[int] = field(default_factory=lambda: array("i"))
-    """The character at which each token begins, for calls that parse reasoning."""
-    predicted: tuple[int, int] = (0, 0)
-    """Tokens of the prediction that have occurred, and that have not."""
-    num_handed: int = 0
-    """Number of tokens at the last hand-out."""
-
-    def add_text(self, text: str, offset: int) -> None:
-        """Add text that begins at character ``offset``; the part that is already known is dropped."""
-        new = text[self.num_chars - offset :] if offset < self.num_chars else text
-        if new:
-            self.texts.append(new)
-            self.num_chars += len(new)
-
-    def add_tokens(self, tokens: list[Token]) -> None:
-        """Add tokens, for a call whose answer shows them."""
-        self.tokens += tokens
-        self.cumulative_logprob += sum(token.logprob or 0.0 for token in tokens)
-
-    def add_starts(self, lengths: Sequence[int], offset: int, num_tokens: int) -> None:
-        """Record where tokens begin: the last ``len(lengths)`` of ``num_tokens`` tokens have these lengths in
-        characters, from ``offset`` on. Tokens that are known already are skipped."""
-        known = len(self.token_starts) - (num_tokens - len(lengths))
-        for place, length in enumerate(lengths):
-            if place >= known:
-                self.token_starts.append(offset)
-            offset += length
-
-    @property
-    def num_reasoning_tokens(self) -> int | None:
-        """Reasoning tokens in the text parsed so far; None: reasoning is not parsed."""
-        spans = None if self.parser is None else self.parser.reasoning_spans
-        if spans is None:
-            return None
-        starts = self.token_starts
-        return sum(bisect_left(starts, end) - bisect_left(starts, begin) for begin, end in spans)
-
-    def take_tokens(self) -> list[Token]:
-        """The tokens since the last call, once."""
-        tokens, self.tokens = self.tokens, []
-        return tokens
-
-    @property
-    def shown_finish_reason(self) -> str | None:
-        """The finish reason that the client sees: ``tool_calls`` if the model stopped after tool calls."""
-        calls = self.finish_reason == "stop" and self.parser is not None and self.parser.calls_tools
-        return "tool_calls" if calls else self.finish_reason
-
-    def take_text(self) -> str:
-        """The text since the last call, once."""
-        texts = self.texts
-        text = texts[0] if len(texts) == 1 else "".join(texts)
-        texts.clear()
-        return text
+    request: OpenRequest = field(kw_only=True)
 
 
 class LoggedChoice(Choice):
@@ -112,12 +40,12 @@ class LoggedChoice(Choice):
     __slots__ = ("said",)
 
     def __init__(self, index: int, request: OpenRequest) -> None:
-        super().__init__(index, request)
+        super().__init__(index, request=request)
         self.said: list[str] = []
 
-    def add_text(self, text: str, offset: int) -> None:
+    def add_text(self, text: str, offset: int, num_tokens: int) -> None:
         known = self.num_chars
-        super().add_text(text, offset)
+        super().add_text(text, offset, num_tokens)
         if self.num_chars > known:
             self.said.append(self.texts[-1])
 
@@ -132,6 +60,27 @@ class PromptQueue:
     """Prompts that were sent and have no reply yet."""
     waiting: deque[deque[OpenRequest]] = field(default_factory=deque)
     """Prompts not yet sent, call by call."""
+
+    def add(self, requests: Sequence[OpenRequest]) -> None:
+        """Have the prompts of a call wait."""
+        for request in requests:
+            request.wait_in(self)
+        self.waiting.append(deque(requests))
+
+    def next(self) -> OpenRequest | None:
+        """The next prompt to be sent, which counts as sent; None: its call is closed. Calls take turns."""
+        call = self.waiting.popleft()
+        request = call.popleft()
+        if call:
+            self.waiting.append(call)
+        if request.queue is None:
+            return None
+        self.num_ahead += 1
+        return request
+
+    def replied(self) -> None:
+        """A prompt that was sent has a reply, or is over."""
+        self.num_ahead -= 1
 
 
 class OpenRequest:
@@ -169,7 +118,7 @@ class OpenRequest:
         self.request_id = request_id
         self.attempt = attempt
         self.call = call
-        self.choices = [choice(first_index + i, self) for i in range(n)]
+        self.choices = [choice(first_index + i, request=self) for i in range(n)]
         self.num_unfinished = n
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -200,10 +149,82 @@ class OpenRequest:
         self.prompt_text: str | None = None
         """The prompt as the client sent it, if that was text."""
 
+    def carry(self, message: GenerateRequest, num_bytes: int) -> None:
+        """It is sent as this message, of about ``num_bytes``."""
+        self.message, self.num_bytes = message, num_bytes
+        self.needs_prompt, self.tokens_only = message.sampling.returns_prompt, message.tokens_only
+
+    # -- its turn among others of its call -----------------------------------------------------------------------------
+
+    def wait_in(self, queue: PromptQueue) -> None:
+        """It is to be sent when the queue has room for it."""
+        self.queue, self.is_sent = queue, False
+
+    def leave_queue(self) -> PromptQueue | None:
+        """The queue that has counted it, and counts it no longer."""
+        queue, self.queue = self.queue, None
+        return queue
+
+    def mark_sent(self) -> None:
+        """It is on its way."""
+        self.is_sent = True
+
+    # -- the calls that read it ----------------------------------------------------------------------------------------
+
     @property
     def is_read_by_all(self) -> bool:
         """Whether no other open call reads it."""
         return all(each.call.closed or each is self for each in self.peers)
+
+    def read_with(self, other: OpenRequest) -> None:
+        """Read the same replies as ``other`` and its readers. They are asked for anew, by the message of this one, and
+        metrics count its tokens in place of the other's."""
+        self.peers = other.peers or [other]
+        for each in self.peers:
+            each.attempt, each.message = self.attempt, self.message
+        self.peers.append(self)
+        other.peers = self.peers
+        for old, new in zip(other.choices, self.choices, strict=True):
+            new.num_counted, old.num_counted = old.num_counted, COUNTED_ELSEWHERE
+
+    def count_here(self) -> None:
+        """Have metrics count what comes from now on."""
+        for choice in self.choices:
+            choice.num_counted = choice.num_tokens
+
+    # -- what arrives --------------------------------------------------------------------------------------------------
+
+    def show_prompt(self, prompt: PromptInfo) -> None:
+        """The details of its prompt have arrived."""
+        self.prompt = prompt
+        if self.tokens_only:
+            self.num_unfinished = 0
+            self.choices[0].end("stop")
+
+    def show_prompt_text(self, text: str | None) -> None:
+        """Keep the prompt as the client has sent it."""
+        self.prompt_text = text
+
+    def count_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """Keep the number of its prompt's tokens, and of those that were cached."""
+        self.num_prompt_tokens, self.num_cached_tokens = num_tokens, num_cached
+
+    def choice_ended(self, now_s: float) -> bool:
+        """One of its choices has ended; returns whether it was the last."""
+        self.num_unfinished -= 1
+        if self.num_unfinished == 0:
+            self.finished_s = now_s
+        return self.num_unfinished == 0
+
+    # -- silence -------------------------------------------------------------------------------------------------------
+
+    def sent_at(self, now_s: float) -> None:
+        """Count silence from now on."""
+        self.requested_s = now_s
+
+    def be_patient(self) -> None:
+        """Wait longer the next time. It may only take long, and would be interrupted by each retry."""
+        self.patience_s *= 2
 
     def is_silent(self, now_s: float) -> bool:
         """Whether no token has arrived for so long that it may be lost."""
@@ -249,7 +270,9 @@ class Call:
         now_s: float,
         attempt: str = "",
         choice: type[Choice] = Choice,
+        cache_block_size: int = 0,
     ) -> None:
+        """``cache_block_size``: tokens of a block of the prefix cache; 0: there is none."""
         self.requests = [
             OpenRequest(request_id, attempt, self, i * n, n, now_s, choice) for i, request_id in enumerate(request_ids)
         ]
@@ -261,8 +284,7 @@ class Call:
         self.failure: ApiError | None = None
         self.interval = 1
         """Number of tokens of a choice that are handed out together."""
-        self.cache_block_size = 0
-        """Tokens of a block of the prefix cache; 0: there is none."""
+        self.cache_block_size = cache_block_size
         self.texts = TokenTexts()
         self.details: AnswerDetails | None = None
         """Details of the answer besides text."""
@@ -277,12 +299,20 @@ class Call:
         """Whether the changes are to be handed out now."""
         self._waiter: asyncio.Future[None] | None = None
 
+    def answer_as(self, public_id: str, *, interval: int, tells_times: bool) -> None:
+        """Set the id of the answer, the tokens that are handed out together, and whether it includes timings."""
+        self.public_id, self.interval, self.tells_times = public_id, interval, tells_times
+
+    def close(self) -> None:
+        """Its handler is done with it."""
+        self.closed = True
+
     def show(self, details: AnswerDetails | None) -> None:
         """Set the details of the answer, and begin to parse the outputs if they ask for it."""
         self.details = details
         if details is not None and details.parsing is not None:
             for choice in self.choices:
-                choice.parser = OutputParser(details.parsing, f"{choice.request.request_id}/{choice.index}")
+                choice.parse_by(OutputParser(details.parsing, f"{choice.request.request_id}/{choice.index}"))
 
     @property
     def done(self) -> bool:

@@ -59,7 +59,9 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        overloaded: str = "",
     ) -> None:
+        """``overloaded``: the quantity that exceeded a limit."""
         super().__init__(message)
         self.status = status
         self.message = as_unicode(message)
@@ -67,8 +69,11 @@ class ApiError(Exception):
         self.param = None if param is None else as_unicode(param)
         self.code = code
         self.headers = dict(headers or {})
-        self.overloaded = ""
-        """The quantity that exceeded a limit."""
+        self.overloaded = overloaded
+
+    def rename(self, param: str, message: str) -> None:
+        """Name the field at fault as another API does, in the ``message`` too."""
+        self.param, self.message = param, message
 
     def body(self) -> dict[str, Any]:
         """The JSON object a client gets, as a body or as an event of a stream."""
@@ -134,9 +139,8 @@ def bus_away() -> ApiError:
 def overloaded(what: str, limit: int, retry_after_s: int) -> ApiError:
     """429: as much is under way as may be."""
     message = f"Too many {what} are under way (at most {limit}); try again in {retry_after_s} s."
-    error = ApiError(429, message, code="too_many_requests", headers={"Retry-After": str(retry_after_s)})
-    error.overloaded = what
-    return error
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(429, message, code="too_many_requests", headers=headers, overloaded=what)
 
 
 def share_used(what: str, most: int) -> ApiError:

@@ -7,7 +7,6 @@ limited. Each prompt whose first reply arrives makes room for the next. The call
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from pagebus.web.calls.call import OpenRequest, PromptQueue
@@ -34,26 +33,24 @@ class Fanout:
             self._send(requests[0])
             return
         queue = self._queues.setdefault((client, priority), PromptQueue((client, priority)))
-        for request in requests:
-            request.queue, request.is_sent = queue, False
-        queue.waiting.append(deque(requests))
+        queue.add(requests)
         self._fill(queue)
 
     def on_reply(self, request: OpenRequest) -> None:
         """Make room for the next prompt: a request has its first reply, or is over."""
-        queue, request.queue = request.queue, None
+        queue = request.leave_queue()
         if queue is None:
             return
         if request.is_sent:
-            queue.num_ahead -= 1
+            queue.replied()
             self._fill(queue)
-        request.is_sent = True  # if not from here, by another call that reads it
+        request.mark_sent()  # if not from here, by another call that reads it
 
     def close(self, requests: Sequence[OpenRequest], *, goes_on: bool) -> None:
         """End a call for its client. If it ``goes_on``, its queued prompts are sent now."""
         for request in requests:
             if not request.is_sent:
-                request.queue = None
+                request.leave_queue()
                 if goes_on:
                     self._put(request)
         for request in requests:
@@ -61,16 +58,11 @@ class Fanout:
 
     def _fill(self, queue: PromptQueue) -> None:
         while queue.waiting and queue.num_ahead < MOST_AHEAD:
-            call = queue.waiting.popleft()
-            request = call.popleft()
-            if call:
-                queue.waiting.append(call)
-            if request.queue is not None:  # else its call is closed
-                queue.num_ahead += 1
+            if (request := queue.next()) is not None:
                 self._put(request)
         if not queue.waiting and not queue.num_ahead:
             self._queues.pop(queue.name, None)
 
     def _put(self, request: OpenRequest) -> None:
-        request.is_sent = True
+        request.mark_sent()
         self._send(request)

@@ -78,7 +78,8 @@ class Inbox:
         self._names = names
         self._outbox = outbox
         self._heavy = heavy or outbox
-        outbox.on_unsendable = self._heavy.on_unsendable = self._unsendable
+        for each in (self._outbox, self._heavy):
+            each.drop_unsendable(self._unsendable)
         self._metrics = metrics
         self._log = log
         self._tracing = tracing
@@ -124,16 +125,16 @@ class Inbox:
         n = requests[0].sampling.n
         ids = [request.request_id for request in requests]
         attempt, kind = requests[0].attempt, LoggedChoice if self._is_logged(requests[0]) else Choice
-        call = Call(ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind)
-        call.cache_block_size = self._cache_block_size
+        call = Call(
+            ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind,
+            cache_block_size=self._cache_block_size,
+        )  # fmt: skip
         for request, opened in zip(requests, call.requests, strict=True):
-            opened.needs_prompt = request.sampling.returns_prompt
-            opened.tokens_only = request.tokens_only
             if self._request_log is not None:
                 self._request_log.received(request)
             if self._tracing is not None and not request.tokens_only:
                 request = self._tracing.begin(request, opened)
-            opened.message, opened.num_bytes = request, num_bytes
+            opened.carry(request, num_bytes)
             self._readers.add(opened)
         self._fanout.submit(requests[0].client, requests[0].priority, call.requests)
         self._idle.clear()
@@ -142,7 +143,7 @@ class Inbox:
     def _send(self, request: OpenRequest) -> None:
         """Send a request, for the first time or as another attempt."""
         assert request.message is not None
-        request.requested_s = time.monotonic()
+        request.sent_at(time.monotonic())
         outbox = self._heavy if request.num_bytes > HEAVY_BYTES else self._outbox
         outbox.publish(self._names.requests, request.message, num_bytes=request.num_bytes)
 
@@ -156,7 +157,8 @@ class Inbox:
         If the client disconnected (not ``delivered``) and may return, the call goes on: true."""
         if call.closed:
             return False
-        call.closed, stays = True, call.resumable and not delivered
+        call.close()
+        stays = call.resumable and not delivered
         running = [request for request in call.requests if self._readers.remove(request)]
         self._fanout.close(call.requests, goes_on=stays)
         for request in running:
@@ -296,11 +298,12 @@ class Inbox:
                 num_known = num_tokens - len(shown_tokens[row]) if row in shown_tokens else 0
                 if self._is_passed_over(batch, choice, finish, offset, num_known):
                     continue
-            request.num_prompt_tokens, request.num_cached_tokens = num_prompt, num_cached
+            if num_cached != request.num_cached_tokens or num_prompt != request.num_prompt_tokens:
+                request.count_prompt(num_prompt, num_cached)
             self._metrics.tokens(choice, request, num_tokens, now_s)
-            choice.num_tokens = max(choice.num_tokens, num_tokens)
-            choice.add_text(text, offset)
-            choice.predicted = predicted.get(row, choice.predicted)
+            choice.add_text(text, offset, num_tokens)
+            if row in predicted:
+                choice.tell_predicted(predicted[row])
             if row in lengths:
                 begin = offset if offset < NOT_BEFORE else choice.num_chars - len(text)
                 choice.add_starts(lengths[row], begin, num_tokens)
@@ -308,7 +311,7 @@ class Inbox:
                 request.call.texts.add(batch.token_texts, batch.token_bytes)
                 choice.add_tokens(shown_tokens[row][-new_tokens:])
             if finish is not None:
-                choice.finish_reason, choice.stop_reason = finish, stop
+                choice.end(finish, stop)
                 self._choice_finished(choice, finish, num_tokens, now_s)
             request.call.mark_changed(choice)
         return ""
@@ -340,9 +343,7 @@ class Inbox:
     def _choice_finished(self, choice: Choice, finish: str, num_tokens: int, now_s: float) -> None:
         request = choice.request
         self._metrics.choice_finished(choice, finish, num_tokens)
-        request.num_unfinished -= 1
-        if request.num_unfinished == 0:
-            request.finished_s = now_s
+        if request.choice_ended(now_s):
             self._metrics.request_finished(request, now_s)
             self._over(request)
 
@@ -350,12 +351,10 @@ class Inbox:
         for request in self._readers.of(reply.request_id):
             if request.prompt is not None:
                 continue
-            request.prompt = read_prompt(reply)
+            request.show_prompt(read_prompt(reply))
             request.call.texts.add(reply.token_texts, reply.token_bytes)
             if request.tokens_only:
-                request.num_unfinished = 0
                 self._over(request)
-                request.choices[0].finish_reason = "stop"
                 request.call.mark_changed(request.choices[0])
             while request.held_batches:
                 self._deliver_rows(request.held_batches.pop(0), {request.request_id: request})

@@ -15,9 +15,6 @@ from pagebus.bus.messages.field_types import no_ints
 from pagebus.web.calls.call import OpenRequest
 from pagebus.web.http.errors import ApiError
 
-COUNTED_ELSEWHERE = 2**31
-"""Counted tokens of calls other than the newest one, so that metrics count each token once."""
-
 
 class Readers:
     """Open requests by id. ``newest`` are those that the system was asked for last; ``earlier`` has the others, each
@@ -57,13 +54,7 @@ class Readers:
         if layer is None:
             self.earlier.append(layer := {})
         layer[opened.request_id] = other
-        opened.peers = other.peers or [other]
-        for each in opened.peers:
-            each.attempt, each.message = opened.attempt, opened.message
-        opened.peers.append(opened)
-        other.peers = opened.peers
-        for old, new in zip(other.choices, opened.choices, strict=True):
-            new.num_counted, old.num_counted = old.num_counted, COUNTED_ELSEWHERE
+        opened.read_with(other)
 
     def remove(self, request: OpenRequest) -> bool:
         """Remove a reader. Returns whether it was one and no other call reads the request."""
@@ -83,8 +74,7 @@ class Readers:
             if layer.get(request.request_id) is request:
                 del layer[request.request_id]
         self.newest[request.request_id] = request
-        for choice in request.choices:
-            choice.num_counted = choice.num_tokens
+        request.count_here()
 
 
 def is_same(one: GenerateRequest, other: GenerateRequest) -> bool:

@@ -42,7 +42,7 @@ class Repeats:
         self._looked_s = now_s
         silent = [each for each in self._readers.newest.values() if each.is_sent and each.is_silent(now_s)]
         for request in silent:
-            request.patience_s *= 2  # it may only take long, is interrupted by this, and has to come to its end
+            request.be_patient()
         self._repeat(silent, "they are silent")
 
     def _repeat(self, requests: Collection[OpenRequest], reason: str) -> None:

@@ -155,7 +155,7 @@ class JobsActor(Actor):
         leases = await self.bus.leases()
         if self.settings.max_num_jobs is None:
             seqs = [lease.info.get("max_num_seqs") for lease in leases if lease.kind == "executor"]
-            self.window.max_jobs = max(LEAST_WINDOW, 2 * sum(each for each in seqs if isinstance(each, int)))
+            self.window.resize(max(LEAST_WINDOW, 2 * sum(each for each in seqs if isinstance(each, int))))
         live = {lease.name for lease in leases if lease.kind == self.kind} | {self.name}
         for dead in sorted((await self.bus.consumers(self.names.jobs, JOBS_GROUP)).keys() - live):
             if claimed := await self.bus.claim(self.names.jobs, JOBS_GROUP, self.name, dead):

@@ -44,6 +44,10 @@ class Window:
             return 0
         return min(self.max_jobs - self.jobs, READ_COUNT)
 
+    def resize(self, max_jobs: int) -> None:
+        """Take up to ``max_jobs`` from now on."""
+        self.max_jobs = max_jobs
+
     def enter(self, size: int, owner: Owner = STREAM) -> None:
         self.jobs += 1
         self.bytes += size

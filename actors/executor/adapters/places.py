@@ -141,15 +141,15 @@ def _connect(network: Decoder, linears: Mapping[str, Linear], tables: Mapping[st
     current = network.adapters
     for name, linear in linears.items():
         if name in tables:
-            linear.adapted = Adapted(tables[name], current)
+            linear.adapt(Adapted(tables[name], current))
     if EMBEDDING in tables:
-        network.embedding.adapted = Adapted(tables[EMBEDDING], current)
+        network.embedding.adapt(Adapted(tables[EMBEDDING], current))
     if network.head is not None and HEAD in tables:
-        network.head.adapted = AdaptedHead(tables[HEAD], current)
+        network.head.adapt(AdaptedHead(tables[HEAD], current))
     for experts in (layer.experts for layer in network.layers):
         if experts is not None and (gate_up := tables.get(f"{experts.prefix}.gate_proj")) is not None:
             both = ExpertTables(gate_up, tables[f"{experts.prefix}.down_proj"])
-            experts.adapted = AdaptedExperts(both, current)
+            experts.adapt(AdaptedExperts(both, current))
 
 
 def _rows(sizes: list[int], count: int) -> _Rows:

@@ -27,6 +27,10 @@ class Embedding:
         self.scale = torch.tensor(scale, dtype=parameters.dtype).item()
         self.weight = parameters.matrix({f"{name}.weight": vocab_size}, hidden_size)
 
+    def adapt(self, adapted: Adapted) -> None:
+        """Have adapters add to it what they have."""
+        self.adapted = adapted
+
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids [T] integers inside the vocabulary -> [T, H], a new tensor."""
         return self._with_adapters(input_ids, self._ops.embedding(input_ids, self.weight, self.scale))
@@ -56,6 +60,10 @@ class Head:
         self.own = range(rows)
         """The tokens whose logits are computed here."""
         self.weight = embedding.weight if spec.tied else parameters.matrix({f"{name}.weight": rows}, columns)
+
+    def adapt(self, adapted: AdaptedHead) -> None:
+        """Have adapters add to it what they have."""
+        self.adapted = adapted
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, H] -> float32 [R, len(own)]."""

@@ -38,6 +38,10 @@ class Linear:
         biases = {f"{prefix}.{name}.bias": size for name, size in outputs.items()}
         self.bias = parameters.bias(biases) if bias else None
 
+    def adapt(self, adapted: Adapted) -> None:
+        """Have adapters add to it what they have."""
+        self.adapted = adapted
+
     def __call__(self, x: Inputs) -> torch.Tensor:
         addition = self._addition
         if addition is None:

@@ -74,6 +74,10 @@ class MixtureOfExperts:
         part, name = spec.shared, f"{prefix}.shared_expert"
         self._shared = None if part is None else SharedExpert(part, hidden, parameters, name, ops, names.gate_up)
 
+    def adapt(self, adapted: AdaptedExperts) -> None:
+        """Have adapters add to it what they have."""
+        self.adapted = adapted
+
     def __call__(self, x: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
         """x [T, H] -> [T, H]; where ``padding`` [T] is negative there is no token, and no expert is read for it."""
         logits, count = self._ops.linear(x, self._router, None, torch.float32), self._spec.experts

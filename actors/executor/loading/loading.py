@@ -171,7 +171,7 @@ class _Loading:
             residents.places.use(cache.blocks)
         self.progress("kv cache", 1.0)
         _warm(batch, runner, lambda share: self.progress("graphs", share), use_graphs=most_tokens > 0)
-        prefill_backend.plan_s = PLAN_S
+        prefill_backend.spare(PLAN_S)
         memory.use(int(comm.least(memory.num_blocks)))
         copy_rate, prefill_rate = self.measure_rates(batch, runner)
         disk, moves = self.open_tiers(cache)

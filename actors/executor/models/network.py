@@ -43,7 +43,7 @@ class Network(ABC):
     def pass_on(self, hidden: torch.Tensor, count: int) -> bool:
         """Leave the first ``count`` of the states of a pass to the next stage. False: they are for nobody else."""
         if self.passage is not None and self.passes_on:
-            self.passage.leaving = hidden[:count]
+            self.passage.leave(hidden[:count])
         return self.passes_on
 
     @abstractmethod

@@ -26,6 +26,22 @@ class Passage:
         if not self.stage.first:
             self.place = torch.zeros((most_tokens, hidden), dtype=dtype, device=device)
 
+    def bring(self, stream: torch.Tensor) -> None:
+        """The next pass begins with ``stream`` [T, H]."""
+        if self.place is None:
+            self.entering = stream
+        else:
+            self.place[: len(stream)].copy_(stream, non_blocking=True)
+
+    def leave(self, hidden: torch.Tensor) -> None:
+        """A pass ends with these states."""
+        self.leaving = hidden
+
+    def take(self) -> torch.Tensor | None:
+        """What a pass has left, once."""
+        leaving, self.leaving = self.leaving, None
+        return leaving
+
     def enter(self, count: int, hidden: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """The stream [count, hidden] with which a pass begins. It may be written to."""
         if self.place is not None:

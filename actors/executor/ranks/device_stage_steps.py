@@ -34,7 +34,8 @@ class DeviceStageSteps(StageSteps):
     ) -> None:  # fmt: skip
         super().__init__(ring, passage, model, state)
         self._waiting, self._pinned = waiting, model.parameters.device.type == "cuda"
-        ring.pinned = self._pinned
+        if self._pinned:
+            ring.pin()
         if passage.stage.first:  # the first time something is compiled
             nowhere = np.array([-1], np.int32)
             self._store(np.zeros(1, np.int32), nowhere, torch.zeros(1, dtype=torch.int32))
@@ -44,10 +45,6 @@ class DeviceStageSteps(StageSteps):
             return super()._take(step, digest)
         with self._waiting():
             return super()._take(step, digest)
-
-    def _enter(self, stream: torch.Tensor) -> None:
-        assert self._passage.place is not None
-        self._passage.place[: len(stream)].copy_(stream, non_blocking=True)
 
     def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> Departure | None:
         """As of :class:`WholeSteps`."""

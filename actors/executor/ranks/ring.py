@@ -46,8 +46,11 @@ class Ring:
         self._inbox: queue.SimpleQueue[tuple[int, int, torch.Tensor] | EngineError] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[tuple[bytes, torch.Tensor] | None] = queue.SimpleQueue()
         self._sockets: list[socket.socket] = []
-        self.pinned = False
-        """Whether what arrives lies in page-locked memory, from which a GPU copies while the host goes on."""
+        self._pinned = False
+
+    def pin(self) -> None:
+        """Put what arrives into page-locked memory, from which a GPU copies while the host goes on."""
+        self._pinned = True
 
     def connect(self, world: Comm) -> None:
         """Connect to both neighbours, whose addresses are told over ``world``.
@@ -149,7 +152,7 @@ class Ring:
                 generation, step, digest, length = HEADER.unpack(read_exactly(connection, HEADER.size))
                 if generation != self._generation:
                     raise OSError(f"it is of generation {generation}, not {self._generation}")
-                payload = torch.empty(length, dtype=torch.uint8, pin_memory=self.pinned and length > 0)
+                payload = torch.empty(length, dtype=torch.uint8, pin_memory=self._pinned and length > 0)
                 fill(connection, payload.numpy().data)
                 self._inbox.put((step, digest, payload))
         except OSError as error:

@@ -37,6 +37,10 @@ class Unknown:
     slots: Int32Array
     positions: Int32Array
 
+    def forget(self) -> None:
+        """Nobody needs its tokens."""
+        self.slots = self.positions = np.empty(0, np.int32)
+
 
 Departure: TypeAlias = Callable[[Int32Array], None]
 """What sends on what a step has come to, once the device has computed it; gets the tokens that it sampled."""
@@ -88,14 +92,10 @@ class StageSteps(WholeSteps):
         dtype, hidden = model.parameters.dtype, model.config.hidden_size
         if len(payload) != work.num_tokens * hidden * dtype.itemsize:
             raise EngineError(f"step {step}: {len(payload)} bytes were passed on for {work.num_tokens} tokens")
-        self._enter(payload.view(dtype).view(work.num_tokens, hidden))
+        self._passage.bring(payload.view(dtype).view(work.num_tokens, hidden))
 
     def _take(self, step: int, digest: int) -> torch.Tensor:
         return self._ring.take(step, digest)
-
-    def _enter(self, stream: torch.Tensor) -> None:
-        """The next pass begins with ``stream`` [T, H], which is on the host."""
-        self._passage.entering = stream
 
     def end(self, step: int, work: StepWork, sampled: torch.Tensor | None) -> Departure | None:
         """As of :class:`WholeSteps`."""
@@ -105,8 +105,7 @@ class StageSteps(WholeSteps):
 
     def _left(self) -> torch.Tensor | None:
         """What the step leaves to the next stage [T, H], on the host, or on its way to it."""
-        leaving, self._passage.leaving = self._passage.leaving, None
-        return leaving
+        return self._passage.take()
 
     def _departure(self, step: int, work: StepWork, leaving: torch.Tensor | None) -> Departure:
         """What sends on what has been computed of the step that was begun last."""
@@ -122,9 +121,8 @@ class StageSteps(WholeSteps):
 
     def _forget(self) -> None:
         """Nobody needs the tokens that are still to come."""
-        none = np.empty(0, np.int32)
         for each in self._unknown:
-            each.slots, each.positions = none, none
+            each.forget()
 
     def _take_tokens(self, slots: Int32Array) -> None:
         """Store tokens in their slots: those that have come, and all that these ``slots`` wait for."""

@@ -45,6 +45,14 @@ class Follower:
         else:
             self.matcher.consume_tokens(self.output)
 
+    def stop(self) -> None:
+        """There is nothing left to follow."""
+        self.over = True
+
+    def give_up(self) -> None:
+        """It cannot be followed any further."""
+        self.broken = True
+
     def find_break(self, drafts: list[int], masks: torch.Tensor) -> int | None:
         """The matcher has failed at one of the masks [., ceil(V / 32)] before and behind ``drafts``: behind how many of
         them, None if it does not fail again. Masks before that one are filled once more. The matcher begins anew, as

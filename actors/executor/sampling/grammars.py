@@ -142,7 +142,7 @@ class Grammars:
     def _leave(self, slots: Collection[int]) -> None:
         for slot in slots:
             if (follower := self._followers.pop(slot, None)) is not None:
-                follower.over = True
+                follower.stop()
 
     def masks(self, work: StepWork) -> torch.Tensor:
         """What the constrained rows of a step may sample [C, ceil(V / 32)] int32, one bit per token, on the host. The
@@ -164,7 +164,7 @@ class Grammars:
         for row, width, place, follower in zip(runs.rows, runs.widths, runs.places, runs.followers, strict=True):
             if follower.broken and not follower.over:
                 work.broken.append(row)
-                follower.over = True
+                follower.stop()
             if follower.over:
                 self._masks[place : place + width] = -1
         return self._masks[: len(work.constrained)]
@@ -227,7 +227,7 @@ class Grammars:
         drafts = self._drafts_of(follower, width)
         number = follower.find_break(drafts, self._masks[runs.places[place] :]) if drafts else 0
         if number == 0:
-            follower.broken = True
+            follower.give_up()
         elif number is not None:
             work.broken.append(runs.rows[place] + number)
 
@@ -249,7 +249,7 @@ class Grammars:
                 continue
             for turn, token in enumerate(tokens[place]):
                 if token in self._ends:
-                    follower.over = True
+                    follower.stop()
                     break
                 follower.output.append(token)
                 if turn == len(turns):

@@ -26,7 +26,6 @@ from pagebus.bus.messages import Int32Array, StepPlan, StepResult
 class EngineStats:
     """Running totals since the engine became ready; each field is written by one thread."""
 
-    ready_s: float = 0.0
     steps: int = 0
     busy_s: float = 0.0
     """Seconds in which the device worked on steps: by events on CUDA, by the clock on a CPU."""
@@ -34,6 +33,19 @@ class EngineStats:
     """Seconds in which the device thread validated and launched steps."""
     kernels: dict[StepKernels, int] = field(default_factory=dict)
     """Number of steps by the kernels that they ran. Written by the device thread."""
+
+    def ran(self, kernels: StepKernels) -> None:
+        """A step runs these kernels."""
+        self.kernels[kernels] = self.kernels.get(kernels, 0) + 1
+
+    def launched(self, host_s: float) -> None:
+        """The device thread has launched a step in so long a time."""
+        self.host_s += host_s
+
+    def completed(self, busy_s: float) -> None:
+        """The device has worked so long on a step."""
+        self.steps += 1
+        self.busy_s += busy_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +131,7 @@ class Completion:
             copied_step=copied_step,
             busy_s=busy_s,
         )
-        self.stats.steps += 1
-        self.stats.busy_s += busy_s
+        self.stats.completed(busy_s)
         self._on_result(result)
 
 

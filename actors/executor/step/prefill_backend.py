@@ -56,6 +56,10 @@ class PrefillBackend:
     def __len__(self) -> int:
         return len(self._batches)
 
+    def spare(self, plan_s: float) -> None:
+        """Requests wait for plans from now on, for so many seconds each."""
+        self.plan_s = plan_s
+
     def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
         """The parts of prompts that another backend than the default attends.
 

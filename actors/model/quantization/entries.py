@@ -18,6 +18,10 @@ class Entries:
     def __contains__(self, key: str) -> bool:
         return self.raw.get(key) is not None
 
+    def replace(self, key: str, value: object) -> None:
+        """Read this field as ``value`` from now on."""
+        self.raw = {**self.raw, key: value}
+
     def get(self, key: str, default: Any = None) -> Any:
         """The field as it is; null counts as left out."""
         value = self.raw.get(key)

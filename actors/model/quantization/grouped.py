@@ -77,5 +77,5 @@ def _flat(entries: Entries) -> bool:
     """``modules_in_block_to_quantize`` is a list of names, or of lists of such."""
     given = entries.get("modules_in_block_to_quantize")
     if isinstance(given, list) and given and all(isinstance(each, list) for each in given):
-        entries.raw = {**entries.raw, "modules_in_block_to_quantize": [name for each in given for name in each]}
+        entries.replace("modules_in_block_to_quantize", [name for each in given for name in each])
     return given is not None

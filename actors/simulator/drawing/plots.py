@@ -37,6 +37,14 @@ class Run:
     latencies: dict[str, list[Point]] = field(default_factory=dict)
     """(milliseconds, share of values up to it) by name."""
 
+    def has_blocks(self, num_blocks: int) -> None:
+        """The executor has so many blocks."""
+        self.num_blocks = num_blocks
+
+    def show_latencies(self, curves: dict[str, list[Point]]) -> None:
+        """Draw these curves."""
+        self.latencies = curves
+
     def halve(self) -> None:
         """Forget every other sample."""
         for column in (self.times, self.held, self.listed, self.running, self.waiting, self.maps):

@@ -60,6 +60,11 @@ class Trace:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def shorten(self, most_prompt: int, most_output: int) -> None:
+        """Cut prompts and outputs that have more tokens."""
+        self.prompt_tokens = self.prompt_tokens.clip(max=most_prompt)
+        self.output_tokens = self.output_tokens.clip(max=most_output)
+
 
 def make_trace(prompt_tokens: Any, output_tokens: Any, arrival_s: Any = 0.0, **columns: Any) -> Trace:
     """A trace from lengths; other columns may be single values, and have their defaults. Requests keep their order."""

@@ -27,7 +27,7 @@ async def test_life_in_order() -> None:
 async def test_says_once_that_it_is_ready() -> None:
     """Behind its start, before it serves, to whoever runs it."""
     actor = Waiter(LeaseBus())
-    actor.on_ready = lambda: actor.steps.append("ready")
+    actor.when_ready(lambda: actor.steps.append("ready"))
     running = await begin(actor)
     await end(actor, running)
     assert actor.steps == ["start", "ready", "serve", "drain", "stop"]

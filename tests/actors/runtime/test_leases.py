@@ -56,7 +56,7 @@ async def test_whoever_slept_while_the_bus_was_started_anew_waits_for_objections
     bus = LeaseBus()
     actor = Sleeper(bus)
     bus.held = False
-    actor.on_ready = actor._bus_restarted
+    actor.when_ready(actor._bus_restarted)
     running = await begin(actor)
     await until_beat(bus)
     bus.held, bus.fenced = True, succeeded

@@ -189,7 +189,7 @@ class Background:
                         if not checked and await self._context.responses.is_cancelled(response_id):
                             self._context.inbox.cancel(response_id)  # again: the first time it may not have begun
                         checked = True
-                charge.used_tokens = used_tokens(events)
+                charge.settle(used_tokens(events))
         except ApiError as error:
             if error.code == ASKED_ELSEWHERE:
                 raise

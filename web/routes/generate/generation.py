@@ -79,8 +79,8 @@ async def answer(
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
     size = num_bytes(parsed, request.content_length)
     call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size)
-    call.interval = max(parsed.stream_options.interval, context.settings.stream_interval)
-    call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
+    interval = max(parsed.stream_options.interval, context.settings.stream_interval)
+    call.answer_as(public_id, interval=interval, tells_times=context.settings.enable_per_request_metrics)
     delivered = False
     deadline = None
     if parsed.timeout_s is not None:
@@ -96,8 +96,8 @@ async def answer(
         if deadline is not None:
             deadline.cancel()
         goes_on = context.inbox.close(call, delivered=delivered)
-        charge.delivered, charge.stays_s = delivered, context.settings.resume_timeout_s * goes_on
-        charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
+        charge.settle(sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests))
+        charge.part(delivered=delivered, stays_s=context.settings.resume_timeout_s * goes_on)
 
 
 def _public_id(request: web.Request, endpoint: Endpoint, resumption: Resumption | None) -> str:

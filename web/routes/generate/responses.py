@@ -74,7 +74,7 @@ async def _create(request: web.Request) -> web.StreamResponse:
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
-            charge.used_tokens = 0  # charged where it is computed; this only checked for room
+            charge.settle(0)  # charged where it is computed; this only checked for room
             record = {**kept, "response": events.response}
             await context.responses.reserve(record, parsed.sampling.max_tokens)
             await context.responses.queue(record)
@@ -82,7 +82,7 @@ async def _create(request: web.Request) -> web.StreamResponse:
             try:
                 return await _in_foreground(request, wanted, parsed, events, kept)
             finally:
-                charge.used_tokens = used_tokens(events)
+                charge.settle(used_tokens(events))
     if wanted.stream:
         return await stream(request, context.responses.events(events.response["id"], -1))
     return json_response({**events.response, "status": "queued"})

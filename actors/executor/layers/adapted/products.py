@@ -27,6 +27,10 @@ class AdapterPass(threading.local):
         """For the pass that follows."""
         self.plan, self.last = plan, last
 
+    def begin_logits(self, rows: AdapterPlan | None) -> None:
+        """For the logits that follow."""
+        self.rows = rows
+
     def keep_last(self) -> None:
         """From here on the pass has the last tokens only."""
         self.plan = self.last

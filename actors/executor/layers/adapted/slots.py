@@ -69,11 +69,11 @@ class AdapterSlots:
     @contextmanager
     def _of_rows(self, adapters: torch.Tensor, starts: torch.Tensor) -> Iterator[None]:
         """In this block logits are of rows with these places."""
-        self._current.rows = self._ops.plan_adapters(adapters, starts, len(adapters))
+        self._current.begin_logits(self._ops.plan_adapters(adapters, starts, len(adapters)))
         try:
             yield
         finally:
-            self._current.rows = None
+            self._current.begin_logits(None)
 
     def sampled(self, slots: torch.Tensor) -> AbstractContextManager[None]:
         """In this block logits are of one token of each of these ``slots`` [N]."""

@@ -194,7 +194,7 @@ def test_a_step_is_sent_once_it_is_computed(two: Two) -> None:
 def test_a_stage_does_not_write_to_what_enters(two: Two) -> None:
     """A pass that is replayed begins with what has entered, whatever the one before has done to it."""
     _, last, _ = two
-    last._enter(torch.ones(2, HIDDEN))
+    last._passage.bring(torch.ones(2, HIDDEN))
     for _ in range(2):
         stream = last._passage.enter(4, HIDDEN, torch.float32, torch.device("cpu"))
         assert stream.tolist() == [[1.0] * HIDDEN] * 2 + [[0.0] * HIDDEN] * 2

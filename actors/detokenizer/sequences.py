@@ -98,19 +98,19 @@ class Sequences:
             spaces=sampling.spaces_between_special_tokens,
         )
         stops = StopMatcher(sampling.stop, include=sampling.include_stop_str_in_output) if any(sampling.stop) else None
-        state = SequenceState(message, text, stops)
-        if sampling.return_token_ids or sampling.logprobs is not None:
-            state.tokens = UnsentTokens()
-        if sampling.repetition_detection is not None:
-            state.repetition = RepetitionDetector(sampling.repetition_detection)
-        if len(message.prediction_token_ids):
-            state.prediction = PredictionMatcher(message.prediction_token_ids.tolist())
+        repetition, predicted = sampling.repetition_detection, message.prediction_token_ids
+        state = SequenceState(
+            message,
+            text,
+            stops,
+            tokens=UnsentTokens() if sampling.return_token_ids or sampling.logprobs is not None else None,
+            prompt=_prompt_of(message),
+            repetition=None if repetition is None else RepetitionDetector(repetition),
+            prediction=PredictionMatcher(predicted.tolist()) if len(predicted) else None,
+        )
         self._live[message.sequence_id] = state
         self._by_request.setdefault(message.request_id, []).append(message.sequence_id)
-        if message.pooled_from is not None:
-            state.prompt = PooledPrompt(message, message.pooled_from)
-        elif len(message.prompt_token_ids):
-            state.prompt = PromptScores(message)
+        if isinstance(state.prompt, PromptScores):
             self._tell_prompt(state)
         self._replay(state)
 
@@ -234,7 +234,7 @@ class Sequences:
             reply = state.prompt.reply(self._decoder)
             self._output.prompts.append((state.started.ingress, reply))
             self._output.copies += [(ingress, reply) for ingress in state.started.others]
-            state.prompt = None
+            state.prompt_told()
 
     def _advance(self, rows: list[_Row]) -> None:
         """One token each for different live sequences: text, stop strings, ends."""
@@ -302,7 +302,7 @@ class Sequences:
         self._close(state, reason, stop_reason)
 
     def _close(self, state: SequenceState, reason: FinishReason, stop_reason: str | int | None) -> None:
-        state.finish_reason, state.stop_reason = reason, stop_reason
+        state.finish(reason, stop_reason)
         self._touched[state.started.sequence_id] = state
         self._remove(state)
 
@@ -338,3 +338,10 @@ class Sequences:
         siblings.remove(started.sequence_id)
         if not siblings:
             del self._by_request[started.request_id]
+
+
+def _prompt_of(message: SequenceStarted) -> PromptScores | PooledPrompt | None:
+    """What is to be said about the prompt, if anything."""
+    if message.pooled_from is not None:
+        return PooledPrompt(message, message.pooled_from)
+    return PromptScores(message) if len(message.prompt_token_ids) else None

@@ -44,6 +44,14 @@ class SequenceState:
         """Where its text goes."""
         return self.started.ingress, *self.started.others
 
+    def prompt_told(self) -> None:
+        """Nothing more is to be sent about the prompt."""
+        self.prompt = None
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
+        """Its text is over."""
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
     def is_silent(self, end: int) -> bool:
         """Whether the token that ended it is no text: it is only for a client that wants to see what stopped it.
 

@@ -112,6 +112,10 @@ class BeamSearch:
         """Tokens of each running beam."""
         return len(self._steps)
 
+    def limit_to(self, max_tokens: int) -> None:
+        """End all beams there at the latest."""
+        self.max_tokens = max_tokens
+
     @property
     def num_candidates(self) -> int:
         """How many of the most likely tokens of each beam a step needs: ``width`` must be left if all end tokens are

@@ -5,20 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import numpy as np
 
-from pagebus.actors.model.block_hash import hash_blocks, hash_next, hashes_from_array
-from pagebus.actors.scheduler.beam_search import BeamSearch, Count, peak_blocks
-from pagebus.actors.scheduler.order import INTERACTIVE, JOB, Key, Order, arrival
-from pagebus.actors.scheduler.readers import Reader, Readers
+from pagebus.actors.model.block_hash import hash_blocks, hash_next
+from pagebus.actors.scheduler.beam_search import BeamSearch
+from pagebus.actors.scheduler.held_blocks import HeldBlocks
+from pagebus.actors.scheduler.order import INTERACTIVE, Key
+from pagebus.actors.scheduler.progress import Progress
+from pagebus.actors.scheduler.readers import Readers
 from pagebus.actors.scheduler.sequence_output import Scores
 from pagebus.actors.scheduler.states import IN_SLOT, QUEUED, TRANSITIONS, State
-from pagebus.bus.messages import END_NONE, AdapterSource, AlsoReads, Int32Array, SamplingParams, TokenizedRequest
+from pagebus.bus.messages import END_NONE, AdapterSource, Int32Array, SamplingParams
 
-SEQUENCE_IDS = 2**20
-"""Ids of sequences that live at the same time differ modulo this."""
 SUSPECT_LOSSES, MOST_LOSSES = 2, 6
 """Consecutive executors lost under a sequence without a new token: after the first number it runs apart from other
 suspects, after the second its request fails. Executors that are killed every few seconds on a busy machine took four
@@ -26,7 +25,7 @@ from under a request that was not to blame."""
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class Request(Progress):
     """A client's request. It ends when all of its ``sequences`` have ended. ``queued``: none of them has run yet.
 
     ``priority_class`` and ``deadline_s``: its place in the order (:mod:`pagebus.actors.scheduler.order`). ``start_s``:
@@ -35,10 +34,6 @@ class Request:
     sequence started. ``readers``: the destinations of its replies; ``away``: there is none at present. ``settled``:
     nothing of it is kept once it has ended. ``prediction``: tokens that its outputs are expected to resemble.
     ``adapter``: what its tokens are computed with beside the model.
-
-    Reported only: ``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences, how
-    many drafts were verified and accepted in slots that these have left (``num_drafted``, ``num_accepted``),
-    ``num_output``, their output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times.
     """
 
     id: str
@@ -57,22 +52,10 @@ class Request:
     num_cached: int | None = None
     away: bool = False
     settled: bool = False
-    priority: int = 0
-    taken_s: float = 0.0
-    tokenized_s: float = 0.0
-    started_s: float = 0.0
-    first_token_s: float = 0.0
-    ended_s: float = 0.0
-    num_preemptions: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_output: int = 0
-    aborted: bool = False
     client: str = ""
     weight: float = 1.0
     start_s: float = 0.0
     num_charged: int = 0
-    traced: bool = False
     prediction: array[int] = field(default_factory=lambda: array("i"))
     adapter: AdapterSource | None = None
 
@@ -81,42 +64,72 @@ class Request:
         """That of its adapter; empty: it has none."""
         return "" if self.adapter is None else self.adapter.digest
 
+    def charge(self, num_tokens: int, start_s: float) -> None:
+        """Its client was charged so many tokens, by which it starts at ``start_s``."""
+        self.num_charged = num_tokens
+        self.deadline_s += start_s - self.start_s
+        self.start_s = start_s
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Swapped:
-    """A preempted sequence's copy in the host tier: its first ``num_tokens`` tokens lie in ``host_blocks`` of this
-    replica, from its block ``first_block`` on. The last block may be partly filled. ``windowed_hosts``: what the
-    sequence had in ``windowed``, from block ``first_windowed`` on."""
+    def promote(self, deadline_s: float) -> None:
+        """Turn a job into an interactive request."""
+        self.priority_class, self.deadline_s = INTERACTIVE, deadline_s
 
-    replica: str
-    host_blocks: list[int]
-    num_tokens: int
-    first_block: int = 0
-    windowed_hosts: list[int] = field(default_factory=list)
-    first_windowed: int = 0
+    def has_run(self) -> bool:
+        """One of its sequences runs, or none ever will; returns whether it was queued until now."""
+        was_queued, self.queued = self.queued, False
+        return was_queued
 
-    @property
-    def hosts(self) -> list[int]:
-        """All host blocks."""
-        return self.host_blocks + self.windowed_hosts
+    def deliver_by(self, detokenizer: str | None) -> None:
+        """Have this detokenizer make its text; None: nobody does."""
+        self.detokenizer = detokenizer
+
+    def found_cached(self, num_tokens: int) -> None:
+        """So much of its prompt was cached, if this is its first start."""
+        if self.num_cached is None:
+            self.num_cached = num_tokens
+
+    def client_left(self) -> None:
+        """There is no client at present."""
+        self.away = True
+
+    def client_came(self) -> None:
+        """There is a client again."""
+        self.away = False
+
+    def sequence_begins(self) -> None:
+        """One more sequence lives."""
+        self.num_live += 1
+
+    def sequence_ends(self) -> None:
+        """One sequence less lives."""
+        self.num_live -= 1
+
+    def abort(self) -> None:
+        """Nobody waits for it any more."""
+        self.aborted = self.num_live > 0
+
+    def settle(self) -> None:
+        """Keep nothing of it once it has ended."""
+        self.settled = True
+
+    def close(self) -> None:
+        """Sum up its output and drop its sequences: they know their request, and without the cycle both are freed at
+        once."""
+        self.num_output = sum(len(each.tokens) - len(self.prompt) for each in self.sequences)
+        self.sequences = []
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(HeldBlocks):
     """One growing token sequence.
 
     ``tokens`` holds the prompt and the known output. While it runs, its newest tokens, less than one block, are only in
-    the replica's ``SlotTable``. ``hashes[i]`` is the hash of full block i, as far as computed. ``replica`` names the
-    replica that it runs on, and ``blocks`` is its block table there, from its block ``first_block`` on: those before
-    lie behind the model's sliding window and are not held. Where only some layers have a window, ``blocks`` are pages
-    of the others, and ``windowed`` those of the layers with one: block by block from ``first_windowed`` on, each as
-    many pages as its replica has ``windowed_pages``. ``order`` is unique and grows with arrival. ``limit`` is the
-    number of tokens (prompt + output) at which it ends on its present replica.
-
-    ``copied``: a pending copy on write of a block as (source pages, own pages), made by the next plan; the sources are
-    retained until then. ``num_losses``: consecutive replicas lost under it without a new token, counted from
-    ``num_tokens_at_loss``. ``beam_group``: the beam group that it belongs to. ``started``: its request's detokenizer
-    has been sent it. ``end``: how its tokens ended it. ``scores``: log probabilities requested for it.
+    the replica's ``SlotTable``. ``hashes[i]`` is the hash of full block i, as far as computed. ``order`` is unique and
+    grows with arrival. ``limit`` is the number of tokens (prompt + output) at which it ends on its present replica.
+    ``last_step``: the last step that computed it in a slot that it has left. ``beam_group``: the beam group that it
+    belongs to. ``started``: its request's detokenizer has been sent it. ``end``: how its tokens ended it. ``scores``:
+    log probabilities requested for it. ``num_losses``: consecutive replicas lost under it without a new token, counted
+    from ``num_tokens_at_loss``.
     """
 
     id: int
@@ -128,20 +141,12 @@ class Sequence:
     tokens: array[int]
     hashes: list[bytes]
     state: State = State.WAITING
-    replica: str | None = None
     slot: int = -1
-    blocks: list[int] = field(default_factory=list)
-    first_block: int = 0
-    windowed: list[int] = field(default_factory=list)
-    first_windowed: int = 0
-    num_cached: int = 0
     started: bool = False
     produced: bool = False
     last_step: int = 0
     leader: Sequence | None = None
     looked_up: bool = False
-    copied: tuple[list[int], list[int]] | None = None
-    swapped: Swapped | None = None
     scores_again: bool = False
     end: int = END_NONE
     scores: Scores = field(default_factory=Scores)
@@ -164,6 +169,62 @@ class Sequence:
         )
         self.state = state
 
+    def enter_slot(self, slot: int) -> None:
+        """It has a slot."""
+        self.slot = slot
+
+    def leave_slot(self, last_step: int) -> None:
+        """It has none any more; ``last_step`` is the last that computes it there."""
+        self.slot, self.last_step = -1, last_step
+
+    def limit_to(self, num_tokens: int) -> None:
+        """End it there at the latest."""
+        self.limit = min(self.limit, num_tokens)
+
+    def look_up(self) -> None:
+        """Its prompt was looked up in a prefix index."""
+        self.looked_up = True
+
+    def wait_for_disk(self, contents: Iterable[bytes]) -> None:
+        """These are read from a disk for it."""
+        self.disk_reads = tuple(contents)
+
+    def wait_for_pulls(self, numbers: tuple[int, ...] | None) -> None:
+        """These are pulled for it; None: it waits for none any more."""
+        self.pulls = numbers
+
+    def announce(self) -> None:
+        """Its request's detokenizer has been sent it."""
+        self.started = True
+
+    def silence(self) -> None:
+        """No detokenizer makes its text any more."""
+        self.started = False
+
+    def got_first_token(self) -> None:
+        """It has produced a token."""
+        self.produced = True
+
+    def end_by(self, end: int) -> None:
+        """Its tokens have ended it in this way."""
+        self.end = end
+
+    def score_again(self) -> None:
+        """Have the scores of its prompt computed once more."""
+        self.scores_again = True
+
+    def search_with(self, group: BeamGroup) -> None:
+        """It leads a beam search."""
+        self.beam_group = group
+
+    def fork(self, tokens: array[int], beam: int) -> None:
+        """Become this beam of its group, of these tokens."""
+        self.tokens, self.choice_index = tokens, beam
+
+    def share_hashes(self, hashes: list[bytes]) -> None:
+        """Its full blocks are those with these hashes."""
+        self.hashes = hashes
+
     @property
     def entered(self) -> bool:
         """Whether it is in its executor's batch."""
@@ -183,33 +244,6 @@ class Sequence:
     def at_rest(self) -> State:
         """Its state without a slot once all of its tokens are known."""
         return State.WAITING if self.swapped is None else State.SWAPPED
-
-    @property
-    def end_block(self) -> int:
-        """How many blocks its table has room for on this replica, with those before ``first_block``."""
-        return self.first_block + len(self.blocks)
-
-    @property
-    def pages(self) -> list[int]:
-        """All that it holds of the device's pool."""
-        return self.blocks + self.windowed if self.windowed else self.blocks
-
-    @property
-    def first_kept(self) -> int:
-        """The first block of which it holds all pages."""
-        return max(self.first_block, self.first_windowed)
-
-    def give_back(self, keep: int, windowed_pages: int) -> list[int]:
-        """Remove the pages of layers with windows before block ``keep`` from its table, and return them."""
-        if windowed_pages:
-            count = (keep - self.first_windowed) * windowed_pages
-            gone, self.windowed, self.first_windowed = self.windowed[:count], self.windowed[count:], keep
-            return gone
-        count = keep - self.first_block
-        gone = self.blocks[:count]
-        del self.blocks[:count]
-        self.first_block = keep
-        return gone
 
     @property
     def keeps_all(self) -> bool:
@@ -338,62 +372,27 @@ class BeamGroup:
         """Whether every running beam has a member."""
         return None not in self.beams
 
+    def expect(self, num_candidates: int) -> None:
+        """Expect candidates of every running beam."""
+        self.num_missing, shape = len(self.beams), (len(self.beams), num_candidates)
+        self.top_ids, self.top_bits = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+
+    def record(self, beam: int, top_ids: Int32Array, top_bits: Int32Array) -> bool:
+        """Store the candidates of one beam; returns whether those of all beams are there."""
+        self.top_ids[beam], self.top_bits[beam] = top_ids, top_bits
+        self.num_missing -= 1
+        return not self.num_missing
+
+    def gather(self, others: list[Sequence]) -> None:
+        """The leader has a slot, and so have the ``others``, which have no beams yet."""
+        self.members, self.parked = [self.leader, *others], others
+        self.beams = [None] * len(self.search.scores)
+        self.beams[self.leader.choice_index] = self.leader
+
+    def start_round(self, num_beams: int) -> None:
+        """The beams that continue are about to be assigned."""
+        self.beams, self.parked = [None] * num_beams, []
+
     def disband(self) -> None:
         """Reduce the group to its leader, after all members have left their slots."""
         self.members, self.parked, self.beams = [self.leader], [], []
-
-
-def blocks_needed(request: Request, num_tokens: Count, block_size: int) -> Count:
-    """Blocks that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams."""
-    return peak_blocks(len(request.prompt), num_tokens, max(1, request.sampling.beam_width), block_size)
-
-
-def seed_of(request_id: str, sampling: SamplingParams, choice_index: int) -> int:
-    """The sampling seed of one sequence: the client's, or one derived from the request id, plus the choice index;
-    a signed 64-bit number."""
-    seed = sampling.seed
-    if seed is None:
-        seed = int.from_bytes(blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "little")
-    return (seed + choice_index + 2**63) % 2**64 - 2**63
-
-
-def make_request(
-    message: TokenizedRequest, eos_token_ids: tuple[int, ...], order: Order, others: Iterable[AlsoReads] = ()
-) -> Request:
-    """The request without its sequences. End tokens are the client's and, unless ignored, the model's."""
-    sampling = message.sampling
-    ends = dict.fromkeys(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        ends.update(dict.fromkeys(eos_token_ids))
-    return Request(
-        id=message.request_id,
-        readers=Readers(
-            *(Reader(each.ingress, each.attempt, each.asked) for each in others),
-            Reader(message.ingress, message.attempt, message.asked),
-        ),
-        sampling=sampling,
-        priority_class=JOB if message.is_job else INTERACTIVE,
-        deadline_s=order.deadline_s(message.arrived_s, message.priority, is_job=message.is_job),
-        salt=message.cache_salt,
-        arrived_s=message.arrived_s,
-        prompt=array("i", message.prompt_token_ids.tobytes()),
-        end_token_ids=tuple(ends),
-        priority=message.priority,
-        taken_s=message.taken_s,
-        tokenized_s=message.tokenized_s,
-        client=message.client,
-        weight=message.weight,
-        start_s=arrival(message.arrived_s),
-        traced=message.traced,
-        prediction=array("i", message.prediction_token_ids.tobytes()),
-        adapter=message.adapter,
-    )
-
-
-def prompt_hashes(message: TokenizedRequest, block_size: int) -> list[bytes]:
-    """Hashes of the prompt's full blocks: the tokenizer's, or recomputed here if its block size differs."""
-    prompt = message.prompt_token_ids
-    if len(message.block_hashes) == len(prompt) // block_size * 4:
-        return hashes_from_array(message.block_hashes)
-    digest = "" if message.adapter is None else message.adapter.digest
-    return hash_blocks(prompt, block_size, salt=message.cache_salt, adapter=digest)

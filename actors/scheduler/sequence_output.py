@@ -44,6 +44,13 @@ class SequenceOutput:
     end: int = END_NONE
     scores: Scores = field(default_factory=Scores)
 
+    def add(self, token: int, end: int, score: RowScore | None) -> None:
+        """Append the next token; its score only if those of all before it are there."""
+        if score is not None and len(self.scores) == len(self.tokens):
+            self.scores.add(score)
+        self.tokens.append(token)
+        self.end = end
+
 
 @dataclass(frozen=True, slots=True)
 class RowScore:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pagebus.actors.scheduler.core.lifecycle import SEQUENCE_IDS
 from pagebus.actors.scheduler.replica.drafts.runs import turns
-from pagebus.actors.scheduler.request import SEQUENCE_IDS
 from pagebus.actors.simulator.histogram import Histogram
 from pagebus.actors.simulator.recording.trace import Trace
 from pagebus.actors.simulator.simulation import Observer, Simulation

@@ -103,9 +103,11 @@ ROOMS: dict[str, str] = {
     ),
     "actors.scheduler.events": "actors.scheduler.request bus.messages",
     "actors.scheduler.request": (
-        "actors.scheduler.states actors.scheduler.readers actors.scheduler.sequence_output "
-        "actors.scheduler.beam_search actors.scheduler.order actors.model bus.messages"
+        "actors.scheduler.held_blocks actors.scheduler.progress actors.scheduler.states actors.scheduler.readers "
+        "actors.scheduler.sequence_output actors.scheduler.beam_search actors.scheduler.order actors.model bus.messages"
     ),
+    "actors.scheduler.held_blocks": "",
+    "actors.scheduler.progress": "",
     "actors.scheduler.states": "",
     "actors.scheduler.readers": "",
     "actors.scheduler.kv": "actors.model bus.messages",
@@ -230,6 +232,8 @@ PURE = (
     "actors.scheduler.kv",
     "actors.scheduler.events",
     "actors.scheduler.request",
+    "actors.scheduler.held_blocks",
+    "actors.scheduler.progress",
     "actors.scheduler.states",
     "actors.scheduler.readers",
     "actors.scheduler.sequence_output",

@@ -95,7 +95,7 @@ def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet,
     if offer.loan is not None:
         if offer.loan.saved_tokens > 0:
             kept = offer.cached_blocks + offer.windowed.cached
-            sequence.pulls = pulls.begin(replica, offer.loan, kept, fleet.named)
+            sequence.wait_for_pulls(pulls.begin(replica, offer.loan, kept, fleet.named))
             for name in (*offer.loan.lenders, replica.name):
                 fleet.touch(fleet.named(name))
             fleet.refresh()
@@ -116,7 +116,7 @@ def _bind(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet) -> N
     if sequence.swapped is not None and sequence.swapped.replica != replica.name:
         fleet.named(sequence.swapped.replica).host_tier.forget(sequence)
     replica.bind(sequence, offer)
-    sequence.pulls = None
+    sequence.wait_for_pulls(None)
     fleet.touch(replica)
     fleet.refresh()
 

@@ -24,17 +24,17 @@ from pagebus.bus.messages import (
 from pagebus.bus.messages.field_types import no_ints
 
 
-def started(sequence: Sequence, num_cached: int) -> Iterator[SequenceStarted]:
+def started(sequence: Sequence) -> Iterator[SequenceStarted]:
     """Announcements of a sequence with all of its output so far; of a finished beam search, one per choice, best
     first."""
     if sequence.beam_group is None:
         tokens = sequence.tokens[len(sequence.request.prompt) :]
         output = SequenceOutput(tokens, sequence.end, sequence.scores)
-        yield _started(sequence, sequence.id, sequence.choice_index, output, num_cached)
+        yield _started(sequence, sequence.id, sequence.choice_index, output)
         return
     choices = zip(sequence.beam_group.choice_ids, _beams(sequence.beam_group), strict=True)
     for choice_index, (choice_id, output) in enumerate(choices):
-        yield _started(sequence, choice_id, choice_index, output, num_cached)
+        yield _started(sequence, choice_id, choice_index, output)
 
 
 def void(sequence: Sequence) -> Iterator[SequenceEnded]:
@@ -68,9 +68,7 @@ def _beams(group: BeamGroup) -> Iterator[SequenceOutput]:
         yield SequenceOutput(array("i", found.tokens.tobytes()), found.end, scores)
 
 
-def _started(
-    sequence: Sequence, sequence_id: int, choice_index: int, output: SequenceOutput, num_cached: int
-) -> SequenceStarted:
+def _started(sequence: Sequence, sequence_id: int, choice_index: int, output: SequenceOutput) -> SequenceStarted:
     request, sampling, scores = sequence.request, sequence.request.sampling, output.scores
     ingress, *others = request.readers.ingresses
     tells_prompt = sampling.returns_prompt and not sampling.pooling and choice_index == 0
@@ -80,7 +78,7 @@ def _started(
         choice_index=choice_index,
         ingress=ingress,
         num_prompt_tokens=len(request.prompt),
-        num_cached_tokens=num_cached,
+        num_cached_tokens=sequence.request.num_cached or 0,
         max_tokens=sequence.limit - len(request.prompt),
         sampling=_for_text(sampling),
         arrived_s=request.arrived_s,

@@ -198,8 +198,7 @@ class Core:
         built. No input may be handled before the last part."""
         for request_id in self.delivery.expired(now_s):
             self.lifecycle.abort(request_id)
-        self.planner.frozen = bool(self.held) and self._stands_still
-        for _ in self.planner.plan(now_s):
+        for _ in self.planner.plan(now_s, frozen=bool(self.held) and self._stands_still):
             yield self._take_out()
         self.delivery.announce_ended()
         yield self._take_out()
@@ -239,14 +238,14 @@ class Core:
             self.lifecycle.settle(request_id, attempt)
 
     def _hold(self, mode: str) -> None:
-        self.lifecycle.held = mode
+        self.lifecycle.hold(mode)
         self.planner.touch_all()
         if mode == HOLD_ABORT:
             for request in [each for each in self.requests.values() if each.priority_class != JOB]:
                 self.lifecycle.cancel(request.id, held=True)
 
     def _set_detokenizers(self, names: Iterable[str]) -> None:
-        self.delivery.detokenizers = tuple(sorted(names))
+        self.delivery.use(names)
         if not self.delivery.detokenizers:
             self.planner.take_back()
 

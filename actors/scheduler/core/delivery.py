@@ -47,21 +47,26 @@ class Delivery:
         self._next_s = math.inf
         """A lower bound of all deadlines."""
 
+    def use(self, detokenizers: Iterable[str]) -> None:
+        """These detokenizers are live."""
+        self.detokenizers = tuple(sorted(detokenizers))
+
     # -- announcing ---------------------------------------------------------------------------------------------------
     def start(self, sequence: Sequence) -> None:
         """Announce a sequence and its output so far to the request's detokenizer. Not if all clients are away, nor for
         a beam search before its end."""
         request = sequence.request
-        if request.num_cached is None:
-            request.num_cached = sequence.num_cached
+        request.found_cached(sequence.num_cached)
         if sequence.started or request.away or (sequence.beam_group is not None and sequence.state is not State.ENDED):
             return
-        if request.detokenizer is None:
+        detokenizer = request.detokenizer
+        if detokenizer is None:
             digest = blake2b(request.id.encode("utf-8", "surrogatepass"), digest_size=4).digest()
-            request.detokenizer = self.detokenizers[int.from_bytes(digest, "little") % len(self.detokenizers)]
-        sequence.started = True
-        for message in announcements.started(sequence, request.num_cached):
-            self._emit(ToDetokenizer(request.detokenizer, message))
+            detokenizer = self.detokenizers[int.from_bytes(digest, "little") % len(self.detokenizers)]
+            request.deliver_by(detokenizer)
+        sequence.announce()
+        for message in announcements.started(sequence):
+            self._emit(ToDetokenizer(detokenizer, message))
 
     def announce(self, request: Request) -> None:
         """Note that a sequence of the request ended before it could be announced (again)."""
@@ -94,8 +99,8 @@ class Delivery:
             if sequence.started and request.detokenizer is not None and not has_its_end:
                 for message in announcements.void(sequence):
                     self._emit(ToDetokenizer(request.detokenizer, message))
-            sequence.started = False
-        request.detokenizer = None
+            sequence.silence()
+        request.deliver_by(None)
         if again:
             self._unannounced[request.id] = request
         else:
@@ -113,7 +118,7 @@ class Delivery:
     def leave(self, request: Request) -> None:
         """Mark all clients as away. If none returns in time, :meth:`expired` names the request."""
         self.silence(request)
-        request.away = True
+        request.client_left()
         self._wait(request)
 
     def move(self, request: Request, message: TokenizedRequest) -> bool:
@@ -137,13 +142,13 @@ class Delivery:
         reader = Reader(message.ingress, message.attempt, message.asked)
         if message.shared:
             request.readers.join(reader)
-            request.traced |= message.traced
+            request.trace(traced=request.traced or message.traced)
         else:
             for each in request.readers:
                 self._turn_away(request.id, each.ingress, each.attempt, stays=message.ingress)
             request.readers.replace(reader)
-            request.traced = message.traced
-        request.away = False
+            request.trace(traced=message.traced)
+        request.client_came()
         if request.id not in self.finished:
             self._deadlines.pop(request.id, None)
         self._emit(ToJournal(announcements.moved(request)))

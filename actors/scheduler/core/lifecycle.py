@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core import validation
 from pagebus.actors.scheduler.core.delivery import Delivery
+from pagebus.actors.scheduler.core.new_request import make_request, prompt_hashes, seed_of
 from pagebus.actors.scheduler.core.planner import Planner
 from pagebus.actors.scheduler.events import Note, Output, RequestGivenUp, RequestOver, ToIngress
 from pagebus.actors.scheduler.order import JOB, Order
 from pagebus.actors.scheduler.replica.beam_group import new_group
-from pagebus.actors.scheduler.request import SEQUENCE_IDS, Request, Sequence, make_request, prompt_hashes, seed_of
+from pagebus.actors.scheduler.request import Request, Sequence
 from pagebus.actors.scheduler.sequence_output import SequenceOutput, row_scores
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import (
@@ -36,6 +37,9 @@ RECENT_REQUESTS = 10_000
 """Number of ended requests, and of aborts of unknown ones, remembered to recognise repeated and overtaken messages."""
 UNLIMITED_TOKENS = 2**30
 
+SEQUENCE_IDS = 2**20
+"""Ids of sequences that live at the same time differ modulo this."""
+
 
 class Lifecycle:
     """All ``requests`` that have not ended, and their ``sequences`` by id. The planner decides which of them run."""
@@ -53,6 +57,10 @@ class Lifecycle:
         self._order_policy = Order(config.priorities, config.priority_aging_s)
         self._num_ids = 0
         self._order = 0
+
+    def hold(self, mode: str) -> None:
+        """An operator holds the work, or lets it go."""
+        self.held = mode
 
     # -- beginning ----------------------------------------------------------------------------------------------------
     def submit(self, message: TokenizedRequest) -> None:
@@ -104,7 +112,8 @@ class Lifecycle:
         hashes = prompt_hashes(message, config.block_size) if config.enable_prefix_caching else []
         if request.sampling.beam_width:
             leader = self._add_sequence(request, 0, hashes)
-            leader.beam_group = group = new_group(leader, self._new_id)
+            group = new_group(leader, self._new_id)
+            leader.search_with(group)
             self.sequences.update(dict.fromkeys(group.ids + group.choice_ids, leader))
             return  # a search that another scheduler began is begun again
         for choice_index in range(request.sampling.n):
@@ -142,7 +151,7 @@ class Lifecycle:
         return sequence
 
     def _enlist(self, sequence: Sequence) -> None:
-        sequence.request.num_live += 1
+        sequence.request.sequence_begins()
         self.sequences[sequence.id] = sequence
         self._planner.waiting.add(sequence)
 
@@ -200,7 +209,7 @@ class Lifecycle:
         """Recompute the request's prompt scores, which may be lost, with its first sequence; from the prompt on if it
         has ended."""
         first = request.sequences[0]
-        first.scores_again = True
+        first.score_again()
         if first.state is not State.ENDED:
             return
         if self._delivery.revive(request):
@@ -262,7 +271,7 @@ class Lifecycle:
         """End a request that has no reader any more."""
         request = self._find(request_id)
         assert request is not None
-        request.aborted = request.num_live > 0
+        request.abort()
         self._delivery.silence(request)
         self._settle(request)
 
@@ -280,7 +289,7 @@ class Lifecycle:
             self._settle(request)
 
     def _settle(self, request: Request) -> None:
-        request.settled = True
+        request.settle()
         if not request.num_live:
             self._forget(request)
         for sequence in request.sequences:
@@ -289,8 +298,8 @@ class Lifecycle:
 
     def finish(self, sequence: Sequence, end: int, done_s: float) -> None:
         """End a sequence whose tokens ended it with code ``end``, in a step done at ``done_s``."""
-        sequence.end = end
-        sequence.request.ended_s = done_s
+        sequence.end_by(end)
+        sequence.request.got_end(done_s)
         self.end(sequence)
 
     def end(self, sequence: Sequence) -> None:
@@ -300,7 +309,7 @@ class Lifecycle:
         self._planner.withdraw(sequence)
         for sequence_id in (sequence.id, *(() if group is None else group.ids + group.choice_ids)):
             del self.sequences[sequence_id]
-        request.num_live -= 1
+        request.sequence_ends()
         if not sequence.started and not request.settled:
             self._delivery.announce(request)
         if request.num_live:
@@ -321,8 +330,7 @@ class Lifecycle:
 
     def _forget(self, request: Request) -> None:
         """Drop the request, remembering only its attempts."""
-        request.num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
-        request.sequences = []  # they know their request: without the cycle both are freed at once
+        request.close()
         for attempt in request.readers.attempts:
             self._remember(request.id, attempt)
         self._delivery.over(request)

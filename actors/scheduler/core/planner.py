@@ -37,7 +37,7 @@ from pagebus.actors.scheduler.fleet.neighbours import Neighbours
 from pagebus.actors.scheduler.fleet.roles import Roles
 from pagebus.actors.scheduler.moves.leaving import Leaving
 from pagebus.actors.scheduler.moves.pulls import FIRST_PULLS, Pulls
-from pagebus.actors.scheduler.order import INTERACTIVE, JOB
+from pagebus.actors.scheduler.order import JOB
 from pagebus.actors.scheduler.replica.preemption import end, preempt
 from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.replica import Replica
@@ -62,8 +62,6 @@ class Planner:
         self.roles = Roles(config.num_prefill)
         self.auto_roles = AutoRoles(self.roles, config.itl_target_s) if config.auto_roles else None
         self.neighbours = Neighbours(self.pulls, self.roles)
-        self.frozen = False
-        """Whether planning is paused because an operator holds the work."""
         self._config = config
         self._delivery = delivery
         self._out = out
@@ -86,10 +84,9 @@ class Planner:
 
     def _charge(self, request: Request) -> None:
         """Set a request's start and deadline by its client's fair share."""
-        request.num_charged = len(request.prompt) + request.sampling.n * (request.sampling.max_tokens or 0)
-        start_s = self.fair_share.start(request.client, request.weight, request.num_charged, request.start_s)
-        request.deadline_s += start_s - request.start_s
-        request.start_s = start_s
+        num_tokens = len(request.prompt) + request.sampling.n * (request.sampling.max_tokens or 0)
+        start_s = self.fair_share.start(request.client, request.weight, num_tokens, request.start_s)
+        request.charge(num_tokens, start_s)
 
     def dismiss(self, request: Request) -> None:
         """Account for the end of a request."""
@@ -99,11 +96,10 @@ class Planner:
             num_output = sum(len(each.tokens) - len(request.prompt) for each in request.sequences)
             num_used = len(request.prompt) - (request.num_cached or 0) + num_output if request.started_s else 0
             self.fair_share.give_back(request.client, request.weight, request.num_charged - num_used)
-            request.num_charged = 0
+            request.charge(0, request.start_s)
 
     def _has_run(self, request: Request) -> None:
-        self.num_queued_requests -= request.queued
-        request.queued = False
+        self.num_queued_requests -= request.has_run()
 
     def withdraw(self, sequence: Sequence) -> None:
         """End a sequence in any state, and free everything it holds."""
@@ -137,9 +133,10 @@ class Planner:
             self.replicas[sequence.swapped.replica].host_tier.forget(sequence)
 
     # -- planning -----------------------------------------------------------------------------------------------------
-    def plan(self, now_s: float) -> Iterator[None]:
-        """Admit sequences and plan one step for each replica whose pipeline has room. Each iteration plans one more."""
-        if self.frozen:
+    def plan(self, now_s: float, *, frozen: bool = False) -> Iterator[None]:
+        """Admit sequences and plan one step for each replica whose pipeline has room. Each iteration plans one more.
+        ``frozen``: an operator holds the work, and nothing is planned."""
+        if frozen:
             return
         self._promote(now_s)
         if self.auto_roles is not None and self.auto_roles.look(now_s):
@@ -180,7 +177,7 @@ class Planner:
         if entering:
             self._out.append(ToJournal(_named(replica, entering)))
         for sequence in entering:
-            sequence.request.started_s = sequence.request.started_s or now_s
+            sequence.request.start(now_s)
             self._delivery.start(sequence)
         self._out.append(ToReplica(replica.name, plan))
         if self.auto_roles is not None:
@@ -217,7 +214,7 @@ class Planner:
         queued = [each for each in request.sequences if each.is_queued]
         for sequence in queued:
             self.waiting.remove(sequence)
-        request.priority_class, request.deadline_s = INTERACTIVE, self.fair_share.not_after(now_s)
+        request.promote(self.fair_share.not_after(now_s))
         for sequence in request.sequences:
             if sequence.in_slot and sequence.replica is not None:
                 replica = self.replicas[sequence.replica]
@@ -230,9 +227,9 @@ class Planner:
     def requeue(self, replica: Replica, why: str = PREEMPTED) -> None:
         """Queue the sequences that have lost their slots on a replica again."""
         self.fleet.outdate(replica)
-        preempted, replica.preempted = replica.preempted, []
-        for sequence in preempted:
-            sequence.request.num_preemptions += why == PREEMPTED
+        for sequence in replica.take_preempted():
+            if why == PREEMPTED:
+                sequence.request.was_preempted()
             self.waiting.add(sequence)
             swapped = sequence.swapped is not None
             told = MOVED if self.neighbours.has(sequence) else why
@@ -295,7 +292,7 @@ class Planner:
         for replica in self.fleet.replicas:
             others = [each for each in self.fleet.neighbours(replica) if each is not replica]
             keeps = partial(self.pulls.keeps_elsewhere, replica, others)
-            replica.host_tier.is_elsewhere = keeps if others else None
+            replica.host_tier.let_go_first(keeps if others else None)
 
     def _new_pacer(self, joined: ReplicaJoined) -> Pacer | None:
         itl_s, ttft_s = self._config.itl_target_s, self._config.ttft_target_s

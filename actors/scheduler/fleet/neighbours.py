@@ -33,7 +33,7 @@ class Neighbours:
         self._fleet, names = fleet, {replica.name for replica in fleet.replicas}
         self.going = {number: each for number, each in self.going.items() if names.issuperset(each[1:])}
         for replica in fleet.replicas:
-            replica.goes_elsewhere = self.takes if fleet.lends else None
+            replica.ask_before_leaving(self.takes if fleet.lends else None)
 
     def takes(self, name: str, leaver: Leaver) -> bool:
         """Whether a sequence that is preempted on the replica of this name goes on elsewhere. Then room is kept for it

@@ -73,7 +73,7 @@ class Roles:
         self._least = max(map(_least_tokens, fleet.replicas), default=0.0)
         for row, replica in enumerate(fleet.replicas):
             gives_way = self.is_on and bool(self._decodes[row])
-            replica.most_prompt_tokens = max(1, int(_least_tokens(replica))) if gives_way else None
+            replica.limit_prompts(max(1, int(_least_tokens(replica))) if gives_way else None)
 
     def _order(self, row: int) -> tuple[int, str]:
         name = self._fleet.replicas[row].name

@@ -64,7 +64,7 @@ class Adapters:
         self._reading: dict[str, _Reading] = {}
         """By digest."""
         if capacity:
-            pool.on_lost = self._lose
+            pool.tell_losses(self._lose)
 
     # -- what there is -------------------------------------------------------------------------------------------------
     @property

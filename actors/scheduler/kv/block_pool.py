@@ -30,9 +30,7 @@ class BlockPool:
         self.num_allocated = 0
         """Blocks allocated so far."""
         self.on_evict: Callable[[int, bytes], None] | None = None
-        """Called with a block and its listed content before the block is reallocated."""
-        self.on_lost: Callable[[str], None] | None = None
-        """Called with the digest of an adapter, in place of the above, when one of its blocks is reallocated."""
+        self._on_lost: Callable[[str], None] | None = None
         self._index = index
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
         self._counts = array("i", bytes(4 * num_blocks))
@@ -44,6 +42,14 @@ class BlockPool:
         self._all_counts, self._all_used, self._all_next, self._all_prev = (
             np.frombuffer(each, np.int32) for each in (self._counts, self._used, self._next, self._prev)
         )
+
+    def tell_evictions(self, tell: Callable[[int, bytes], None] | None) -> None:
+        """Call ``tell`` with a block and its listed content before the block is reallocated."""
+        self.on_evict = tell
+
+    def tell_losses(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` instead with the digest of an adapter when one of its blocks is reallocated."""
+        self._on_lost = tell
 
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` blocks, least recently used first; their old content is forgotten.
@@ -99,8 +105,8 @@ class BlockPool:
 
     def _lose(self, block: int, content: bytes) -> None:
         """Tell whom it concerns that a free block is given away."""
-        if self.on_lost is not None and (digest := adapter_of(content)) is not None:
-            self.on_lost(digest)
+        if self._on_lost is not None and (digest := adapter_of(content)) is not None:
+            self._on_lost(digest)
         elif self.on_evict is not None:
             self.on_evict(block, content)
 

@@ -77,6 +77,10 @@ class Link:
         self.num_under_way += num_blocks
         self._rate.began()
 
+    def expect_no_more(self, num_blocks: int) -> None:
+        """So many blocks have come, or nobody waits for them any more."""
+        self.num_under_way -= num_blocks
+
     def decline(self, num_tokens: int) -> None:
         """So many tokens are computed, as they would come too slowly. Blocks under way will tell how fast it is."""
         if not self.num_under_way:

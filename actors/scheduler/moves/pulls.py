@@ -271,16 +271,15 @@ class Pulls:
         if not pull.is_void:
             pull.link.ended(count, there=there, bytes_per_s=said.bytes_per_s, probes=pull.probes)
         lands = there and not pull.is_void
-        target.moves.num_pulled += count * lands
-        target.moves.num_pulled_hosts += count * (lands and pull.hosts)
-        target.moves.num_pulled_tokens += pull.num_tokens * lands
-        target.moves.num_failed += count * (not there)
+        if not there:
+            target.moves.failed(count)
         if lands:
+            target.moves.pulled(count, pull.num_tokens, hosts=pull.hosts)
             self._probes += [pull.number] if pull.probes else []
             target.index.insert_new(pull.contents, pull.blocks)
-            target.index.new_anchors += pull.anchors
+            target.index.new_anchors.extend(pull.anchors)
             if pull.lender is not None and pull.lender is not target:
-                pull.lender.moves.num_lent += count
+                pull.lender.moves.lent(count)
         self._drop(pull)
         return pull.blocks if lands else []
 
@@ -303,7 +302,7 @@ class Pulls:
         if pull.is_void:
             return
         pull.is_void = True
-        pull.link.num_under_way -= len(pull.blocks)
+        pull.link.expect_no_more(len(pull.blocks))
         if all(each.is_void for each in self._live.values() if each.target is pull.target):
             self._bringing.pop(pull.target.name, None)
             self._unread.pop(pull.target.name, None)

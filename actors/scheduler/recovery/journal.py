@@ -126,10 +126,10 @@ class Ledger:
         rows = zip(entry.request_ids, *(column.tolist() for column in columns), strict=True)
         for request_id, sequence_id, choice_index, length, end, num_scores in rows:
             self._names[sequence_id] = request_id, choice_index
-            output = self._outputs[sequence_id] = SequenceOutput(tokens.take(length), end)
             top_counts = counts.take(num_scores)
             num_tops = sum(top_counts)
-            output.scores = Scores(bits.take(num_scores), top_counts, ids.take(num_tops), top_bits.take(num_tops))
+            scores = Scores(bits.take(num_scores), top_counts, ids.take(num_tops), top_bits.take(num_tops))
+            self._outputs[sequence_id] = SequenceOutput(tokens.take(length), end, scores)
 
     def add_result(self, result: StepResult) -> None:
         """Add the tokens of one step. Sequences that the journal does not name belong to requests that are over."""
@@ -146,10 +146,7 @@ class Ledger:
             output = self._outputs.get(sequence_id) or SequenceOutput()
             later = self._tokens.get(sequence_id, {})
             while output.end == END_NONE and (row := later.get(len(output.tokens))) is not None:
-                token, output.end, score = row
-                if score is not None and len(output.scores) == len(output.tokens):
-                    output.scores.add(score)
-                output.tokens.append(token)
+                output.add(*row)
             choices = found.setdefault(request_id, {})
             known = choices.get(choice_index)
             if known is None or len(known.tokens) <= len(output.tokens):

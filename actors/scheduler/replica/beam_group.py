@@ -56,15 +56,13 @@ def new_group(leader: Sequence, new_id: Callable[[], int]) -> BeamGroup:
 def take_slots(replica: ReplicaBase, group: BeamGroup) -> list[Sequence]:
     """Give the other members of an admitted leader their slots, and return them."""
     leader = group.leader
-    group.search.max_tokens = leader.limit - len(leader.request.prompt)
-    group.parked = [_member(replica, group, member_id) for member_id in group.ids]
-    for member in group.parked:
+    group.search.limit_to(leader.limit - len(leader.request.prompt))
+    others = [_member(replica, group, member_id) for member_id in group.ids]
+    for member in others:
         replica.slots.enter(member, 0)
-    group.members = [leader, *group.parked]
-    group.beams = [None] * len(group.search.scores)
-    group.beams[leader.choice_index] = leader
-    _expect(group)
-    return group.members[1:]
+    group.gather(others)
+    group.expect(group.search.num_candidates)
+    return others.copy()
 
 
 def _member(replica: ReplicaBase, group: BeamGroup, member_id: int) -> Sequence:
@@ -89,9 +87,9 @@ def fork_members(replica: ReplicaBase, group: BeamGroup) -> None:
         if table.computed[leader.slot] < common:
             continue
         member = group.parked.pop()
-        member.tokens = array("i", prompt)
-        member.tokens.frombytes(running[beam].tobytes())
-        _assign(group, member, beam)
+        tokens = array("i", prompt)
+        tokens.frombytes(running[beam].tobytes())
+        _assign(group, member, beam, tokens)
         fork_from(replica, member, leader, common)
 
 
@@ -107,10 +105,7 @@ class Candidates:
 
 def record(group: BeamGroup, candidates: Candidates) -> bool:
     """Store the candidates of one beam; returns whether those of all beams are there."""
-    beam = candidates.member.choice_index
-    group.top_ids[beam], group.top_bits[beam] = candidates.top_ids, candidates.top_bits
-    group.num_missing -= 1
-    return not group.num_missing
+    return group.record(candidates.member.choice_index, candidates.top_ids, candidates.top_bits)
 
 
 def choose_next(replica: ReplicaBase, group: BeamGroup) -> bool:
@@ -120,8 +115,8 @@ def choose_next(replica: ReplicaBase, group: BeamGroup) -> bool:
         return True
     before, parents = group.beams, chosen.parents.tolist()
     free = [member for beam, member in enumerate(before) if beam not in set(parents)] + group.parked
-    group.beams, group.parked, staying = [None] * len(parents), [], set()
-    forks = []
+    group.start_round(len(parents))
+    staying, forks = set(), []
     for beam, parent in enumerate(parents):
         member = before[parent]
         assert member is not None
@@ -129,15 +124,14 @@ def choose_next(replica: ReplicaBase, group: BeamGroup) -> bool:
             forks.append((beam, member))
             continue
         staying.add(parent)
-        _assign(group, member, beam)
+        _assign(group, member, beam, member.tokens)
     for (beam, source), member in zip(forks, free, strict=True):
         assert member is not None
         replica.slots.flush(source.slot)
-        member.tokens = source.tokens[:]
-        _assign(group, member, beam)
+        _assign(group, member, beam, source.tokens[:])
         fork_from(replica, member, source, len(member.tokens))
     _write(replica, group, chosen.tokens)
-    _expect(group)
+    group.expect(group.search.num_candidates)
     return False
 
 
@@ -152,16 +146,9 @@ def _write(replica: ReplicaBase, group: BeamGroup, token_ids: Int32Array) -> Non
             replica.slots.flush(member.slot)  # it brings its tokens along as it enters
 
 
-def _assign(group: BeamGroup, member: Sequence, beam: int) -> None:
-    member.choice_index = beam
+def _assign(group: BeamGroup, member: Sequence, beam: int, tokens: array[int]) -> None:
+    member.fork(tokens, beam)
     group.beams[beam] = member
-
-
-def _expect(group: BeamGroup) -> None:
-    """Expect candidates of every running beam."""
-    group.num_missing = len(group.beams)
-    shape = len(group.beams), group.search.num_candidates
-    group.top_ids, group.top_bits = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
 
 
 def check_integrity(replica: ReplicaBase, group: BeamGroup) -> None:
@@ -202,15 +189,14 @@ def fork_from(replica: ReplicaBase, member: Sequence, source: Sequence, common: 
         own, pages = replica.allocate(1 if rest and replica.num_free else 0)
         if not own:
             common -= rest  # there is no block to copy into: these tokens are computed again
-    member.blocks, member.windowed = source.blocks[:full] + own, source.windowed[: full * each] + pages
+    member.hold(source.blocks[:full] + own, source.windowed[: full * each] + pages, common)
     if own:
         copied = source.blocks[full : full + 1] + source.windowed[full * each : (full + 1) * each]
-        member.copied = copied, own[:1] + pages[:each]
+        member.copy_into(copied, own[:1] + pages[:each])
         pool.retain(copied)
     if replica.caching:
         source.extend_hashes(replica.block_size)
-        member.hashes = source.hashes[:full]
-    member.num_cached = common
+        member.share_hashes(source.hashes[:full])
     table.place(member, common)
     if member.entered:
         replica.builder.rewrite(member, keep if keep < full else len(member.blocks))

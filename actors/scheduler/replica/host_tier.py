@@ -18,12 +18,13 @@ from itertools import chain
 import numpy as np
 
 from pagebus.actors.scheduler.events import ReplicaJoined
+from pagebus.actors.scheduler.held_blocks import Swapped
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
 from pagebus.actors.scheduler.kv.prefix_index import PrefixIndex, adapter_of, page_keys
 from pagebus.actors.scheduler.kv.prompt_rate import PromptRate
 from pagebus.actors.scheduler.replica.plan_builder import PlanBuilder
-from pagebus.actors.scheduler.request import Sequence, Swapped
+from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from pagebus.bus.messages import Int32Array
 
@@ -54,10 +55,8 @@ class HostTier:
     ) -> None:  # fmt: skip
         self.pool = HostPool(joined.num_host_blocks)
         self.copied_step = 0
-        self.on_demoted: Callable[[bytes, int], None] | None = None
-        """Called with a content and its host block once the device tier gives it away."""
-        self.is_elsewhere: Callable[[bytes], bool] | None = None
-        """Whether a neighbour's host tier keeps a content, which is then used there."""
+        self._on_demoted: Callable[[bytes, int], None] | None = None
+        self._is_elsewhere: Callable[[bytes], bool] | None = None
         self.num_out = self.num_in = self.num_queries = self.num_hits = 0
         self._blocks = blocks
         self._index = index
@@ -79,6 +78,18 @@ class HostTier:
         """Whether somebody waits for the executor to say how far copies are."""
         self._update_demotion()
 
+    def tell_demotions(self, tell: Callable[[bytes, int], None]) -> None:
+        """Call ``tell`` with a content and its host block once the device tier gives it away."""
+        self._on_demoted = tell
+
+    def let_go_first(self, is_elsewhere: Callable[[bytes], bool] | None) -> None:
+        """Give up first what a neighbour's host tier keeps too, as ``is_elsewhere`` says: it is used there."""
+        self._is_elsewhere = is_elsewhere
+
+    def copied(self, step: int) -> None:
+        """The executor's copies up to this step are done."""
+        self.copied_step = max(self.copied_step, step)
+
     @property
     def _block_tokens(self) -> float | None:
         """Cost of copying one page, in tokens that could be computed meanwhile; None if not measured."""
@@ -99,7 +110,7 @@ class HostTier:
         """Demote cached blocks only if copying them out and in is faster than recomputing them."""
         each = self._block_tokens
         pays = self._mode == "swap" or (each is not None and 2 * each < self._page_tokens)
-        self._blocks.on_evict = self._demote if pays and self.pool.num_blocks else None
+        self._blocks.tell_evictions(self._demote if pays and self.pool.num_blocks else None)
 
     # -- preemption ---------------------------------------------------------------------------------------------------
     def swap_out(self, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
@@ -126,9 +137,8 @@ class HostTier:
         self._index.note_anchors(sequence.hashes, sequence.first_block, min(num_listed, len(sequence.hashes)))
         held = [host for host in hosts if host is not None]
         count = -(-num_computed // self._block_size) - sequence.first_block
-        sequence.swapped = Swapped(
-            self._replica, held[:count], num_computed, sequence.first_block, held[count:], sequence.first_windowed
-        )
+        first, first_windowed = sequence.first_block, sequence.first_windowed
+        sequence.swap(Swapped(self._replica, held[:count], num_computed, first, held[count:], first_windowed))
         self._swapped[sequence.id] = sequence
         return True
 
@@ -164,7 +174,7 @@ class HostTier:
         that a neighbour has, too, go first."""
         swapped = sequence.swapped
         assert swapped is not None
-        sequence.swapped = None
+        sequence.swap(None)
         if sequence.state is State.SWAPPED:
             sequence.become(State.WAITING)
         del self._swapped[sequence.id]
@@ -204,12 +214,12 @@ class HostTier:
         else:
             host = self.stage(block, block_hash)
             self._demotions_left -= host is not None
-        if host is not None and self.on_demoted is not None:
-            self.on_demoted(block_hash, host)
+        if host is not None and self._on_demoted is not None:
+            self._on_demoted(block_hash, host)
 
     def _is_kept_elsewhere(self, content: bytes) -> bool:
         """A disk tier needs a copy here, for what it writes."""
-        return self.is_elsewhere is not None and self.on_demoted is None and self.is_elsewhere(content)
+        return self._is_elsewhere is not None and self._on_demoted is None and self._is_elsewhere(content)
 
     def stage(self, block: int, content: bytes) -> int | None:
         """Copy a listed device block, whose content is not on the host. Returns the host block, None without room."""
@@ -310,8 +320,7 @@ class HostTier:
                 continue
             load.step = self._last_load = step
             sequence = load.sequence
-            self._builder.swap_in_hosts += load.hosts
-            self._builder.swap_in_blocks += load.pages
+            self._builder.swap_in(load.hosts, load.pages)
             self.num_in += len(load.hosts)
             full = sequence.num_cached // self._block_size  # of a swapped sequence the last one may not be
             self._index.insert_all(sequence.hashes, sequence.blocks, load.first, full, sequence.first_block)

@@ -61,8 +61,8 @@ class PlanBuilder:
     def append(self, sequence: Sequence, blocks: list[int], windowed: list[int]) -> None:
         """Append new blocks to a sequence's table, and their ``windowed`` pages. A sequence that has not entered sends
         its whole table when it does."""
-        sequence.blocks += blocks
-        sequence.windowed += windowed
+        sequence.blocks.extend(blocks)
+        sequence.windowed.extend(windowed)
         if not sequence.entered:
             return
         if len(blocks) == 1:  # the usual case
@@ -71,6 +71,11 @@ class PlanBuilder:
             self._appended_slots += [sequence.slot] * len(blocks)
         self._appended_blocks += blocks
         self._appended_windowed += windowed
+
+    def swap_in(self, hosts: list[int], blocks: list[int]) -> None:
+        """Copy these host blocks to these of the device."""
+        self.swap_in_hosts += hosts
+        self.swap_in_blocks += blocks
 
     def enter(self, sequence: Sequence) -> None:
         """Let the sequence enter the batch with this plan. No blocks may be appended to it afterwards."""

@@ -26,7 +26,7 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
         goes = returns and not parked and _goes_elsewhere(replica, sequence, num_computed, num_listed)
         swaps = returns and not goes and replica.host_tier.swap_out(sequence, num_computed, num_listed)
         if parked:
-            replica.counts.num_parked += 1
+            replica.counts.parked()
         else:
             replica.counts.preempted(swaps=swaps, goes=goes)
     _to_queue(replica, sequence)
@@ -78,7 +78,7 @@ def _leave_slot(replica: ReplicaBase, sequence: Sequence) -> None:
             _vacate(replica, member)
             if member is not sequence:
                 member.become(State.ENDED)
-        sequence.last_step = max(last_steps)
+        sequence.leave_slot(max(last_steps))
         sequence.beam_group.disband()
         del replica.searches[sequence.id]
     else:
@@ -97,6 +97,5 @@ def _vacate(replica: ReplicaBase, sequence: Sequence) -> None:
     replica.drop_source(sequence)
     replica.slots.leave(sequence)
     replica.pool.release(reversed(sequence.pages))
-    sequence.blocks, sequence.first_block = [], 0
-    sequence.windowed, sequence.first_windowed = [], 0
-    sequence.replica = None
+    sequence.release()
+    sequence.belong_to(None)

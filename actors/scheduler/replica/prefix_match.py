@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagebus.actors.scheduler.held_blocks import Swapped
 from pagebus.actors.scheduler.kv.prefix_index import leading, page_keys
 from pagebus.actors.scheduler.kv.window_match import Find, Match, match_window
 from pagebus.actors.scheduler.order import JOB
@@ -12,7 +13,7 @@ from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.prefix_wait import awaits
 from pagebus.actors.scheduler.replica.prompt_fork import Fork, fork_of
 from pagebus.actors.scheduler.replica.state import ReplicaBase
-from pagebus.actors.scheduler.request import Sequence, Swapped
+from pagebus.actors.scheduler.request import Sequence
 
 NOTHING = Match(0, [], [])
 """Never changed."""

@@ -54,18 +54,16 @@ class Replica(ReplicaBase):
         if sequence.request.adapter is not None:
             self.adapters.use(sequence.request.digest)
         loaded = self.pool.allocate(len(offer.host_blocks) + len(windowed.hosts))
-        sequence.blocks = offer.cached_blocks + loaded[: len(offer.host_blocks)]
-        sequence.windowed = windowed.cached + loaded[len(offer.host_blocks) :]
+        blocks = offer.cached_blocks + loaded[: len(offer.host_blocks)]
+        pages = windowed.cached + loaded[len(offer.host_blocks) :]
         if offer.fork is not None and offer.fork.copied:
             self.pool.retain(offer.fork.copied)
-            block, pages = self.allocate(1)
-            sequence.blocks += block
-            sequence.windowed += pages
-            sequence.copied = offer.fork.copied, block + pages
-        sequence.first_block, sequence.first_windowed = offer.first_block, windowed.first
-        sequence.num_cached = offer.num_tokens
-        sequence.limit = min(sequence.limit, self.max_model_len)
-        sequence.replica = self.name
+            own, own_pages = self.allocate(1)
+            sequence.copy_into(offer.fork.copied, own + own_pages)
+            blocks, pages = blocks + own, pages + own_pages
+        sequence.hold(blocks, pages, offer.num_tokens, (offer.first_block, windowed.first))
+        sequence.limit_to(self.max_model_len)
+        sequence.belong_to(self.name)
         self.slots.enter(sequence, sequence.num_cached)
         self.depth.chances.clear(sequence.slot)
         if len(sequence.request.prediction):
@@ -80,7 +78,7 @@ class Replica(ReplicaBase):
         if self.disk_tier.is_on:
             self.offer_to_disk(sequence, 0, offer.num_tokens // self.block_size)
         if self.caching and not sequence.looked_up and sequence.leader is None:
-            sequence.looked_up = True
+            sequence.look_up()
             found = (offer.first_block + len(offer.cached_blocks)) * self.block_size
             self.counts.looked_up(len(sequence.tokens), found)
             self.host_tier.count_lookup(len(sequence.tokens) - found, sequence.num_cached - found)
@@ -205,7 +203,7 @@ class Replica(ReplicaBase):
             return []  # a repeat
         matched = self.step_results.match(self.in_flight[0] if self.in_flight else None, result)
         found = candidates(self, matched, result) if self.searches else []
-        self.host_tier.copied_step = max(self.host_tier.copied_step, min(result.copied_step, result.step))
+        self.host_tier.copied(min(result.copied_step, result.step))
         self.pipeline.done(result.launched_s, result.done_s)
         self.prompt_rate.done(result.launched_s, result.done_s)
         if self.pacer is not None:

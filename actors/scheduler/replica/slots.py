@@ -154,7 +154,7 @@ class SlotTable:
         self.adapter[slot] = crc32(digest.encode()) if digest else 0
         self.most_drafts[slot] = self.num_drafts and most_drafts(sequence, self.num_drafts)
         self.sequences[slot] = sequence
-        sequence.slot = slot
+        sequence.enter_slot(slot)
         sequence.become(State.BOUND)
         self.place(sequence, num_cached_tokens)
 
@@ -173,13 +173,12 @@ class SlotTable:
         slot = sequence.slot
         self.flush(slot)
         self._backlogs.clear()
-        sequence.last_step = int(self.planned[slot])
+        last_step = int(self.planned[slot])
         for column in (self.ids, self.prompt, self.known, self.total, self.last):
             column[slot] = 0
         for column in (self.computed, self.indexed, self.capacity, self.first, self.planned):
             column[slot] = 0
-        sequence.request.num_drafted += int(self.verified[slot])
-        sequence.request.num_accepted += int(self.accepted[slot])
+        sequence.request.verified(int(self.verified[slot]), int(self.accepted[slot]))
         for column in (self.ahead, self.drafts, self.most_drafts, self.verified, self.accepted):
             column[slot] = 0
         self.adapter[slot] = 0
@@ -188,7 +187,7 @@ class SlotTable:
         for flag in (self.job, self.beam, self.held, self.moved):
             flag[slot] = False
         self.sequences[slot] = None
-        sequence.slot = -1
+        sequence.leave_slot(last_step)
         heappush(self._free, slot)
 
     def flush(self, slot: int) -> None:

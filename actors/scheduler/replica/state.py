@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pagebus.actors.model.window import Window
+from pagebus.actors.scheduler.beam_search import Count, peak_blocks
 from pagebus.actors.scheduler.events import ReplicaJoined
 from pagebus.actors.scheduler.kv.adapters import Adapters
 from pagebus.actors.scheduler.kv.block_pool import BlockPool
@@ -31,7 +32,7 @@ from pagebus.actors.scheduler.replica.prefill_pacing import Pacer
 from pagebus.actors.scheduler.replica.slots import Slots, SlotTable
 from pagebus.actors.scheduler.replica.step_results import StepResults
 from pagebus.actors.scheduler.replica.step_time import Work
-from pagebus.actors.scheduler.request import BeamGroup, Request, Sequence, blocks_needed
+from pagebus.actors.scheduler.request import BeamGroup, Request, Sequence
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running sequences to grow."""
@@ -71,6 +72,14 @@ class Counts:
             self.num_departures += 1
         else:
             self.num_recomputes += 1
+
+    def parked(self) -> None:
+        """Count a sequence to which nobody listens."""
+        self.num_parked += 1
+
+    def given_back(self, num_pages: int) -> None:
+        """Count pages that fell behind a window."""
+        self.num_given_back += num_pages
 
     def looked_up(self, num_tokens: int, num_found: int) -> None:
         """Count a look into the prefix index."""
@@ -115,7 +124,6 @@ class ReplicaBase:
         self.pacer = pacer
         self.suspended = False
         self.most_prompt_tokens: int | None = None
-        """What a step may compute of prompts, besides the budget: streams of others, too, wait for it."""
         self.window = Window(window, self.block_size)
         self.windowed_pages = joined.windowed_pages
         self.windowed = Window(joined.windowed_tokens, self.block_size)
@@ -138,7 +146,6 @@ class ReplicaBase:
         self.host_tier.pool.index.step = first_step
         self.disk_tier = DiskTier(joined, self.host_tier, self.index, self.builder, self.prompt_rate)
         self.goes_elsewhere: Callable[[str, Leaver], bool] | None = None
-        """Asked before a sequence gives its blocks up here (the name of this replica): whether it goes on elsewhere."""
         self.counts, self.moves = Counts(), MoveCounts()
 
     @property
@@ -150,6 +157,20 @@ class ReplicaBase:
     def num_free(self) -> int:
         """Blocks of tokens for which there are free pages."""
         return self.pool.num_free // (1 + self.windowed_pages)
+
+    def take_preempted(self) -> list[Sequence]:
+        """The sequences that are to be queued again, once."""
+        preempted, self.preempted = self.preempted, []
+        return preempted
+
+    def ask_before_leaving(self, goes_elsewhere: Callable[[str, Leaver], bool] | None) -> None:
+        """Ask this before a sequence gives its blocks up here (the name of this replica): whether it goes on
+        elsewhere."""
+        self.goes_elsewhere = goes_elsewhere
+
+    def limit_prompts(self, num_tokens: int | None) -> None:
+        """Compute at most so much of prompts in a step, besides the budget: streams of others, too, wait for it."""
+        self.most_prompt_tokens = num_tokens
 
     # -- room and load -------------------------------------------------------------------------------------------------
     def can_hold(self, sequence: Sequence) -> bool:
@@ -239,7 +260,7 @@ class ReplicaBase:
         """Release the source of a sequence's pending copy: the copy is planned, or no longer wanted."""
         if sequence.copied is not None:
             self.pool.release(sequence.copied[0])
-            sequence.copied = None
+            sequence.copy_planned()
 
     def allocate(self, count: int) -> tuple[list[int], list[int]]:
         """Take the pages of ``count`` blocks of tokens, as of ``blocks`` and ``windowed`` of a sequence.
@@ -278,3 +299,8 @@ class ReplicaBase:
             first = max(start, sequence.first_windowed)
             keys = [key for block_hash in sequence.hashes[first:end] for key in page_keys(block_hash, each)]
             self.disk_tier.offer(keys, sequence.windowed[(first - sequence.first_windowed) * each :])
+
+
+def blocks_needed(request: Request, num_tokens: Count, block_size: int) -> Count:
+    """Blocks that always suffice for ``num_tokens`` computed tokens of a request, or of each of its beams."""
+    return peak_blocks(len(request.prompt), num_tokens, max(1, request.sampling.beam_width), block_size)

@@ -62,7 +62,7 @@ class StepResults:
 
     def hold(self, sequence: Sequence) -> None:
         """Hold a sequence that left its slot before all of its results arrived."""
-        sequence.replica = self._replica
+        sequence.belong_to(self._replica)
         self._sequences[sequence.id] = sequence
 
     def expects(self, sequence_id: int) -> bool:
@@ -72,7 +72,7 @@ class StepResults:
     def drop(self, sequence: Sequence) -> None:
         """Stop holding a sequence that has ended. Its later results are ignored."""
         del self._sequences[sequence.id]
-        sequence.replica = None
+        sequence.belong_to(None)
 
     def release_all(self) -> None:
         """Release every held sequence with the tokens known now: no more results will arrive."""
@@ -185,8 +185,8 @@ class StepResults:
                 table.take_tokens(slots[rows], token_ids[rows])
         for row in (indexes == 0).nonzero()[0].tolist():
             sequence = table.at(slots[row])
-            sequence.produced = True
-            sequence.request.first_token_s = sequence.request.first_token_s or result.done_s
+            sequence.got_first_token()
+            sequence.request.got_token(result.done_s)
         ended += [(table.at(slots[row]), int(ends[row])) for row in ends.nonzero()[0].tolist()]
         for sequence in [each for each in self._sequences.values() if each.last_step <= self.last_step]:
             self._release(sequence)
@@ -206,7 +206,7 @@ class StepResults:
             if sequence is None or sequence.beam_group is not None:
                 continue  # aborted or stopped meanwhile, or a beam search, which repeats this step
             sequence.tokens.append(int(result.token_ids[row]))
-            sequence.produced = True
+            sequence.got_first_token()
             if result.ends[row] != END_NONE:
                 ended.append((sequence, int(result.ends[row])))
         return ended

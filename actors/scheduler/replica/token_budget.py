@@ -157,4 +157,4 @@ def give_back_blocks(replica: ReplicaBase, slots: Slots) -> None:
     for slot, keep in zip(slots.tolist(), first.tolist(), strict=True):
         gone = table.at(slot).give_back(keep, replica.windowed_pages)
         replica.pool.release(reversed(gone))
-        replica.counts.num_given_back += len(gone)
+        replica.counts.given_back(len(gone))

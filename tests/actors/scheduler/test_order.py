@@ -8,9 +8,9 @@ import random
 import pytest
 from msgspec import structs
 
+from pagebus.actors.scheduler.core.new_request import make_request
 from pagebus.actors.scheduler.core.waiting import JobQueue
 from pagebus.actors.scheduler.order import INTERACTIVE, JOB, JOB_BOOST, JOB_STEPS, Order
-from pagebus.actors.scheduler.request import make_request
 from pagebus.bus.messages import TokenizedRequest
 from tests.actors.scheduler.world import World, request
 

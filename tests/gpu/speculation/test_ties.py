@@ -21,7 +21,7 @@ import torch
 
 from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.model.families.registry import FAMILIES
-from pagebus.actors.scheduler.request import SEQUENCE_IDS
+from pagebus.actors.scheduler.core.lifecycle import SEQUENCE_IDS
 from tests.actors.executor.speculation.checks import accepted, guess_by
 from tests.actors.executor.speculation.drafters import oracle
 from tests.helpers.core_driver import CoreDriver

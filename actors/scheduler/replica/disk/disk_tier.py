@@ -64,8 +64,8 @@ class DiskTier:
         self._candidates: deque[tuple[bytes, int]] = deque(maxlen=MOST_CANDIDATES)
         """Contents that are worth a write, with the device blocks that had them."""
         if self.is_on:
-            builder.disk.command = DISK_TELL
-            host.on_demoted = self._write
+            builder.disk.ask(DISK_TELL)
+            host.tell_demotions(self._write)
 
     @property
     def is_on(self) -> bool:
@@ -107,7 +107,7 @@ class DiskTier:
     def read(self, sequence: Sequence, contents: Run[bytes], kept: Iterable[int], num_tokens: int) -> None:
         """Have contents read for a waiting sequence, which gain it ``num_tokens``; as many as there is room for. Host
         blocks in ``kept`` are those that it will load, too."""
-        sequence.disk_reads = tuple(contents)
+        sequence.wait_for_disk(contents)
         self.rate.began()
         self.num_queries += num_tokens
         for block in kept:
@@ -166,7 +166,7 @@ class DiskTier:
         if dropped is None:
             return
         self._host.pool.retain((host,))
-        self._builder.disk.dropped += map(name_of, dropped)
+        self._builder.disk.drop(dropped)
         self._writes[content] = self._builder.disk.written[content] = host
 
     def _worth(self) -> bool:
@@ -191,7 +191,7 @@ class DiskTier:
                 del self._taken[next(iter(self._taken))]
         self._is_told = True
         self._quiet_since_s = None
-        self._builder.disk.dropped += map(name_of, self.pool.found(map(bytes.fromhex, report.found)))
+        self._builder.disk.drop(self.pool.found(map(bytes.fromhex, report.found)))
         for done, names in ((True, report.read), (False, report.not_read)):
             for name in names:
                 self._end_read(bytes.fromhex(name), done)
@@ -240,7 +240,7 @@ class DiskTier:
             self._candidates.clear()
             self._is_told = True
             self._void |= self._reads.keys() | self._writes.keys()
-            self._builder.disk.command = DISK_FORGET
+            self._builder.disk.ask(DISK_FORGET)
 
     # -- checks -------------------------------------------------------------------------------------------------------
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,14 @@ class DiskOrders:
     read: dict[bytes, int] = field(default_factory=dict)
     written: dict[bytes, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+
+    def ask(self, command: int) -> None:
+        """Have the executor do this before all else."""
+        self.command = command
+
+    def drop(self, contents: Iterable[bytes]) -> None:
+        """Have the executor delete these contents."""
+        self.dropped += map(name_of, contents)
 
     def __bool__(self) -> bool:
         """Whether there are any."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebus.actors.scheduler.request import SEQUENCE_IDS
+from pagebus.actors.scheduler.core.lifecycle import SEQUENCE_IDS
 from pagebus.bus.messages import StepResult
 from tests.actors.executor.small_engine import SETTINGS, make_prompts
 from tests.actors.executor.speculation.drafters import Guess, drafter, oracle

@@ -6,9 +6,10 @@ from array import array
 
 import pytest
 
+from pagebus.actors.scheduler.core.new_request import make_request
 from pagebus.actors.scheduler.core.waiting import WaitingQueue
 from pagebus.actors.scheduler.order import Order
-from pagebus.actors.scheduler.request import Sequence, make_request
+from pagebus.actors.scheduler.request import Sequence
 from tests.actors.scheduler.world import request
 
 

@@ -6,9 +6,10 @@ from array import array
 
 import numpy as np
 
+from pagebus.actors.scheduler.core.new_request import make_request
 from pagebus.actors.scheduler.order import Order
 from pagebus.actors.scheduler.replica.slots import SlotTable
-from pagebus.actors.scheduler.request import Sequence, make_request
+from pagebus.actors.scheduler.request import Sequence
 from pagebus.actors.scheduler.states import State
 from tests.actors.scheduler.world import request
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from pagebus.actors.scheduler.core.new_request import make_request
 from pagebus.actors.scheduler.order import Order
-from pagebus.actors.scheduler.request import make_request
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.telemetry.metrics import Metrics
 from tests.actors.scheduler.moves.test_pulls import LONG, Pair

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Progress:
+class RequestProgress:
     """``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences, how many drafts
     were verified and accepted in slots that these have left (``num_drafted``, ``num_accepted``), ``num_output``, their
     output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times."""

@@ -12,7 +12,7 @@ from pagebus.actors.model.block_hash import hash_blocks, hash_next
 from pagebus.actors.scheduler.beam_search import BeamSearch
 from pagebus.actors.scheduler.held_blocks import HeldBlocks
 from pagebus.actors.scheduler.order import INTERACTIVE, Key
-from pagebus.actors.scheduler.progress import Progress
+from pagebus.actors.scheduler.progress import RequestProgress
 from pagebus.actors.scheduler.readers import Readers
 from pagebus.actors.scheduler.sequence_output import Scores
 from pagebus.actors.scheduler.states import IN_SLOT, QUEUED, TRANSITIONS, State
@@ -25,7 +25,7 @@ from under a request that was not to blame."""
 
 
 @dataclass(slots=True, eq=False)
-class Request(Progress):
+class Request(RequestProgress):
     """A client's request. It ends when all of its ``sequences`` have ended. ``queued``: none of them has run yet.
 
     ``priority_class`` and ``deadline_s``: its place in the order (:mod:`pagebus.actors.scheduler.order`). ``start_s``:

@@ -51,7 +51,6 @@ SWAPS, RECOMPUTES, DEPARTURES = "counts.num_swaps", "counts.num_recomputes", "co
 DRAFTED, ACCEPTED = "step_results.acceptance.num_draft_tokens", "step_results.acceptance.num_accepted"
 PULLED, PULLED_TOKENS, FAILED_PULLS = "moves.num_pulled", "moves.num_pulled_tokens", "moves.num_failed"
 COUNTS = (QUERIES, HITS, SWAPS, RECOMPUTES, DEPARTURES, DRAFTED, ACCEPTED, PULLED, PULLED_TOKENS, FAILED_PULLS)
-"""What replicas count."""
 
 
 class Executor(Protocol):

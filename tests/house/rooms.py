@@ -67,7 +67,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.simulator": (
         "actors.simulator.recording actors.simulator.drawing actors.scheduler.core actors.scheduler.replica "
-        "actors.scheduler.events actors.scheduler.request actors.scheduler.config actors.settings bus bus.messages"
+        "actors.scheduler.events actors.scheduler.config actors.settings bus bus.messages"
     ),
     "actors.simulator.recording": (
         "actors.simulator.drawing actors.runtime actors.model actors.settings bus bus.messages"
@@ -98,8 +98,8 @@ ROOMS: dict[str, str] = {
     ),
     "actors.scheduler.moves": ("actors.scheduler.replica actors.scheduler.request actors.scheduler.kv bus.messages"),
     "actors.scheduler.replica": (
-        "actors.scheduler.events actors.scheduler.request actors.scheduler.states actors.scheduler.kv "
-        "actors.scheduler.beam_search actors.scheduler.order actors.model bus.messages"
+        "actors.scheduler.events actors.scheduler.request actors.scheduler.held_blocks actors.scheduler.states "
+        "actors.scheduler.kv actors.scheduler.beam_search actors.scheduler.order actors.model bus.messages"
     ),
     "actors.scheduler.events": "actors.scheduler.request bus.messages",
     "actors.scheduler.request": (

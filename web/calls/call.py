@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pagebus.bus.messages import GenerateRequest, ReplyBatch
 from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, TokenTexts
-from pagebus.web.calls.output import Output
+from pagebus.web.calls.output import ArrivedOutput
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
 
@@ -28,10 +28,19 @@ keeps finished requests for longer."""
 
 
 @dataclass(slots=True, eq=False)
-class Choice(Output):
+class Choice(ArrivedOutput):
     """One output of a call, of this ``request``."""
 
     request: OpenRequest = field(kw_only=True)
+    changed: bool = False
+    """Since the last hand-out, when it had ``num_handed`` tokens."""
+    num_handed: int = 0
+    num_counted: int = 0
+    """Tokens counted in metrics: those that have arrived, and those that a returning client had before."""
+
+    def count_from(self, num_tokens: int) -> None:
+        """Have metrics count the tokens behind the first ``num_tokens``, unless they count even fewer."""
+        self.num_counted = max(self.num_counted, num_tokens)
 
 
 class LoggedChoice(Choice):

@@ -15,7 +15,7 @@ from pagebus.web.calls.parsing.output import OutputParser
 
 
 @dataclass(slots=True, eq=False)
-class Output:
+class ArrivedOutput:
     """One output. ``texts`` has arrived and was not taken yet. ``index`` is that of the answer."""
 
     index: int
@@ -29,20 +29,15 @@ class Output:
     first_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    changed: bool = False
     tokens: list[Token] = field(default_factory=list)
     """Tokens that have arrived and were not taken yet, for calls whose answers show tokens."""
     cumulative_logprob: float = 0.0
     parser: OutputParser | None = None
     """Parses the text, if it may contain more than content."""
-    num_counted: int = 0
-    """Tokens counted in metrics: those that have arrived, and those that a returning client had before."""
     token_starts: array[int] = field(default_factory=lambda: array("i"))
     """The character at which each token begins, for calls that parse reasoning."""
     predicted: tuple[int, int] = (0, 0)
     """Tokens of the prediction that have occurred, and that have not."""
-    num_handed: int = 0
-    """Number of tokens at the last hand-out."""
 
     def parse_by(self, parser: OutputParser) -> None:
         """Parse the text, which may contain more than content."""
@@ -70,10 +65,6 @@ class Output:
     def tell_predicted(self, predicted: tuple[int, int]) -> None:
         """Keep how many tokens of the prediction have occurred, and how many have not."""
         self.predicted = predicted
-
-    def count_from(self, num_tokens: int) -> None:
-        """Have metrics count the tokens behind the first ``num_tokens``, unless they count even fewer."""
-        self.num_counted = max(self.num_counted, num_tokens)
 
     def add_starts(self, lengths: Sequence[int], offset: int, num_tokens: int) -> None:
         """Record where tokens begin: the last ``len(lengths)`` of ``num_tokens`` tokens have these lengths in

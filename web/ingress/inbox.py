@@ -41,7 +41,7 @@ from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
 from pagebus.web.ingress.repeats import Repeats
-from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, predicted_tokens, read_shown_tokens, told_lengths
+from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, details_of
 from pagebus.web.ingress.request_log import RequestLog
 from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.telemetry.metrics import IngressMetrics
@@ -278,9 +278,7 @@ class Inbox:
         if len({len(column) for column in columns}) != 1:
             return "columns of different lengths"
         now_s = time.monotonic()
-        shown_tokens = read_shown_tokens(batch) if len(batch.token_counts) else {}
-        lengths = told_lengths(batch) if len(batch.length_counts) else {}
-        predicted = dict(enumerate(predicted_tokens(batch))) if len(batch.num_predicted) else {}
+        shown_tokens, lengths, predicted = details_of(batch)
         rows = zip(range(len(columns[0])), *columns, strict=True)
         for row, request_id, index, text, num_tokens, finish, stop, num_prompt, num_cached, offset in rows:
             request = readers.get(request_id)

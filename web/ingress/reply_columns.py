@@ -27,7 +27,18 @@ def columns_of(batch: ReplyBatch) -> tuple[Sequence[Any], ...]:
     )
 
 
-def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
+def details_of(
+    batch: ReplyBatch,
+) -> tuple[dict[int, list[Token]], dict[int, list[int]], dict[int, tuple[int, int]]]:
+    """What only some rows have, by row: the tokens that are shown, their lengths, and what was predicted."""
+    return (
+        _shown_tokens(batch) if len(batch.token_counts) else {},
+        _lengths(batch) if len(batch.length_counts) else {},
+        dict(enumerate(_predicted(batch))) if len(batch.num_predicted) else {},
+    )
+
+
+def _lengths(batch: ReplyBatch) -> dict[int, list[int]]:
     """Characters per token, by row."""
     lengths, told, start = batch.text_lengths.tolist(), {}, 0
     for row, count in enumerate(batch.length_counts.tolist()):
@@ -37,12 +48,12 @@ def told_lengths(batch: ReplyBatch) -> dict[int, list[int]]:
     return told
 
 
-def predicted_tokens(batch: ReplyBatch) -> list[tuple[int, int]]:
+def _predicted(batch: ReplyBatch) -> list[tuple[int, int]]:
     """By row, how many tokens of its prediction have occurred, and how many have not."""
     return list(zip(batch.num_predicted.tolist(), batch.num_unpredicted.tolist(), strict=True))
 
 
-def read_shown_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
+def _shown_tokens(batch: ReplyBatch) -> dict[int, list[Token]]:
     """Tokens of a batch, by row."""
     shown_tokens: dict[int, list[Token]] = {}
     tokens = read_tokens(batch.token_ids, batch.token_bits, batch.top_counts, (batch.top_ids, batch.top_bits))

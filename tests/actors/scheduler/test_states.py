@@ -23,7 +23,7 @@ DOCS = (ROOT / "docs" / "scheduling.md").read_text()
 RARE_SEEDS, MOST_SEEDS = (84, 59, 11, 6, 1), 1000
 """Schedules that take rare transitions come first; should they not do so any more, others are tried."""
 CHANGES = {"append", "extend", "frombytes", "insert", "pop", "clear", "remove", "add"}
-CLASSES = {"Sequence": Sequence, "HeldBlocks": Sequence, "Request": Request, "Progress": Request}
+CLASSES = {"Sequence": Sequence, "HeldBlocks": Sequence, "Request": Request, "RequestProgress": Request}
 OWN = {"become", "begin_again", "extend_hashes", "note_loss"}
 """Methods by which a sequence changes itself, whoever asks it to."""
 

@@ -54,8 +54,8 @@ class Adapters:
         self.capacity, self.most, self._ranks = capacity, max(capacity, most), ranks
         self.loaded: list[AdapterSource] = []
         self.dropped: list[str] = []
-        self.num_in_use = self.num_placed = 0
-        """Those that sequences have, and how often one has been copied to the device."""
+        self.num_in_use = 0
+        """Those that sequences have."""
         self._pool, self._index = pool, index
         self._placed: dict[str, list[int]] = {}
         """By digest, what the next plan copies, and where."""
@@ -112,7 +112,6 @@ class Adapters:
         if not known.num_sequences:
             self.num_in_use += 1
             if known.pages is None:
-                self.num_placed += 1
                 known.pages = self._placed[digest] = self._pool.allocate(known.num_blocks)
                 self._list(digest, known.pages)
             else:

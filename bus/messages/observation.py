@@ -89,7 +89,8 @@ SEQUENCE_COLUMNS = (
 )  # fmt: skip
 """``request`` and ``replica`` are places in the lists of the state, -1: none. A waiting sequence with host blocks is
 shown at the replica that has them."""
-SEQUENCE_WAITING, SEQUENCE_LANDING, SEQUENCE_RUNNING = 0, 1, 2
+SEQUENCE_WAITING, SEQUENCE_IN_FLIGHT, SEQUENCE_RUNNING = 0, 1, 2
+"""In flight: preempted, while steps under way still sample tokens for it."""
 STEP_COLUMNS = ("number", "replica", "step", "decodes", "prefill", "wasted", "copied", "swapped_out", "swapped_in")
 """``number`` counts steps of all replicas, and pulls that end between them. ``wasted`` rows sampled tokens that nobody
 wanted any more."""

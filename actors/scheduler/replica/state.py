@@ -36,7 +36,7 @@ from pagebus.actors.scheduler.request import BeamGroup, Request, Sequence
 
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running sequences to grow."""
-LANDING_STEPS = 6
+LOAN_STEPS = 6
 """From the plan that lends blocks to the one that has them back, beside the copy: results, an order, a report."""
 LOAD_TOKENS_PER_SEQUENCE = 16
 """The weight of a running sequence in placement, in tokens of prefill."""
@@ -221,7 +221,7 @@ class ReplicaBase:
     def growth(self, seconds: float) -> int:
         """Pages that running sequences take in so long a time, and in the steps until it begins and after it."""
         step_s = self.pipeline.decode_s
-        steps = LANDING_STEPS + (seconds / step_s if step_s else 0.0)
+        steps = LOAN_STEPS + (seconds / step_s if step_s else 0.0)
         return -(-int(steps * len(self.slots)) // self.block_size) * self.num_pages
 
     def load(self, priority_class: int = JOB) -> int:

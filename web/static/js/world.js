@@ -7,7 +7,7 @@ export const KEPT_OVER = 1000;
 const KEPT_VITALS = 120;
 const FRESH_S = 12; // figures are told again every 5 s
 const OUTCOMES = ["", "done", "ended early"];
-const STATES = ["waiting", "landing", "running"];
+const STATES = ["waiting", "preempted in flight", "running"];
 
 /** One tier of a replica: `owners` (Int32Array) and `shares` (Uint8Array) by block; `dirty` is what changed since it
  * was drawn, null for everything. `flashes`: block -> [kind, time]. */

@@ -26,6 +26,9 @@ class LeaseBus:
         self.states: dict[str, Mapping[str, Any]] = {}
         self.changed = asyncio.Event()
 
+    def tell_restarts(self, tell: object) -> None:
+        """It is never restarted."""
+
     async def acquire_lease(self, kind: str, name: str, info: Mapping[str, Any], *, ttl_s: float) -> int:
         if self.unavailable:
             raise BusUnavailable("gone")

@@ -73,7 +73,7 @@ async def test_first_signal_drains_second_ends(number: signal.Signals) -> None:
     """The first calls what was registered, before or after; the second calls `again`."""
     called: list[str] = []
     with stop_on_signals() as stop:
-        stop.again = lambda: called.append("again")
+        stop.when_repeated(lambda: called.append("again"))
         stop.then(lambda: called.append("first"))
         os.kill(os.getpid(), number)
         await stop.event.wait()

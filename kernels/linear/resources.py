@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pagebus.kernels.common.resources import Resources, table_text, take_resources
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import DenseConfig, pack, parse
 from pagebus.kernels.linear.skinny_gemm import TileConfig
@@ -21,14 +22,6 @@ COMPILED = (80, 90, 100, 120)
 """Capabilities with a table."""
 COMPILED_FORMS = ("plain", "gated", "residual")
 """Forms whose kernels differ: the others are the plain one, to the compiler."""
-
-
-class Resources(NamedTuple):
-    """``registers`` of a thread, ``spilled`` bytes of it, and bytes of ``shared`` memory of a program."""
-
-    registers: int
-    spilled: int
-    shared: int
 
 
 class Variant(NamedTuple):
@@ -61,9 +54,7 @@ def resources(capability: int) -> dict[Variant, Resources]:
 
 def table(capability: int, triton: str, found: dict[Variant, Resources]) -> str:
     """The text of a table, a line for each variant."""
-    lines = [json.dumps(_packed(variant, found[variant])) for variant in sorted(found, key=repr)]
-    head = f'{{"capability": {capability}, "triton": {json.dumps(triton)}, "variants": [\n'
-    return head + ",\n".join(lines) + "\n]}\n"
+    return table_text(capability, triton, (_packed(variant, found[variant]) for variant in sorted(found, key=repr)))
 
 
 def _packed(variant: Variant, needs: Resources) -> dict[str, Any]:
@@ -72,7 +63,7 @@ def _packed(variant: Variant, needs: Resources) -> dict[str, Any]:
 
 def _parse(stored: dict[str, Any]) -> tuple[Variant, Resources]:
     fields = dict(stored)
-    needs = Resources(**{name: fields.pop(name) for name in Resources._fields})
+    needs = take_resources(fields)
     form, width = fields.pop("form"), fields.pop("width")
     config = parse(fields)
     assert isinstance(config, DenseConfig)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pagebus.kernels.common.machines import REGISTERS, Machine
-from pagebus.kernels.linear.resources import Resources
+from pagebus.kernels.common.resources import Resources
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 
 DATA = Path(__file__).with_name("costs.json")

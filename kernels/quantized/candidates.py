@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pagebus.kernels.coded.weights import Code
+from pagebus.kernels.common.resources import Resources, table_text, take_resources
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.resources import Resources
 from pagebus.kernels.linear.shapes import pack, parse
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import Kind
@@ -97,9 +97,7 @@ def resources(capability: int) -> dict[CodedVariant, Resources]:
 
 def table(capability: int, triton: str, found: dict[CodedVariant, Resources]) -> str:
     """The text of a table, a line for each variant."""
-    lines = [json.dumps(_packed(variant, found[variant])) for variant in sorted(found, key=repr)]
-    head = f'{{"capability": {capability}, "triton": {json.dumps(triton)}, "variants": [\n'
-    return head + ",\n".join(lines) + "\n]}\n"
+    return table_text(capability, triton, (_packed(variant, found[variant]) for variant in sorted(found, key=repr)))
 
 
 def _packed(variant: CodedVariant, needs: Resources) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _packed(variant: CodedVariant, needs: Resources) -> dict[str, Any]:
 
 def _parse(stored: dict[str, Any]) -> tuple[CodedVariant, Resources]:
     fields = dict(stored)
-    needs = Resources(**{name: fields.pop(name) for name in Resources._fields})
+    needs = take_resources(fields)
     layout, gated = fields.pop("layout"), fields.pop("gated")
     config = parse(fields)
     assert isinstance(config, TileConfig | VectorConfig)

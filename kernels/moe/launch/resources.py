@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagebus.kernels.linear.resources import Resources, family_of
+from pagebus.kernels.common.resources import Resources, table_text, take_resources
+from pagebus.kernels.linear.resources import family_of
 from pagebus.kernels.moe.launch.candidates import Way
 from pagebus.kernels.moe.launch.shapes import PRODUCT_CONFIGS, ExpertsKernel, GroupConfig, ProductConfig
 
@@ -42,9 +43,7 @@ def needs_of(way: Way, config: ProductConfig, capability: int, *, gated: bool) -
 
 def table(capability: int, triton: str, found: dict[Variant, Resources]) -> str:
     """The text of a table, a line for each variant."""
-    lines = [json.dumps(_packed(variant, found[variant])) for variant in sorted(found, key=repr)]
-    head = f'{{"capability": {capability}, "triton": {json.dumps(triton)}, "variants": [\n'
-    return head + ",\n".join(lines) + "\n]}\n"
+    return table_text(capability, triton, (_packed(variant, found[variant]) for variant in sorted(found, key=repr)))
 
 
 def _packed(variant: Variant, needs: Resources) -> dict[str, Any]:
@@ -54,6 +53,6 @@ def _packed(variant: Variant, needs: Resources) -> dict[str, Any]:
 
 def _parse(stored: dict[str, Any]) -> tuple[Variant, Resources]:
     fields = dict(stored)
-    needs = Resources(**{name: fields.pop(name) for name in Resources._fields})
+    needs = take_resources(fields)
     kernel, items, gated = ExpertsKernel(fields.pop("kernel")), fields.pop("items"), fields.pop("gated")
     return Variant(Way(kernel, items), PRODUCT_CONFIGS[kernel](**fields), gated), needs

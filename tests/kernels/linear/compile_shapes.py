@@ -17,11 +17,12 @@ from triton.runtime.jit import JITFunction
 
 import pagebus.kernels.common.pdl
 import tests.kernels.compile_kernels as compiler
+from pagebus.kernels.common.resources import Resources
 from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.layers.norm import NextNorm
 from pagebus.kernels.linear.candidates import menu, splits_of
 from pagebus.kernels.linear.linear import gated_linear, linear, residual_linear
-from pagebus.kernels.linear.resources import COMPILED, COMPILED_FORMS, FOLDER, Resources, Variant, table, variant_of
+from pagebus.kernels.linear.resources import COMPILED, COMPILED_FORMS, FOLDER, Variant, table, variant_of
 from pagebus.kernels.linear.shapes import BUCKETS
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 

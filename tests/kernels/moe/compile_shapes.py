@@ -14,7 +14,8 @@ import torch
 import triton
 
 import tests.kernels.compile_kernels as compiler
-from pagebus.kernels.linear.resources import COMPILED, Resources
+from pagebus.kernels.common.resources import Resources
+from pagebus.kernels.linear.resources import COMPILED
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.experts import moe_experts
 from pagebus.kernels.moe.launch.candidates import DOWN_PAIRS, GATE_UP_PAIRS, every_product

@@ -17,8 +17,8 @@ import triton
 
 import tests.kernels.compile_kernels as compiler
 from pagebus.kernels.coded.weights import Code
+from pagebus.kernels.common.resources import Resources
 from pagebus.kernels.linear.linear import gated_linear, linear
-from pagebus.kernels.linear.resources import Resources
 from pagebus.kernels.linear.shapes import BUCKETS
 from pagebus.kernels.quantized.candidates import FOLDER, CodedVariant, menu, table
 from pagebus.kernels.quantized.coding import Kind, coded_of

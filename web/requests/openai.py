@@ -158,14 +158,8 @@ def parse_completion(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         stream=stream,
         stream_options=options,
         add_special_tokens=fields.boolean("add_special_tokens", True),
-        truncate_prompt_tokens=read_truncation(fields, model),
-        truncation_side=read_truncation_side(fields, "left"),
-        priority=read_priority(fields, model),
-        cache_salt=fields.string("cache_salt", None, empty=False),
-        timeout_s=read_timeout(fields),
-        request_id=read_request_id(fields),
+        **_read_common(fields, model),
         details=details,
-        token_offsets=fields.boolean("return_token_offsets", False),
     )
     fields.finish(UNSUPPORTED_COMPLETION, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed
@@ -201,18 +195,25 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         chat_template=read_template(fields, model),
         tools=tools.told,
         documents=read_documents(fields),
-        truncate_prompt_tokens=read_truncation(fields, model),
-        truncation_side=read_truncation_side(fields, "left"),
-        priority=read_priority(fields, model),
-        cache_salt=fields.string("cache_salt", None, empty=False),
-        timeout_s=read_timeout(fields),
-        request_id=read_request_id(fields),
+        **_read_common(fields, model),
         details=details,
-        token_offsets=fields.boolean("return_token_offsets", False),
         prediction=read_prediction(fields),
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed
+
+
+def _read_common(fields: Fields, model: ServedModel) -> dict[str, Any]:
+    """The fields of a :class:`ParsedRequest` that both kinds of body have, and read alike."""
+    return {
+        "truncate_prompt_tokens": read_truncation(fields, model),
+        "truncation_side": read_truncation_side(fields, "left"),
+        "priority": read_priority(fields, model),
+        "cache_salt": fields.string("cache_salt", None, empty=False),
+        "timeout_s": read_timeout(fields),
+        "request_id": read_request_id(fields),
+        "token_offsets": fields.boolean("return_token_offsets", False),
+    }
 
 
 def _read_continuation(fields: Fields) -> tuple[bool, bool]:

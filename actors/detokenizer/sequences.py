@@ -9,6 +9,8 @@ elsewhere brings its tokens along, and its text is made from the first of them o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from pagebus.actors.detokenizer.pooling import PooledPrompt, add_pooled_parts
 from pagebus.actors.detokenizer.prediction import PredictionMatcher
@@ -49,6 +51,8 @@ COSTLY_GRAMMAR = "The output's schema or grammar turned out to be too complex to
 
 _Row = tuple[SequenceState, int, int, Score | None]
 """A token of a sequence: which one, the id, how it ends the sequence, its log probabilities."""
+
+ToldPrompt = TypeVar("ToldPrompt", PromptScores, PooledPrompt)
 
 
 @dataclass(slots=True)
@@ -217,16 +221,14 @@ class Sequences:
     def _take_prompts(self, result: StepResult) -> None:
         """Log probabilities and states of parts of prompts."""
 
-        def scored(sequence_id: int) -> PromptScores | None:
-            state = self._live.get(sequence_id)
-            return state.prompt if state is not None and isinstance(state.prompt, PromptScores) else None
-
-        def pooled(sequence_id: int) -> PooledPrompt | None:
-            state = self._live.get(sequence_id)
-            return state.prompt if state is not None and isinstance(state.prompt, PooledPrompt) else None
-
+        scored, pooled = partial(self._prompt, PromptScores), partial(self._prompt, PooledPrompt)
         for sequence_id in add_prompt_parts(result, scored) + add_pooled_parts(result, pooled):
             self._tell_prompt(self._live[sequence_id])
+
+    def _prompt(self, kind: type[ToldPrompt], sequence_id: int) -> ToldPrompt | None:
+        """What is to be said about the prompt of a live sequence, if it is of this kind."""
+        state = self._live.get(sequence_id)
+        return state.prompt if state is not None and isinstance(state.prompt, kind) else None
 
     def _tell_prompt(self, state: SequenceState) -> None:
         """Send what is to be said about the prompt, once it is all there."""

@@ -94,7 +94,7 @@ class Engine:
         self._stopping = False
         self._failure: BaseException | None = None
         self._failing = threading.Lock()
-        self._grammars: Grammars | None = None
+        self._once_grammars: Grammars | None = None
         self._once_loaded: Loaded | None = None
         self._experts: ExpertCounts | None = None
         self._stage = WholeSteps()
@@ -115,8 +115,8 @@ class Engine:
         """
         if self._failure is not None:
             raise EngineError(f"the engine has ended: {self._failure}") from self._failure
-        if self._grammars is not None:
-            self._grammars.prepare(plan)
+        if self._once_grammars is not None:
+            self._once_grammars.prepare(plan)
         if plan.pulls:
             self._loaded.begin_pulls(plan, scheduler_epoch)
         self._plans.put(Queued(plan, scheduler_epoch, time.time() if received_s is None else received_s))
@@ -184,7 +184,7 @@ class Engine:
                     finally:
                         self._end_capturing()
                     self._free_host_memory()
-                    self._follow.close()
+                    self._grammars.close()
         except BaseException as error:
             self._fail(error)
         finally:
@@ -203,7 +203,7 @@ class Engine:
         self._graphs = graphs = runner.graphs
         self._stage = steps_of(self._comm, runner.model, runner.state, None if graphs is None else graphs.resumed)
         limits, pinned = self._loaded.batch.limits, device.type == "cuda"
-        self._grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
+        self._once_grammars = Grammars(limits, self._load_vocabulary, config.eos_token_ids, pinned=pinned)
         runner.mask_with(self._grammars.masks)
         if device.type == "cuda":
             stream = torch.cuda.current_stream()
@@ -238,9 +238,9 @@ class Engine:
         return self._once_loaded
 
     @property
-    def _follow(self) -> Grammars:
-        assert self._grammars is not None
-        return self._grammars
+    def _grammars(self) -> Grammars:
+        assert self._once_grammars is not None
+        return self._once_grammars
 
     def _progress(self, phase: str, share: float) -> None:
         """Report progress, and end loading if the engine is being stopped."""
@@ -281,15 +281,14 @@ class Engine:
             raise PlanError(f"step {step} of scheduler epoch {epoch} came after epoch {self._epoch}")
         if epoch > self._epoch:
             self._loaded.batch.reset()
-            self._follow.reset()
+            self._grammars.reset()
         elif step != self._step + 1:
             raise PlanError(f"step {step} came after step {self._step}")
         self._epoch, self._step = epoch, step
 
     def _step_on_cpu(self, queued: Queued) -> None:
         launched_s, began = time.time(), time.perf_counter()
-        work = self._apply(queued)
-        self._copy(queued)
+        work, _ = self._apply(queued)
         self._drift.begin(queued.plan, work, queued.plan.step)
         began += self._stage.begin(queued.plan, queued.scheduler_epoch, work)
         sampled = self._run(work)
@@ -300,8 +299,8 @@ class Engine:
         if self._experts is not None:
             self._experts.fetch()
         if len(work.constrained) and sampled is not None:
-            self._follow.launched(work)
-            self._follow.landed(tokens)
+            self._grammars.launched(work)
+            self._grammars.landed(tokens)
         busy_s = time.perf_counter() - began
         self.stats.launched(busy_s)
         if self._spans is not None:
@@ -310,8 +309,7 @@ class Engine:
 
     def _launch(self, queued: Queued, readback: Readback) -> None:
         launched_s, began = time.time(), time.perf_counter()
-        work = self._apply(queued)
-        copied = self._copy(queued)
+        work, copied = self._apply(queued)
         self._drift.begin(queued.plan, work, self._copies.step_done(queued.plan.step, copied))
         if self._spans is not None:
             self._spans.add("apply", queued.plan.step, launched_s, time.time())
@@ -323,7 +321,7 @@ class Engine:
         if self._experts is not None:
             self._experts.fetch()
         if len(work.constrained) and sampled is not None:
-            self._follow.launched(work)
+            self._grammars.launched(work)
         self._completion.put(Launched(queued, work, launched_s, readback, copied, departure))
         if self._spans is not None:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
@@ -337,18 +335,13 @@ class Engine:
             self.stats.ran(kernels)
         return sampled
 
-    def _apply(self, queued: Queued) -> StepWork:
+    def _apply(self, queued: Queued) -> tuple[StepWork, torch.cuda.Event | None]:
+        """Apply the plan to the batch, and start its copies between the tiers. Returns the work of its step, and what
+        the copies set when they are done."""
         try:
             work = self._loaded.batch.apply(queued.plan)
-            self._follow.apply(queued.plan)
-            return work
-        except PlanError as error:
-            raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
-
-    def _copy(self, queued: Queued) -> torch.cuda.Event | None:
-        """Start the plan's copies between the tiers."""
-        try:
-            return self._loaded.copy(queued.plan, queued.scheduler_epoch)
+            self._grammars.apply(queued.plan)
+            return work, self._loaded.copy(queued.plan, queued.scheduler_epoch)
         except PlanError as error:
             raise PlanError(f"step {queued.plan.step} of scheduler epoch {queued.scheduler_epoch}: {error}") from error
 
@@ -378,11 +371,11 @@ class Engine:
         assert self._pool is not None
         try:
             torch.cuda.set_device(self._loaded.info.device)
-            self._completion.run(self._pool, self._follow, self._comm.check)
+            self._completion.run(self._pool, self._grammars, self._comm.check)
         except BaseException as error:
             self._fail(error)
             self._pool.close()  # the device thread may wait for a buffer, or for tokens
-            self._follow.close()
+            self._grammars.close()
             self._plans.put(None)
 
     def _fail(self, error: BaseException) -> None:

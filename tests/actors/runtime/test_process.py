@@ -70,7 +70,7 @@ def test_an_actor_ends_with_a_sentence(capfd: pytest.CaptureFixture[str], redis_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_first_signal_drains_second_ends(number: signal.Signals) -> None:
-    """The first calls what was registered, before or after; the second calls `again`."""
+    """The first calls what was registered, before or after; the second what is then to be done."""
     called: list[str] = []
     with stop_on_signals() as stop:
         stop.when_repeated(lambda: called.append("again"))

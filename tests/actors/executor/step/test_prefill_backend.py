@@ -83,14 +83,14 @@ CHUNK = (LongRow(0, 0, 4096, 12288),)
 def test_no_prompt_waits_for_more_than_it_gains(prompts: PrefillBackend) -> None:
     """A shape that is missing goes another way until plans would have paid; then they are made."""
     gain_s = prefill_backend.gain_s(CHUNK, 16, 128)
-    prompts.plan_s = 2.5 * gain_s / len(problems(CHUNK))
+    prompts.spare(2.5 * gain_s / len(problems(CHUNK)))
 
     assert [prompts.parts(CHUNK, decodes=False) for _ in range(4)] == [(), (), CHUNK, CHUNK]
 
 
 def test_decodes_wait_for_no_plan(prompts: PrefillBackend) -> None:
     """Beside them prompts go to the library once it is ready for their shape."""
-    prompts.plan_s = prefill_backend.gain_s(CHUNK, 16, 128) / 10
+    prompts.spare(prefill_backend.gain_s(CHUNK, 16, 128) / 10)
     assert prompts.parts(CHUNK, decodes=True) == ()
     assert prompts.parts(CHUNK, decodes=False) == CHUNK
     assert prompts.parts(CHUNK, decodes=True) == CHUNK
@@ -98,7 +98,7 @@ def test_decodes_wait_for_no_plan(prompts: PrefillBackend) -> None:
 
 def test_what_was_missed_is_made_ready_first(prompts: PrefillBackend) -> None:
     """And then left to the library, even by prompts that could not have waited."""
-    prompts.plan_s = 1.0
+    prompts.spare(1.0)
     assert prompts.parts(CHUNK, decodes=False) == ()
     prompts.prepare_next()
 
@@ -109,7 +109,7 @@ def test_what_was_missed_is_made_ready_first(prompts: PrefillBackend) -> None:
 def test_while_nobody_waits_everything_is_planned(prompts: PrefillBackend) -> None:
     """Before the engine is ready. What the library would not speed up is none of it."""
     assert prompts.parts(CHUNK, decodes=False) == CHUNK
-    prompts.plan_s = 1.0
+    prompts.spare(1.0)
     assert prompts.parts(CHUNK, decodes=False) == CHUNK
     assert prompts.parts((LongRow(0, 0, 64, 12288),), decodes=False) == ()
     assert prompts.parts((LongRow(0, 0, 2048, 12288),), decodes=False) == ()
@@ -124,7 +124,7 @@ def test_larger_pieces_stand_in_for_smaller_ones(prompts: PrefillBackend) -> Non
     """Their shapes are fewer, and made ready first: a chunk whose own is missing leaves less to the library."""
     between = (LongRow(0, 0, 4095, 8191),)
     prompts.parts((LongRow(0, 0, 2048, 6144),), decodes=False)
-    prompts.plan_s = 1.0
+    prompts.spare(1.0)
     assert prompts.parts(between, decodes=False) == (LongRow(0, 0, 2048, 6144),)
     prompts.prepare_next()
     assert prompts.parts(between, decodes=False) == (LongRow(0, 0, 3584, 7680),)

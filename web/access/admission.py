@@ -134,7 +134,7 @@ class Charge:
         """It has used so many tokens; None: nobody knows."""
         self.used_tokens = used_tokens
 
-    def part(self, *, delivered: bool, stays_s: float) -> None:
+    def leave(self, *, delivered: bool, stays_s: float) -> None:
         """Its client has everything, or is away and may return for ``stays_s``."""
         self.delivered, self.stays_s = delivered, stays_s
 

@@ -77,7 +77,7 @@ class Pull:
         self.num_tokens += part.num_tokens
 
     @property
-    def has_landed(self) -> bool:
+    def is_readable(self) -> bool:
         """Whether the lender's blocks hold what is to be pulled."""
         lender = self.lender
         return lender is not None and (lender.has_copied if self.hosts else lender.has_landed)(self.step)
@@ -247,7 +247,7 @@ class Pulls:
             lender = pull.lender
             if pull.is_ordered or lender is None:
                 continue
-            if not pull.has_landed:
+            if not pull.is_readable:
                 if lender.ask_for_copies():
                     ordered.append(lender)
                 continue

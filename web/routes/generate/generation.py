@@ -97,7 +97,7 @@ async def answer(
             deadline.cancel()
         goes_on = context.inbox.close(call, delivered=delivered)
         charge.settle(sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests))
-        charge.part(delivered=delivered, stays_s=context.settings.resume_timeout_s * goes_on)
+        charge.leave(delivered=delivered, stays_s=context.settings.resume_timeout_s * goes_on)
 
 
 def _public_id(request: web.Request, endpoint: Endpoint, resumption: Resumption | None) -> str:

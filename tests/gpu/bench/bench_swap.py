@@ -146,7 +146,7 @@ def return_time(driver: Driver, mode: str, seed: int) -> dict[str, float]:
     core.run(until=lambda: len(job.tokens) > had)
     seconds = job.times_s[had] - before.times_s[-1]
     core.run()
-    assert core.replica.num_preemptions == 1, core.replica.num_preemptions
+    assert core.replica.counts.num_preemptions == 1, core.replica.counts.num_preemptions
     assert (core.replica.host_tier.num_in > 0) == (mode == "swap")
     return {"seconds": seconds, "blocks_in": core.replica.host_tier.num_in, "tokens": LONG_TOKENS + had}
 

@@ -97,7 +97,7 @@ async def test_tokens_equal_transformers(
 
         replica = system.scheduler.core.replicas["executor-0"]
         tight = "num_gpu_blocks_override" in options
-        assert (replica.num_preemptions > 0) == tight
+        assert (replica.counts.num_preemptions > 0) == tight
         assert way != "swapped" or replica.host_tier.num_in > 0
         assert tight or sum(system.collector.cached.values()) >= 16 * (len(prompts) // 2)
     assert sum(map(len, expected)) > len(prompts) * NUM_TOKENS * 3 // 4

@@ -122,7 +122,7 @@ async def test_swap_changes_no_token(config, models):
         await check(system, prompts, expected)
 
         replica = system.scheduler.core.replicas["executor-0"]
-        assert replica.num_preemptions > 0
+        assert replica.counts.num_preemptions > 0
         assert replica.host_tier.num_out > 0
         assert replica.host_tier.num_in > 0
 

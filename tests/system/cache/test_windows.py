@@ -121,7 +121,7 @@ async def run_all(
 
         replica = system.scheduler.core.replicas["executor-0"]
         assert replica.counts.num_given_back > 3 * len(prompts)
-        assert replica.num_preemptions > 0 or way not in ("recomputed", "swapped")
+        assert replica.counts.num_preemptions > 0 or way not in ("recomputed", "swapped")
         assert way != "swapped" or replica.host_tier.num_in > 0
         if way == "hits":
             assert replica.counts.prefix_hits >= 4 * 128

@@ -33,9 +33,9 @@ from pagebus.web.http.errors import unavailable
 from pagebus.web.http.limits import WRITE_TIMEOUT_S, max_body_bytes
 from pagebus.web.ingress.adapter_folder import AdapterFolder
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
-from pagebus.web.ingress.holding import Holding
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.ingress.membership import EAGER_REFRESH_S, FRESH_S, REFRESH_S, Membership
+from pagebus.web.ingress.operations import Operations
 from pagebus.web.ingress.request_log import open_request_log
 from pagebus.web.observatory.facts import facts_of
 from pagebus.web.observatory.observatory import Observatory
@@ -248,7 +248,7 @@ class IngressActor(Actor):
             observatory=self._make_observatory(inbox, membership, facts),
             adapters=AdapterRegistry(self.bus, self.settings, model.adapters, model.names),
             sessions=Sessions(self.bus, self.settings.sagemaker_session_s),
-            holding=Holding(self.bus, inbox.queries, membership, restarts_alone=bool(facts["restarts_alone"])),
+            operations=Operations(self.bus, inbox.queries, membership, restarts_alone=bool(facts["restarts_alone"])),
             bodies=Bodies(max_body_bytes(model.max_model_len), keys),
             log=self.log,
             draining=self.draining.is_set,

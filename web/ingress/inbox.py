@@ -40,9 +40,9 @@ from pagebus.web.http.errors import ApiError, aborted, bus_away, from_failure, i
 from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
-from pagebus.web.ingress.repeats import Repeats
 from pagebus.web.ingress.reply_columns import NOT_BEFORE, columns_of, details_of
 from pagebus.web.ingress.request_log import RequestLog
+from pagebus.web.ingress.retries import Retries
 from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.telemetry.metrics import IngressMetrics
 
@@ -86,11 +86,11 @@ class Inbox:
         self._request_log = request_log
         self._cache_block_size = cache_block_size
         self._bus_retry = BusRetry(log, doing="replies wait")
-        self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.repeats.retry())
+        self.mailbox = Mailbox(bus, names.replies(address), log, lambda: self.retries.retry_all())
         self.queries = SchedulerQueries(outbox, names.control, address)
         self._readers = Readers()
         self._fanout = Fanout(self._send)
-        self.repeats = Repeats(self._readers, self._send, outbox, log)
+        self.retries = Retries(self._readers, self._send, outbox, log)
         self._on_closed = on_closed
         self._idle = asyncio.Event()
         self._idle.set()
@@ -234,7 +234,7 @@ class Inbox:
                 await self._bus_retry.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
         await asyncio.sleep(0)  # handlers write what has come, before more is read
         await self.mailbox.trim(idle=not self._readers.newest)
-        self.repeats.ask_for_silent()
+        self.retries.retry_silent()
 
     def _try(self, message: Message) -> str:
         """:meth:`deliver`; a malformed message fails only the requests it names."""

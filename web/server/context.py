@@ -23,9 +23,9 @@ from pagebus.web.answers.sse import Streams
 from pagebus.web.http.errors import bus_away, unavailable
 from pagebus.web.http.limits import ID_CHARS, MAX_ID_CHARS
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
-from pagebus.web.ingress.holding import Holding
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.ingress.membership import Membership
+from pagebus.web.ingress.operations import Operations
 from pagebus.web.ingress.request_log import RequestLog
 from pagebus.web.observatory.observatory import Observatory
 from pagebus.web.requests.served_model import ServedModel
@@ -56,7 +56,7 @@ class Context:
     observatory: Observatory
     cors: Cors
     hosts: Hosts
-    holding: Holding
+    operations: Operations
     sessions: Sessions
     adapters: AdapterRegistry
     log: Log

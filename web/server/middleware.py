@@ -14,7 +14,7 @@ from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
 from pagebus.web.http.errors import ApiError, bus_away, from_http, internal, no_room
 from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
-from pagebus.web.server.lost import unknown_route
+from pagebus.web.server.unknown_routes import unknown_route
 from pagebus.web.telemetry.load_report import TOLD, format_of, written
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -104,12 +104,12 @@ def test_what_was_not_sent_is_not_asked_for_again(
     """Neither when the bus may have lost requests, nor when they are silent; and it is silent from then on."""
     ask(inbox, "a", 5)
     sent(outbox)
-    inbox.repeats.retry()
+    inbox.retries.retry_all()
     assert sent(outbox) == ["a0", "a1", "a2"]
     monkeypatch.setattr("pagebus.web.calls.call.SILENT_S", 0.0)
     for request in inbox.open_requests():
         request.patience_s = 0.0
-    inbox.repeats.ask_for_silent()
+    inbox.retries.retry_silent()
     assert sent(outbox) == ["a0", "a1", "a2"]
     come(inbox, "a0")
     assert sent(outbox) == ["a3"]

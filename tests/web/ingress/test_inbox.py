@@ -97,7 +97,7 @@ async def test_what_the_bus_may_have_lost_is_asked_for_again(inbox: Inbox, outbo
     (request, _), resumable = call.requests, call.resumable
     outbox.sent.clear()
 
-    inbox.repeats.retry()
+    inbox.retries.retry_all()
 
     sampling, attempt = SamplingParams(), request.attempt
     asked = GenerateRequest(request_id="a", ingress="me", sampling=sampling, prompt="x", attempt=attempt)
@@ -128,7 +128,7 @@ async def test_what_is_silent_is_asked_for_again(inbox: Inbox, outbox: ListOutbo
             inbox.deliver(batch([Delta("runs", "x", second + 1)]))
         if second == 150:
             inbox.deliver(batch([Delta("lost", "x", 1)]))
-        inbox.repeats.ask_for_silent()
+        inbox.retries.retry_silent()
         for _, message in outbox.sent:
             asked[message.request_id].append(second)
         outbox.sent.clear()

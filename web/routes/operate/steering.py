@@ -17,7 +17,7 @@ from pagebus.bus.messages import HOLD_ABORT, HOLD_KEEP, HOLD_WAIT
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Schema
-from pagebus.web.ingress.holding import TAGS
+from pagebus.web.ingress.operations import TAGS
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.routes.operate.debug import installed
 from pagebus.web.server.context import CONTEXT
@@ -37,21 +37,21 @@ async def pause(request: web.Request) -> web.Response:
     """
     query = _query(request, "mode", "clear_cache")
     resets = _switch(query, "clear_cache", default=True)
-    await request.app[CONTEXT].holding.hold(_choice(query, "mode", MODE), resets=resets)
+    await request.app[CONTEXT].operations.hold(_choice(query, "mode", MODE), resets=resets)
     return json_response({"status": "paused"})
 
 
 async def resume(request: web.Request) -> web.Response:
     """Resume the work after `/pause`."""
     _query(request)
-    await request.app[CONTEXT].holding.let_go()
+    await request.app[CONTEXT].operations.let_go()
     return json_response({"status": "resumed"})
 
 
 async def is_paused(request: web.Request) -> web.Response:
     """Whether the work is paused."""
     _query(request)
-    return json_response({"is_paused": bool(await request.app[CONTEXT].holding.mode())})
+    return json_response({"is_paused": bool(await request.app[CONTEXT].operations.mode())})
 
 
 async def reset_prefix_cache(request: web.Request) -> web.Response:
@@ -61,7 +61,7 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
     """
     query = _query(request, "reset_running_requests", "reset_external")
     host, running = _switch(query, "reset_external"), _switch(query, "reset_running_requests")
-    await request.app[CONTEXT].holding.reset_caches(host=host, running=running)
+    await request.app[CONTEXT].operations.reset_caches(host=host, running=running)
     return json_response({"success": True})
 
 
@@ -74,7 +74,7 @@ async def sleep(request: web.Request) -> web.Response:
     level = query.get("level", "1")
     if level not in ("0", "1", "2"):
         raise bad_field("level", "must be 0, 1 or 2")
-    await request.app[CONTEXT].holding.sleep(int(level), _choice(query, "mode", MODE))
+    await request.app[CONTEXT].operations.sleep(int(level), _choice(query, "mode", MODE))
     return json_response({"status": "sleeping", "level": int(level)})
 
 
@@ -88,14 +88,14 @@ async def wake_up(request: web.Request) -> web.Response:
     for tag in tags:
         if tag not in TAGS:
             raise bad_field("tags", f"must be among {', '.join(TAGS)}")
-    awake = await request.app[CONTEXT].holding.wake(tags)
+    awake = await request.app[CONTEXT].operations.wake(tags)
     return json_response({"status": "awake" if awake else "sleeping", "tags": tags or None})
 
 
 async def is_sleeping(request: web.Request) -> web.Response:
     """Whether executors sleep."""
     _query(request)
-    return json_response({"is_sleeping": await request.app[CONTEXT].holding.is_asleep()})
+    return json_response({"is_sleeping": await request.app[CONTEXT].operations.is_asleep()})
 
 
 async def server_info(request: web.Request) -> web.Response:

@@ -18,7 +18,7 @@ LOOK_S = 3.0
 """Seconds between checks for silent requests."""
 
 
-class Repeats:
+class Retries:
     """Checks the open requests of ``readers``, and retries with ``send`` those that may be lost. While ``outbox`` is
     half full, silence proves nothing."""
 
@@ -29,11 +29,11 @@ class Repeats:
         self._log = log
         self._looked_s = 0.0
 
-    def retry(self) -> None:
+    def retry_all(self) -> None:
         """Retry all requests that have been sent: the bus may have lost them, or replies to them."""
-        self._repeat([each for each in self._readers.newest.values() if each.is_sent], "the bus may have lost them")
+        self._retry([each for each in self._readers.newest.values() if each.is_sent], "the bus may have lost them")
 
-    def ask_for_silent(self) -> None:
+    def retry_silent(self) -> None:
         """Retry the requests that have been silent for long. They may merely be queued, and then keep their place; if
         they were lost, they do not wait for ever."""
         now_s = time.monotonic()
@@ -43,9 +43,9 @@ class Repeats:
         silent = [each for each in self._readers.newest.values() if each.is_sent and each.is_silent(now_s)]
         for request in silent:
             request.be_patient()
-        self._repeat(silent, "they are silent")
+        self._retry(silent, "they are silent")
 
-    def _repeat(self, requests: Collection[OpenRequest], reason: str) -> None:
+    def _retry(self, requests: Collection[OpenRequest], reason: str) -> None:
         now_s = time.monotonic()
         for request in requests:
             request.retry(now_s, uuid.uuid4().hex)

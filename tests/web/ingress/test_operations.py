@@ -9,9 +9,9 @@ from typing import Any
 from pagebus.actors.runtime.actor import orders_state
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
 from pagebus.bus.messages import HoldState
-from pagebus.web.ingress import holding
-from pagebus.web.ingress.holding import Holding
+from pagebus.web.ingress import operations
 from pagebus.web.ingress.membership import Membership
+from pagebus.web.ingress.operations import Operations
 from tests.helpers.waiting import LIMIT_S, until
 
 TTL_S = 600.0
@@ -37,12 +37,12 @@ class Looking(Membership):
 
 
 async def test_sleep_waits_for_all_ranks(monkeypatch) -> None:
-    monkeypatch.setattr(holding, "LOOK_S", 0.001)
+    monkeypatch.setattr(operations, "LOOK_S", 0.001)
     bus = MemoryBus(MemoryServer())
     executor = await bus.acquire_lease("executor", "executor-0", {"state": "ready"}, ttl_s=TTL_S)
     rank = await bus.acquire_lease("rank", "executor-0.1", {"state": "ready"}, ttl_s=TTL_S)
     membership = Looking(bus, fresh_s=TTL_S)
-    held = Holding(bus, AtRest(), membership, restarts_alone=True)
+    held = Operations(bus, AtRest(), membership, restarts_alone=True)
     sleeping = asyncio.create_task(held.sleep(1, "abort"))
     async with asyncio.timeout(LIMIT_S):
         await until(lambda: membership.looks > 2)

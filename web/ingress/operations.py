@@ -36,7 +36,7 @@ EXECUTOR, RANK = "executor", "rank"
 """Kinds of leases of what sleeps."""
 
 
-class Holding:
+class Operations:
     """``restarts_alone``: whether an executor can be restarted while the other actors run."""
 
     def __init__(self, bus: Bus, queries: SchedulerQueries, membership: Membership, *, restarts_alone: bool) -> None:

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.specialized.hopper_few import MOST_TOKENS, FewConfig
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 DenseConfig = TileConfig | VectorConfig | SpecializedConfig
 """For weights of 16 bits; tiles and vectors for quantized ones too."""
-Config = DenseConfig | WideningConfig | PromptConfig
+Config = DenseConfig | WideningConfig | FewConfig | PromptConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
@@ -44,6 +45,7 @@ class LinearKernel(StrEnum):
     SKINNY_GEMM = "skinny_gemm"
     HOPPER_GEMM = "hopper_gemm"
     HOPPER_WORDS = "hopper_words"
+    HOPPER_FEW = "hopper_few"
     HOPPER_PROMPTS = "hopper_prompts"
     CUBLAS = "cublas"
     TORCH = "torch"
@@ -57,6 +59,7 @@ KERNELS: dict[type[Config], LinearKernel] = {
     TileConfig: LinearKernel.SKINNY_GEMM,
     SpecializedConfig: LinearKernel.HOPPER_GEMM,
     WideningConfig: LinearKernel.HOPPER_WORDS,
+    FewConfig: LinearKernel.HOPPER_FEW,
     PromptConfig: LinearKernel.HOPPER_PROMPTS,
 }
 """The kernel of each type of launch shape."""
@@ -110,17 +113,21 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return False
     if isinstance(config, TileConfig):
         return True
+    if isinstance(config, FewConfig):
+        return bucket <= MOST_TOKENS
     return product.form != "residual" and bucket >= (32 if isinstance(config, WideningConfig) else 65)
 
 
 def _is_legal_of_dense(config: Config) -> bool:
-    return not isinstance(config, WideningConfig) and not (isinstance(config, TileConfig) and config.rounded)
+    return not isinstance(config, WideningConfig | FewConfig) and not (isinstance(config, TileConfig) and config.rounded)
 
 
 def _is_legal_of_codes(layout: str, config: Config) -> bool:
     """Of quantized weights in tiles only those that are multiplied as they are may come through TMA."""
     if isinstance(config, WideningConfig):
         return layout.startswith("int4") and "lows" not in layout
+    if isinstance(config, FewConfig):
+        return "lows" not in layout
     if not isinstance(config, TileConfig):
         return False
     return layout.endswith(ROUNDED) if config.rounded else not config.tma

@@ -40,7 +40,8 @@ except ImportError:  # no Triton, or one before 3.6
     from types import SimpleNamespace
 
     gluon = gl = SimpleNamespace(
-        jit=lambda function=None, **_: function or (lambda wrapped: wrapped), constexpr_function=lambda function: function
+        jit=lambda function=None, **_: function or (lambda wrapped: wrapped),
+        constexpr_function=lambda function: function,
     )
     hopper = mma_v2 = LayoutDescriptor = None
 

@@ -30,9 +30,9 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
 from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
-from pagebus.kernels.linear.skinny_gemm import TileConfig, tiles_linear
+from pagebus.kernels.linear.skinny_gemm import tiles_linear
 from pagebus.kernels.lora.expand import Expansion
-from pagebus.kernels.specialized.hopper_few import FewConfig, few_linear
+from pagebus.kernels.specialized.hopper_few import few_linear
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig, specialized_linear
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig, widened_linear

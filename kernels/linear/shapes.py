@@ -119,7 +119,8 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
 
 
 def _is_legal_of_dense(config: Config) -> bool:
-    return not isinstance(config, WideningConfig | FewConfig) and not (isinstance(config, TileConfig) and config.rounded)
+    of_codes = isinstance(config, WideningConfig | FewConfig)
+    return not of_codes and not (isinstance(config, TileConfig) and config.rounded)
 
 
 def _is_legal_of_codes(layout: str, config: Config) -> bool:

@@ -14,7 +14,7 @@ from pagebus.kernels.common.triton import LayoutDescriptor, gl, next_power_of_2
 from pagebus.kernels.layers.norm import Addition, HalfNorm
 from pagebus.kernels.specialized.hopper_ring import ring_kernel
 
-ROWS, MOST_TOKENS, WARPS = 16, 32, 8
+ROWS, MOST_TOKENS, WARPS = 16, 16, 8
 """Of a tile of words, of all, and of a program, a tile of columns for each."""
 MOST_INPUTS, MOST_HELD = 64, 16
 """Steps times tokens whose inputs registers have room for, and tiles whose sums they hold from pass to pass."""
@@ -25,7 +25,7 @@ REGISTERS, LOADING_REGISTERS = 168, 24
 
 @dataclass(frozen=True, slots=True)
 class FewConfig:
-    """Launch shape for up to ``tokens`` (8, 16 or 32): K in ``passes`` of ``steps`` of eight tiles of 128 columns."""
+    """Launch shape for up to ``tokens`` (8 or 16): K in ``passes`` of ``steps`` of eight tiles of 128 columns."""
 
     tokens: int
     steps: int

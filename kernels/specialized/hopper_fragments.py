@@ -56,7 +56,7 @@ def words_layout(rows):
 @gluon.constexpr_function
 def tokens_layout(tokens):
     """How warps read 16 inputs of each token [WARPS, tokens, 16]."""
-    registers = [[0, 0, 1], [0, 0, 2]] + [[0, more, 0] for more in (8, 16) if more < tokens]
+    registers = [[0, 0, 1], [0, 0, 2]] + ([[0, 8, 0]] if tokens == 16 else [])
     lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     warps = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
     return gl.DistributedLinearLayout(registers, lanes, warps, [], [8, tokens, 16])

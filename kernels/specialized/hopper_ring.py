@@ -1,4 +1,4 @@
-"""Products of up to 32 tokens with words of eight 4-bit codes, for Hopper: words come through a ring in shared memory.
+"""Products of up to 16 tokens with words of eight 4-bit codes, for Hopper: words come through a ring in shared memory.
 
 The time of such a product is that of reading the words once, so bytes must be on the way all the time, also while the
 sums of a tile end. A program for each multiprocessor stays. One warp fills the ring, one tile of 16 rows after the
@@ -253,7 +253,7 @@ def ring_kernel(
     num_tokens,  # T
     size,  # K
     eps,
-    TOKENS: gl.constexpr,  # T rounded up: 8, 16 or 32
+    TOKENS: gl.constexpr,  # T rounded up: 8 or 16
     STEPS: gl.constexpr,  # of a part of K: eight tiles of 128 columns each
     PASSES: gl.constexpr,  # parts of K
     HELD: gl.constexpr,  # tiles of a program, at most; of interest if there are several passes

@@ -111,6 +111,7 @@ def test_every_kernel_and_form_is_reachable() -> None:
     products = [product[:3] for product in whole if not product.layout]
     quantized = {
         LinearKernel.SCALED_MM, LinearKernel.INT_MM, LinearKernel.DEQUANTIZED, LinearKernel.HOPPER_WORDS,
+        LinearKernel.HOPPER_FEW,
     }  # fmt: skip
     chosen = [
         choose_product(form, tokens, rows, inputs, torch.bfloat16, target, half_normed=half)

@@ -43,7 +43,7 @@ class FewConfig:
     def fits(self, num_inputs: int) -> bool:
         """Whether registers have room for a pass, and each has columns."""
         part = self.steps * WARPS * WORD_TILE
-        held = 0 < self.steps * self.tokens <= MOST_INPUTS
+        held = self.tokens in (8, MOST_TOKENS) and 0 < self.steps * self.tokens <= MOST_INPUTS
         return held and num_inputs % WORD_TILE == 0 and (self.passes - 1) * part < num_inputs <= self.passes * part
 
 

@@ -32,7 +32,7 @@ from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
 from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
 from pagebus.kernels.linear.skinny_gemm import tiles_linear
 from pagebus.kernels.lora.expand import Expansion
-from pagebus.kernels.specialized.hopper_few import few_linear
+from pagebus.kernels.specialized.hopper_few import FewConfig, few_linear
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig, specialized_linear
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig, widened_linear
@@ -237,7 +237,7 @@ def _partial(
     expansion: Expansion | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, or partial sums of it."""
-    if isinstance(config, VectorConfig) or config.splits == 1:
+    if isinstance(config, VectorConfig | FewConfig) or config.splits == 1:
         return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
         config = config if isinstance(config, WideningConfig) else replace(config, splits=1)
@@ -262,7 +262,7 @@ def residual_linear(
     assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig)
     out = torch.empty_like(residual)
     squares = torch.empty((config.tiles(shape_of(weight)[0]), len(x)), dtype=torch.float32, device=x.device)
-    split_sums, splits = None, 1 if isinstance(config, VectorConfig) else config.splits
+    split_sums, splits = None, 1 if isinstance(config, VectorConfig | FewConfig) else config.splits
     if splits > 1:
         split_sums = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
     after = Addition(residual, norm.weight, squares, split_sums, norm.counters)

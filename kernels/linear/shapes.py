@@ -106,6 +106,9 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return ours and bucket in PROMPT_BUCKETS and product.form == "gated" and not product.layout.endswith(ROUNDED)
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
+    if isinstance(config, FewConfig):
+        reads = product.layout.startswith("int4") and "lows" not in product.layout
+        return reads and bucket <= MOST_TOKENS and config.fits(product.inputs)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
         return False
     cut = (*SPLIT_FORMS, "plain") if isinstance(config, WideningConfig) else SPLIT_FORMS
@@ -113,8 +116,6 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return False
     if isinstance(config, TileConfig):
         return True
-    if isinstance(config, FewConfig):
-        return bucket <= MOST_TOKENS
     return product.form != "residual" and bucket >= (32 if isinstance(config, WideningConfig) else 65)
 
 
@@ -127,8 +128,6 @@ def _is_legal_of_codes(layout: str, config: Config) -> bool:
     """Of quantized weights in tiles only those that are multiplied as they are may come through TMA."""
     if isinstance(config, WideningConfig):
         return layout.startswith("int4") and "lows" not in layout
-    if isinstance(config, FewConfig):
-        return "lows" not in layout
     if not isinstance(config, TileConfig):
         return False
     return layout.endswith(ROUNDED) if config.rounded else not config.tma

@@ -31,11 +31,6 @@ class FewConfig:
     steps: int
     passes: int = 1
 
-    @property
-    def splits(self) -> int:
-        """Sums that have yet to be added up: a program has the whole sum."""
-        return 1
-
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights."""
         return num_rows // ROWS
@@ -44,7 +39,7 @@ class FewConfig:
         """Whether registers have room for a pass, and each has columns."""
         part = self.steps * WARPS * WORD_TILE
         held = self.tokens in (8, MOST_TOKENS) and 0 < self.steps * self.tokens <= MOST_INPUTS
-        return held and num_inputs % WORD_TILE == 0 and (self.passes - 1) * part < num_inputs <= self.passes * part
+        return held and num_inputs % 32 == 0 and (self.passes - 1) * part < num_inputs <= self.passes * part
 
 
 def reads_few(weight: Coded) -> bool:
@@ -81,7 +76,7 @@ def few_linear(
     residual, norm, squares = (out, out, out) if after is None else after[:3]
     scale = _of_groups(weight.scale)
     ring_kernel[(min(num_tiles, target.num_multiprocessors),)](
-        x, _by_tiles(weight.numbers), scale, scale if weight.zero is None else _of_groups(weight.zero),
+        x, by_tiles(weight.numbers), scale, scale if weight.zero is None else _of_groups(weight.zero),
         out if bias is None else bias, out, out if before is None else before.squares, residual, norm, squares,
         num_tiles, num_columns, x.stride(0), num_tokens, size, 0.0 if before is None else before.eps,
         TOKENS=config.tokens, STEPS=config.steps, PASSES=config.passes, HELD=held if config.passes > 1 else 0,
@@ -93,7 +88,7 @@ def few_linear(
     return out
 
 
-def _by_tiles(words: torch.Tensor) -> object:
+def by_tiles(words: torch.Tensor) -> object:
     """A descriptor of words [K / 128, N, 16]."""
     tiles = words.unflatten(1, (-1, 16)).transpose(0, 1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=3)

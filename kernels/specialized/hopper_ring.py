@@ -1,4 +1,5 @@
 """Products of up to 16 tokens with words of eight 4-bit codes, for Hopper: words come through a ring in shared memory.
+`pagebus.kernels.moe.ring_pairs` has those of single tokens with experts.
 
 The time of such a product is that of reading the words once, so bytes must be on the way all the time, also while the
 sums of a tile end. A program for each multiprocessor stays. One warp fills the ring, one tile of 16 rows after the
@@ -9,12 +10,14 @@ registers, a program goes through its tiles once for each part of K, and holds t
 
 from __future__ import annotations
 
+from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
 from pagebus.kernels.common.triton import constant, gl, gluon, hopper, tl
 from pagebus.kernels.specialized.hopper_fragments import (
     WARPS,
+    group_product,
+    read_groups,
     sums_factor,
-    tile_product,
     tile_sums,
     token_operand,
     tokens_factor,
@@ -30,7 +33,7 @@ ROWS = constant(16)
 
 
 @gluon.constexpr_function
-def _apart():
+def apart():
     """Sums of a tile [WARPS, ROWS, tokens], those of all warps in one thread."""
     return gl.BlockedLayout([8, 1, 1], [1, 4, 8], [1, 4, 2], [2, 1, 0])
 
@@ -61,54 +64,68 @@ def fill_ring(
 
 
 @gluon.jit
-def _read_tokens(
-    x_ptr, stride_x, num_tokens, size, first, TOKENS: gl.constexpr, STEPS: gl.constexpr, EVEN_K: gl.constexpr,
-    LAYOUT: gl.constexpr,
+def read_tokens(
+    x_ptr, stride_x, num_tokens, size, first, CODE: gl.constexpr, TOKENS: gl.constexpr, STEPS: gl.constexpr,
+    EVEN_K: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The operands of all tokens for the tiles of columns from ``first`` on, and their sums. The last token stands for
-    those that do not exist."""
+    """The operands of all tokens for the tiles of columns from ``first`` on, and their sums, which whole numbers need.
+    The last token stands for those that do not exist."""
     TYPE: gl.constexpr = x_ptr.dtype.element_ty
     READ: gl.constexpr = tokens_layout(TOKENS)
+    SMALL: gl.constexpr = 1.0 / (sums_factor(CODE, TYPE) * tokens_factor(TYPE))
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, gl.SliceLayout(2, READ)))
-    column = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, READ)))
+    column = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, READ)))[None, None, :]
     tile = first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, READ)))
-    inputs = x_ptr + (gl.minimum(token, num_tokens - 1) * stride_x)[None, :, None] + column[None, None, :]
+    inputs = x_ptr + (gl.minimum(token, num_tokens - 1) * stride_x)[None, :, None]
     found: tl.tuple = ()
     sums: tl.tuple = ()
     for step in gl.static_range(STEPS):
-        k = ((tile + step * WARPS) * 128)[:, None, None]
+        begin = ((tile + step * WARPS) * 128)[:, None, None]
         operands: tl.tuple = ()
         for index in gl.static_range(8):
-            at = inputs + k + 16 * index
-            x = gl.load(at) if EVEN_K else gl.load(at, mask=k < size, other=0.0)
+            k = begin + 16 * index + column
+            x = gl.load(inputs + k) if EVEN_K else gl.load(inputs + k, mask=k < size, other=0.0)
             operands += (token_operand(x, gl.DotOperandLayout(1, LAYOUT, 2)),)
         found += (operands,)
-        sums += (tile_sums(operands, ROWS, LAYOUT) * (1.0 / (sums_factor(TYPE) * tokens_factor(TYPE))),)
+        sums += (tile_sums(operands, ROWS, LAYOUT) * SMALL if CODE == WORDS else 0,)
     return found, sums
 
 
 @gluon.jit
-def _tile_sum(
-    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, TYPE: gl.constexpr,
-    ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
+def _widen_scale(scale):
+    """As `pagebus.kernels.coded.scales.widen_scale`, of float32 and of exponents."""
+    if scale.dtype == gl.uint8:
+        return gl.where(scale == 0, 1 << 22, scale.to(gl.int32) << 23).to(gl.float32, bitcast=True)
+    else:
+        return scale
+
+
+@gluon.jit
+def tile_sum(
+    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, CODE: gl.constexpr,
+    TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The products [ROWS, tokens] of a stage."""
-    SCALES: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     STEPS: gl.constexpr = len(x)
-    FACTOR: gl.constexpr = sums_factor(TYPE)
+    GROUPS: gl.constexpr = scale_shared.shape[1] // WARPS
+    FACTOR: gl.constexpr = sums_factor(CODE, TYPE)
     acc = gl.full([WARPS, ROWS, x[0][0].shape[2]], 0.0, gl.float32, LAYOUT)
     hopper.mbarrier.wait(full.index(stage), phase)
     for step in gl.static_range(STEPS):
         at = stage * STEPS + step
         words = words_shared.index(at).load(words_layout(ROWS))
-        product = tile_product(word_operands(words, TYPE, gl.DotOperandLayout(0, LAYOUT, 2)), x[step], LAYOUT)
-        zero = gl.full([WARPS, ROWS], 8.0, gl.float32, SCALES)
-        if ZEROS:
-            zero = zero_shared.index(at).load(SCALES).to(gl.float32)
-        product -= sums[step] * zero[:, :, None]
-        acc += product * scale_shared.index(at).load(SCALES)[:, :, None]
+        w = word_operands(words, CODE, TYPE, gl.DotOperandLayout(0, LAYOUT, 2))
+        scales = read_groups(scale_shared.index(at), GROUPS, LAYOUT)
+        for group in gl.static_range(GROUPS):
+            product = group_product(w, x[step], CODE, group, GROUPS, LAYOUT)
+            if ZEROS:
+                zero = read_groups(zero_shared.index(at), GROUPS, LAYOUT)[group]
+                product -= sums[step] * zero.to(gl.float32)[:, :, None]
+            elif CODE == WORDS:
+                product -= sums[step] * 8.0
+            acc += product * _widen_scale(scales[group])[:, :, None]
     hopper.mbarrier.arrive(empty.index(stage))
-    return gl.sum(gl.convert_layout(acc, _apart()), axis=0) * FACTOR
+    return gl.sum(gl.convert_layout(acc, apart()), axis=0) * FACTOR
 
 
 @gluon.jit
@@ -121,11 +138,11 @@ def _inverse_rms(
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, READ))[None, :]
     squares = gl.load(squares_ptr + part * num_tokens + token, mask=(part < PARTS) & (token < num_tokens), other=0.0)
     inverse = gl.rsqrt(gl.sum(squares, axis=0) / size + eps)
-    return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, _apart())))
+    return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, apart())))
 
 
 @gluon.jit
-def _add_bias(total, bias_ptr, row, BIASED: gl.constexpr):
+def add_bias(total, bias_ptr, row, BIASED: gl.constexpr):
     return total + gl.load(bias_ptr + row).to(gl.float32)[:, None] if BIASED else total
 
 
@@ -150,7 +167,7 @@ def _finish(
     GATED: gl.constexpr, BIASED: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """What becomes of a tile's sums [ROWS, tokens], or of those of gates and of what they multiply."""
-    TILE: gl.constexpr = gl.SliceLayout(0, _apart())
+    TILE: gl.constexpr = gl.SliceLayout(0, apart())
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     total = totals[0]
     row = tile * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))
@@ -159,10 +176,10 @@ def _finish(
     inside = (token < num_tokens)[None, :] & (row >= 0)[:, None]
     if NORMED:
         total *= inverse[None, :]
-    total = _add_bias(total, bias_ptr, row, BIASED)
+    total = add_bias(total, bias_ptr, row, BIASED)
     if GATED:
         up = totals[1] * inverse[None, :] if NORMED else totals[1]
-        up = _add_bias(up, bias_ptr, num_columns + row, BIASED).to(dtype).to(gl.float32)
+        up = add_bias(up, bias_ptr, num_columns + row, BIASED).to(dtype).to(gl.float32)
         total = activate_gate(total.to(dtype).to(gl.float32), GATED).to(dtype).to(gl.float32) * up
     if ADDED:
         _store_residual(
@@ -193,13 +210,14 @@ def multiply_ring(
     stage = 0
     phase = 0
     if PASSES == 1:
-        x, sums = _read_tokens(x_ptr, stride_x, num_tokens, size, 0, TOKENS, STEPS, EVEN_K, LAYOUT)
+        x, sums = read_tokens(x_ptr, stride_x, num_tokens, size, 0, WORDS, TOKENS, STEPS, EVEN_K, LAYOUT)
         for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
             totals: tl.tuple = ()
             for _half in gl.static_range(HALVES):
                 totals += (
-                    _tile_sum(
-                        x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, TYPE, ZEROS, LAYOUT
+                    tile_sum(
+                        x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, WORDS, TYPE, ZEROS,
+                        LAYOUT,
                     ),
                 )  # fmt: skip
                 stage, phase = next_of(stage, phase, STAGES)
@@ -210,17 +228,18 @@ def multiply_ring(
     else:
         held: tl.tuple = ()
         for _tile in gl.static_range(HELD * HALVES):
-            held += (gl.full([ROWS, TOKENS], 0.0, gl.float32, gl.SliceLayout(0, _apart())),)
+            held += (gl.full([ROWS, TOKENS], 0.0, gl.float32, gl.SliceLayout(0, apart())),)
         for part in range(PASSES):
-            x, sums = _read_tokens(
-                x_ptr, stride_x, num_tokens, size, part * (STEPS * WARPS), TOKENS, STEPS, EVEN_K, LAYOUT
+            x, sums = read_tokens(
+                x_ptr, stride_x, num_tokens, size, part * (STEPS * WARPS), WORDS, TOKENS, STEPS, EVEN_K, LAYOUT
             )  # fmt: skip
             added: tl.tuple = ()
             for index in gl.static_range(HELD * HALVES):
                 total = held[index]
                 if gl.program_id(0) + index // HALVES * gl.num_programs(0) < num_tiles:
-                    total += _tile_sum(
-                        x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, TYPE, ZEROS, LAYOUT
+                    total += tile_sum(
+                        x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, WORDS, TYPE, ZEROS,
+                        LAYOUT,
                     )  # fmt: skip
                     stage, phase = next_of(stage, phase, STAGES)
                 added += (total,)

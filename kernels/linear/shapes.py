@@ -120,8 +120,7 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
 
 
 def _is_legal_of_dense(config: Config) -> bool:
-    of_codes = isinstance(config, WideningConfig | FewConfig)
-    return not of_codes and not (isinstance(config, TileConfig) and config.rounded)
+    return not isinstance(config, WideningConfig) and not (isinstance(config, TileConfig) and config.rounded)
 
 
 def _is_legal_of_codes(layout: str, config: Config) -> bool:

@@ -11,6 +11,8 @@ are too small by is a power of two, and tokens of bfloat16 are larger meanwhile,
 
 from __future__ import annotations
 
+from typing import Any
+
 from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.common.triton import constant, gl, gluon, mma_v2, tl
 
@@ -49,20 +51,20 @@ _EIGHT = constant("=r,=r,=r,=r,=r,=r,=r,=r,r,r")
 
 
 @gluon.constexpr_function
-def tokens_factor(dtype):
+def tokens_factor(dtype: Any) -> float:
     """What tokens are multiplied by."""
     return 1.0 if dtype == gl.float16 else 2.0**90
 
 
 @gluon.constexpr_function
-def sums_factor(code, dtype):
+def sums_factor(code: int, dtype: Any) -> float:
     """What sums of products are to be multiplied by: a whole number's last bit is 2^-24, or 2^-133 in bfloat16, and
     exponents there begin 126 lower than those of E2M1."""
     return 2.0**24 if dtype == gl.float16 else 2.0 ** (43 if code == WORDS else 36)
 
 
 @gluon.constexpr_function
-def words_layout(rows):
+def words_layout(rows: int) -> Any:
     """How warps read words [WARPS, rows, 16]."""
     lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     warps = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
@@ -70,7 +72,7 @@ def words_layout(rows):
 
 
 @gluon.constexpr_function
-def tokens_layout(tokens):
+def tokens_layout(tokens: int) -> Any:
     """How warps read 16 inputs of each token [WARPS, tokens, 16]."""
     registers = [[0, 0, 1], [0, 0, 2]] + ([[0, 8, 0]] if tokens == 16 else [])
     lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
@@ -118,7 +120,7 @@ def group_product(w, x, CODE: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.cons
 
 
 @gluon.constexpr_function
-def _groups_layout(groups, rows):
+def _groups_layout(groups: int, rows: int) -> Any:
     """How warps read scales [WARPS * groups, rows] of a tile each: those of the rows that a thread multiplies."""
     registers = [[bit, 0] for bit in (1, 2) if bit < groups] + [[0, 8]]
     lanes = [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]]

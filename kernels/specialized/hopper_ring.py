@@ -10,6 +10,8 @@ registers, a program goes through its tiles once for each part of K, and holds t
 
 from __future__ import annotations
 
+from typing import Any
+
 from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
 from pagebus.kernels.common.triton import constant, gl, gluon, hopper, tl
@@ -33,7 +35,7 @@ ROWS = constant(16)
 
 
 @gluon.constexpr_function
-def apart():
+def apart() -> Any:
     """Sums of a tile [WARPS, ROWS, tokens], those of all warps in one thread."""
     return gl.BlockedLayout([8, 1, 1], [1, 4, 8], [1, 4, 2], [2, 1, 0])
 

@@ -17,6 +17,7 @@ import torch
 
 from pagebus.actors.executor.adapters.experts import HostExperts
 from pagebus.actors.executor.adapters.reading import HostAdapter, HostModule
+from pagebus.actors.executor.memory.pinned import PinnedMemory
 from pagebus.actors.model.lora.projections import Projection
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, lay_out_experts
 
@@ -71,10 +72,12 @@ class Entries(NamedTuple):
 
 
 class ImageMaker:
-    """Makes images of adapters of these ``products`` in pages of ``page_size`` elements, in memory that is ``pinned``
-    where devices copy from it."""
+    """Makes images of adapters of these ``products`` in pages of ``page_size`` elements, in ``pinned`` memory where
+    devices copy from it."""
 
-    def __init__(self, products: Sequence[Product], dtype: torch.dtype, page_size: int, *, pinned: bool) -> None:
+    def __init__(
+        self, products: Sequence[Product], dtype: torch.dtype, page_size: int, pinned: PinnedMemory | None = None
+    ) -> None:
         self.products, self._dtype, self._pinned = products, dtype, pinned
         self._chunk = max(1, CHUNK_BYTES // (page_size * dtype.itemsize)) * page_size
 
@@ -95,8 +98,10 @@ class ImageMaker:
 
     def empty(self, length: int) -> list[torch.Tensor]:
         """Chunks for so many elements."""
-        sizes = (min(self._chunk, length - begin) for begin in range(0, length, self._chunk))
-        return [torch.empty(size, dtype=self._dtype, pin_memory=self._pinned) for size in sizes]
+        sizes = [min(self._chunk, length - begin) for begin in range(0, length, self._chunk)]
+        if self._pinned is None:
+            return [torch.empty(size, dtype=self._dtype) for size in sizes]
+        return [self._pinned.take(size * self._dtype.itemsize).view(self._dtype) for size in sizes]
 
     @torch.inference_mode()
     def entries(self, adapter: HostAdapter, product: Product) -> Entries:

@@ -57,7 +57,7 @@ class Layouts:
 
     def __init__(self, images: ImageMaker, config: ModelConfig) -> None:
         self._images, self._config = images, config
-        self._places = ImageMaker(images.products, torch.int32, UNITS[0], pinned=False)
+        self._places = ImageMaker(images.products, torch.int32, UNITS[0])
         self._whole = {each.name: each for each in all_projections(whole_config(config))}
         self._known: WeakKeyDictionary[AdapterShape, Layout | None] = WeakKeyDictionary()
         self._lock = threading.Lock()

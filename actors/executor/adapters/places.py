@@ -8,6 +8,7 @@ what :attr:`PagedTable.places` has.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExpe
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.memory.block_loads import BlockLoad
+from pagebus.actors.executor.memory.pinned import PinnedMemory, lock_pages
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
 from pagebus.bus.messages import Int32Array
@@ -53,7 +55,8 @@ class Places:
         self._page_size = self._pages.size
         self._linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
         self._products = [_product(each, self._linears) for each in projections(network.config, targets)]
-        images = ImageMaker(self._products, network.parameters.dtype, self._page_size, pinned=device.type == "cuda")
+        pinned = PinnedMemory(partial(lock_pages, device=device)) if device.type == "cuda" else None
+        images = ImageMaker(self._products, network.parameters.dtype, self._page_size, pinned)
         self._layouts = Layouts(images, network.config)
         self.adapt_heads = any(each.projection.name == HEAD for each in self._products)
         """Whether adapters may change the head."""

@@ -7,7 +7,6 @@ start. So one chunk is locked first, for measurements, and a thread locks the ot
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import threading
 import time
@@ -17,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagebus.actors.executor.memory.layout import Layout
+from pagebus.actors.executor.memory.pinned import lock_pages, unlock_pages
 from pagebus.actors.executor.memory.shared_memory import try_shared
 
 CHUNK_BYTES = 64 << 20
@@ -105,7 +105,6 @@ class HostMemory:
         return self.num_ready >= num_blocks
 
     def _lock_rest(self) -> None:
-        torch.cuda.set_device(self.device)
         while self._locked < self._num_chunks and not self._closing.is_set():
             if not self._lock_next():
                 return
@@ -113,8 +112,7 @@ class HostMemory:
     def _lock_next(self) -> bool:
         """Lock one more chunk. False if there is a limit on locked memory: what is locked so far is the tier."""
         address = self._address + self._locked * self._stride
-        ctypes.memset(address, 0, self._stride)  # the system gives the pages now, not while the driver is locked
-        if int(torch.cuda.cudart().cudaHostRegister(address, self._stride, 0)) != 0:
+        if not lock_pages(address, self._stride, self.device):
             return False
         self._locked += 1
         self.num_ready = min(self.num_blocks, self._locked * self._per_chunk)
@@ -127,8 +125,7 @@ class HostMemory:
             self._thread.join()
         while self._locked:
             self._locked -= 1
-            runtime = torch.cuda.cudart()
-            runtime.cudaHostUnregister(self._address + self._locked * self._stride)
+            unlock_pages(self._address + self._locked * self._stride)
         self.num_ready = 0
         if self.shared is not None:
             self.shared.close()

@@ -48,7 +48,7 @@ def model(folder: Path, kind: str = "llama", **fields: Any) -> ModelConfig:
 
 def images_of(config: ModelConfig, targets: tuple[str, ...] = (), dtype: torch.dtype = torch.bfloat16) -> Images:
     products = [Product(each, each.widths) for each in projections(config, targets)]
-    return Images(products, dtype, PAGE, pinned=False)
+    return Images(products, dtype, PAGE)
 
 
 def saved(

@@ -78,7 +78,10 @@ class AdapterConfig:
     def canonical(self) -> dict[str, object]:
         """What of it changes the outputs."""
         patterns = {"ranks": dict(sorted(self.ranks.items())), "alphas": dict(sorted(self.alphas.items()))}
-        told = {"rank": self.rank, "alpha": self.alpha, "by_root": self.by_root, **patterns}
+        told: dict[str, object] = {"rank": self.rank, "alpha": self.alpha, "by_root": self.by_root, **patterns}
+        order = [[*self.ranks], [*self.alphas]]
+        if order != [sorted(each) for each in order]:
+            told["order"] = order  # the first pattern that matches counts
         return told if self.corrected is None else told | {"corrected": self.corrected}
 
 

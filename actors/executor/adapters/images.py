@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from pagebus.actors.executor.adapters.experts import HostExperts
+from pagebus.actors.executor.adapters.pinned import PinnedMemory
 from pagebus.actors.executor.adapters.reading import HostAdapter, HostModule
-from pagebus.actors.executor.memory.pinned import PinnedMemory
 from pagebus.actors.model.lora.projections import Projection
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, lay_out_experts
 

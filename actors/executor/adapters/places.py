@@ -16,12 +16,13 @@ import torch
 from pagebus.actors.executor.adapters.images import Image, ImageMaker, Product
 from pagebus.actors.executor.adapters.layouts import Layouts
 from pagebus.actors.executor.adapters.pages import BlockPages
+from pagebus.actors.executor.adapters.pinned import PinnedMemory
 from pagebus.actors.executor.adapters.reading import AdapterNumbers
 from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts, AdaptedHead
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.memory.block_loads import BlockLoad
-from pagebus.actors.executor.memory.pinned import PinnedMemory, lock_pages
+from pagebus.actors.executor.memory.host_memory import lock_pages
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
 from pagebus.bus.messages import Int32Array

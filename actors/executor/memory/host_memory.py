@@ -7,6 +7,7 @@ start. So one chunk is locked first, for measurements, and a thread locks the ot
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import threading
 import time
@@ -16,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from pagebus.actors.executor.memory.layout import Layout
-from pagebus.actors.executor.memory.pinned import lock_pages, unlock_pages
 from pagebus.actors.executor.memory.shared_memory import try_shared
 
 CHUNK_BYTES = 64 << 20
@@ -39,6 +39,18 @@ def _available_bytes() -> float:
             return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError):
         return float("inf")  # not Linux: unknown
+
+
+def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
+    """Fill pages with zeros and lock them for ``device``. False if there is a limit on locked memory."""
+    ctypes.memset(address, 0, num_bytes)  # the system gives the pages now, not while the driver is locked
+    with torch.cuda.device(device):
+        return int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)) == 0
+
+
+def unlock_pages(address: int) -> None:
+    """What was locked from this address on, before the pages are given back."""
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class HostMemory:

@@ -32,14 +32,14 @@ from pagebus.actors.bench.driver.loras import write_adapters
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests
 from pagebus.actors.bench.measures.watch import Watch
 from pagebus.actors.executor.actor import SWITCH_INTERVAL_S
+from pagebus.actors.executor.adapters.pinned import PinnedMemory
 from pagebus.actors.executor.adapters.places import Places
 from pagebus.actors.executor.adapters.reading import Read, reader
 from pagebus.actors.executor.adapters.residents import READERS
 from pagebus.actors.executor.loading.loading import choose_ops
 from pagebus.actors.executor.memory.block_loads import Loads
-from pagebus.actors.executor.memory.host_memory import HostMemory
+from pagebus.actors.executor.memory.host_memory import HostMemory, lock_pages
 from pagebus.actors.executor.memory.kv_cache import kv_block_bytes
-from pagebus.actors.executor.memory.pinned import PinnedMemory, lock_pages
 from pagebus.actors.executor.memory.swap import make_copies
 from pagebus.actors.executor.models import build_model
 from pagebus.actors.executor.models.decoder import Decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pagebus.actors.executor.memory.pinned import GRAIN_BYTES, PinnedMemory
+from pagebus.actors.executor.adapters.pinned import GRAIN_BYTES, PinnedMemory
 
 
 class Locks:

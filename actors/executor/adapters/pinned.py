@@ -1,4 +1,4 @@
-"""Host memory from which devices copy without the CPU: its pages are locked, which takes the driver's lock.
+"""Host memory from which devices copy adapters without the CPU: its pages are locked, which takes the driver's lock.
 
 Launches wait for that lock. So the system gives the pages before, as large ones where it has them, and what was locked
 once stays so and is used again.
@@ -6,7 +6,6 @@ once stays so and is used again.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import weakref
 from collections import defaultdict
@@ -15,20 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from pagebus.actors.executor.memory.host_memory import unlock_pages
+
 GRAIN_BYTES = 1 << 20
 """Pieces are multiples of this, so that one fits where another was."""
-
-
-def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
-    """Fill pages with zeros and lock them for ``device``. False if no more may be locked."""
-    ctypes.memset(address, 0, num_bytes)
-    with torch.cuda.device(device):
-        return int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)) == 0
-
-
-def unlock_pages(address: int) -> None:
-    """What was locked from this address on, before the pages are given back."""
-    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class _Piece:

@@ -34,15 +34,20 @@ try:  # Triton itself imports this at the first launch of any kernel
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.language.nvidia.ampere import mma_v2
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as LayoutDescriptor
 except ImportError:  # no Triton, or one before 3.6
     from types import SimpleNamespace
 
-    gluon = gl = SimpleNamespace(jit=lambda function=None, **_: function or (lambda wrapped: wrapped))
-    hopper = LayoutDescriptor = None
+    gluon = gl = SimpleNamespace(
+        jit=lambda function=None, **_: function or (lambda wrapped: wrapped),
+        constexpr_function=lambda function: function,
+    )
+    hopper = mma_v2 = LayoutDescriptor = None
 
 __all__ = [
-    "LayoutDescriptor", "TensorDescriptor", "constant", "gl", "gluon", "hopper", "next_power_of_2", "tl", "triton",
+    "LayoutDescriptor", "TensorDescriptor", "constant", "gl", "gluon", "hopper", "mma_v2",
+    "next_power_of_2", "tl", "triton",
 ]  # fmt: skip
 
 

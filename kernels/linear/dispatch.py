@@ -32,6 +32,7 @@ from pagebus.kernels.linear.shapes import (
 )
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
+from pagebus.kernels.specialized.hopper_few import FewConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
 MARGIN, MARGIN_ELSEWHERE = 0.97, 0.9
@@ -183,7 +184,7 @@ def _residual_product(
     chosen = _product("partial", num_rows, num_inputs, tokens, dtype, target, False)
     if chosen.config is None and not biased and adds and target and tokens > BUCKETS[-1] and dtype.itemsize == 2:
         return chosen._replace(form="added")
-    if chosen.config is None or isinstance(chosen.config, VectorConfig) or chosen.config.splits == 1:
+    if chosen.config is None or isinstance(chosen.config, VectorConfig | FewConfig) or chosen.config.splits == 1:
         return chosen._replace(form="plain")
     return chosen._replace(form="plain", config=replace(chosen.config, splits=1)) if biased else chosen
 

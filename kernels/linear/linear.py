@@ -30,8 +30,9 @@ from pagebus.kernels.linear.dispatch import (
 )
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
 from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
-from pagebus.kernels.linear.skinny_gemm import TileConfig, tiles_linear
+from pagebus.kernels.linear.skinny_gemm import tiles_linear
 from pagebus.kernels.lora.expand import Expansion
+from pagebus.kernels.specialized.hopper_few import FewConfig, few_linear
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig, specialized_linear
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig, prompt_linear
 from pagebus.kernels.specialized.hopper_words import WideningConfig, widened_linear
@@ -42,6 +43,7 @@ LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
     LinearKernel.SKINNY_GEMM: tiles_linear,
     LinearKernel.HOPPER_GEMM: specialized_linear,
     LinearKernel.HOPPER_WORDS: widened_linear,
+    LinearKernel.HOPPER_FEW: few_linear,
     LinearKernel.HOPPER_PROMPTS: prompt_linear,
 }
 """Our own kernels."""
@@ -235,7 +237,7 @@ def _partial(
     expansion: Expansion | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The product, or partial sums of it."""
-    if isinstance(config, VectorConfig) or config.splits == 1:
+    if isinstance(config, VectorConfig | FewConfig) or config.splits == 1:
         return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
         config = config if isinstance(config, WideningConfig) else replace(config, splits=1)
@@ -260,7 +262,7 @@ def residual_linear(
     assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig)
     out = torch.empty_like(residual)
     squares = torch.empty((config.tiles(shape_of(weight)[0]), len(x)), dtype=torch.float32, device=x.device)
-    split_sums, splits = None, config.splits if isinstance(config, TileConfig) else 1
+    split_sums, splits = None, 1 if isinstance(config, VectorConfig | FewConfig) else config.splits
     if splits > 1:
         split_sums = torch.empty((splits, *residual.shape), dtype=torch.float32, device=x.device)
     after = Addition(residual, norm.weight, squares, split_sums, norm.counters)

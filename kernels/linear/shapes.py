@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
+from pagebus.kernels.specialized.hopper_few import MOST_TOKENS, FewConfig
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 DenseConfig = TileConfig | VectorConfig | SpecializedConfig
 """For weights of 16 bits; tiles and vectors for quantized ones too."""
-Config = DenseConfig | WideningConfig | PromptConfig
+Config = DenseConfig | WideningConfig | FewConfig | PromptConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
@@ -44,6 +45,7 @@ class LinearKernel(StrEnum):
     SKINNY_GEMM = "skinny_gemm"
     HOPPER_GEMM = "hopper_gemm"
     HOPPER_WORDS = "hopper_words"
+    HOPPER_FEW = "hopper_few"
     HOPPER_PROMPTS = "hopper_prompts"
     CUBLAS = "cublas"
     TORCH = "torch"
@@ -57,6 +59,7 @@ KERNELS: dict[type[Config], LinearKernel] = {
     TileConfig: LinearKernel.SKINNY_GEMM,
     SpecializedConfig: LinearKernel.HOPPER_GEMM,
     WideningConfig: LinearKernel.HOPPER_WORDS,
+    FewConfig: LinearKernel.HOPPER_FEW,
     PromptConfig: LinearKernel.HOPPER_PROMPTS,
 }
 """The kernel of each type of launch shape."""
@@ -103,6 +106,9 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return ours and bucket in PROMPT_BUCKETS and product.form == "gated" and not product.layout.endswith(ROUNDED)
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
+    if isinstance(config, FewConfig):
+        reads = product.layout.startswith("int4") and "lows" not in product.layout
+        return reads and bucket <= MOST_TOKENS and config.fits(product.inputs)
     if not (_is_legal_of_codes(product.layout, config) if product.layout else _is_legal_of_dense(config)):
         return False
     cut = (*SPLIT_FORMS, "plain") if isinstance(config, WideningConfig) else SPLIT_FORMS

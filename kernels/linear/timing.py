@@ -23,6 +23,7 @@ from pagebus.kernels.linear.activation import silu_mul
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
+from pagebus.kernels.specialized.hopper_few import FewConfig
 from pagebus.kernels.specialized.hopper_gemm import DEPTH, SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
@@ -48,7 +49,9 @@ class Job(NamedTuple):
         config, product = self.config, self.product
         if config is None:
             return None
-        assert not isinstance(config, WideningConfig | PromptConfig)  # for words and prompts, timed elsewhere
+        assert not isinstance(
+            config, WideningConfig | FewConfig | PromptConfig
+        )  # for words and prompts, timed elsewhere
         depth = DEPTH if isinstance(config, SpecializedConfig) else config.depth
         tokens = self.bucket if isinstance(config, VectorConfig) else 0
         small = product.rows * product.inputs * 2 <= 64 << 20

@@ -24,15 +24,17 @@ from pagebus.kernels.linear.epilogue import split_gated, tile_rows
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.activation import Gate, gate_tile
 from pagebus.kernels.moe.grouped import combine
+from pagebus.kernels.moe.ring_pairs import ring_pairs
 from pagebus.kernels.moe.sorting import SortedPairs, sort_pairs
+from pagebus.kernels.specialized.hopper_few import FewConfig
 
 
 class CodedConfig(NamedTuple):
     """Launch shapes of both products. Tiles are as many pairs wide as an item has at most; ``ordered``: pairs are
-    sorted, else each is an item."""
+    sorted, else each is an item, whose words may come through a ring."""
 
-    gate_up: TileConfig
-    down: TileConfig
+    gate_up: TileConfig | FewConfig
+    down: TileConfig | FewConfig
     ordered: bool
 
 
@@ -177,9 +179,12 @@ class _Items:
 
 def _launch(
     x: torch.Tensor, weight: Coded, bias: torch.Tensor | None, out: torch.Tensor, items: _Items, gate: Gate,
-    config: TileConfig, *, gated: bool,
+    config: TileConfig | FewConfig, *, gated: bool,
 ) -> torch.Tensor:  # fmt: skip
     """One of both products, into ``out`` [P, columns]."""
+    if isinstance(config, FewConfig):
+        assert items.pairs is None
+        return ring_pairs(x, weight, bias, out, items.experts, gate, config, gated=gated)
     size, num_rows = weight.inputs, weight.rows
     x, numbers, tokens, meaning = tile_operands(x, weight, rounded=config.rounded)
     assert x.stride(1) == 1
@@ -208,8 +213,8 @@ def coded_pairs(
 
 
 def _left_alone(
-    weight: Coded, bias: torch.Tensor | None, gate: Gate, experts: torch.Tensor, config: TileConfig, x: torch.Tensor,
-    out: torch.Tensor, pairs: SortedPairs,
+    weight: Coded, bias: torch.Tensor | None, gate: Gate, experts: torch.Tensor, config: TileConfig | FewConfig,
+    x: torch.Tensor, out: torch.Tensor, pairs: SortedPairs,
 ) -> torch.Tensor:  # fmt: skip
     return _launch(x, weight, bias, out, _Items(experts, pairs), gate, config, gated=False)
 

@@ -25,7 +25,7 @@ from pagebus.kernels.quantized.byte_choice import choose_of_bytes
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.costs import QuantizedCosts
 from pagebus.kernels.quantized.library import fits_scratch
-from pagebus.kernels.quantized.word_choice import library_is_faster, widening_config, word_config
+from pagebus.kernels.quantized.word_choice import few_config, library_is_faster, widening_config, word_config
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 MOST_OF_RESIDUALS = 16
@@ -203,7 +203,7 @@ def _rule(product: Product, tokens: int, kind: Kind, target: Target, *, rounded:
 
 
 def _ours(product: Product, tokens: int, kind: Kind, target: Target) -> Config | None:
-    """A kernel of ours, which does not round activations."""
+    """A kernel of ours that completes norms, and does not round activations."""
     if kind.code.in_words:
-        return word_config(product, tokens, kind, target)
+        return few_config(product, tokens, kind, target) or word_config(product, tokens, kind, target)
     return choose_of_bytes(product, tokens, kind, target, rounded=False)

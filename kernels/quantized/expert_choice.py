@@ -3,8 +3,9 @@
 Pairs are left as they come, or sorted into items, at the same numbers of tokens as for experts in 16 bits. Items are
 tiles of tokens, at most 64 wide, or 128 on Hopper where registers suffice: launch shapes are those of dense products of
 as many tokens, `pagebus.kernels.quantized.choice`, which are known not to spill. Few pairs, and items of 32, take tiles
-of 32 rows, so that there are enough programs, and registers. Single pairs of words are 8 wide, and codes of 4 bits have
-deep steps then, as in dense products. The two products of a layer may have different layouts.
+of 32 rows, so that there are enough programs, and registers. Single pairs of words are 8 wide. On Hopper they come
+through a ring where that kernel reads them, or else codes of 4 bits have deep steps, as in dense products. The two
+products of a layer may have different layouts.
 
 Sorted pairs are rounded to 8 bits where the checkpoint was made for that and the GPU multiplies them: tiles have 64
 rows then, and both operands come from shared memory. Pairs as they come stay in 16 bits.
@@ -16,7 +17,7 @@ from functools import cache
 
 import torch
 
-from pagebus.kernels.coded.weights import Code
+from pagebus.kernels.coded.weights import WORD_TILE, Code
 from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.moe.choice import ExpertsChoice, choose_experts
@@ -25,6 +26,7 @@ from pagebus.kernels.moe.launch.shapes import ExpertsKernel, Shape, item_size, l
 from pagebus.kernels.quantized.choice import invariant_config, rounds_to
 from pagebus.kernels.quantized.coding import Kind
 from pagebus.kernels.quantized.word_choice import DEEP, deep_of, few_tile
+from pagebus.kernels.specialized.hopper_few import MOST_INPUTS, ROWS, WARPS, FewConfig
 
 Kinds = tuple[Kind | None, Kind | None]
 """Of both products of experts; None: no kernel reads it."""
@@ -50,18 +52,23 @@ def choose_quantized_experts(
         why = "--deterministic: one order of sums for any number of tokens"
     else:
         gate_up, down = (kind._replace(rounded=rounds_to(kind, dtype, target)) for kind in (gate_up, down))
-        config = choose_coded(num_tokens, shape, gate_up, down, target)
+        config = choose_coded(num_tokens, shape, gate_up, down, dtype, target)
         why = "a rule: quantized experts were not measured yet"
     return ExpertsChoice(ExpertsKernel.CODED, "experts", config, why)
 
 
-def choose_coded(num_tokens: int, shape: Shape, gate_up: Kind, down: Kind, target: Target) -> CodedConfig:
+def choose_coded(
+    num_tokens: int, shape: Shape, gate_up: Kind, down: Kind, dtype: torch.dtype, target: Target
+) -> CodedConfig:
     """The launch shapes for so many tokens."""
     pairs = num_tokens * shape.top_k
     if leaves_unsorted(pairs, shape):
         width = 8 if gate_up.code.in_words and down.code.in_words else 16
-        gate_up_tile = _rows_of_few(gate_up, shape.hidden, width)
-        return CodedConfig(gate_up_tile, _rows_of_few(down, shape.width, width), ordered=False)
+        few = (
+            _ring(gate_up, shape.hidden, shape.width, dtype, target) or _rows_of_few(gate_up, shape.hidden, width),
+            _ring(down, shape.width, shape.hidden, dtype, target) or _rows_of_few(down, shape.width, width),
+        )
+        return CodedConfig(*few, ordered=False)
     return _ordered(item_size(-(-pairs // shape.experts)), gate_up, down, target)
 
 
@@ -70,6 +77,15 @@ def coded_invariant(num_tokens: int, shape: Shape, gate_up: Kind, down: Kind) ->
     size = item_size(-(-num_tokens * shape.top_k // shape.experts))
     tokens = min(invariant_config(size, kind).tokens for kind in (gate_up, down))
     return CodedConfig(invariant_config(tokens, gate_up), invariant_config(tokens, down), ordered=True)
+
+
+def _ring(kind: Kind, inputs: int, columns: int, dtype: torch.dtype, target: Target) -> FewConfig | None:
+    """Of the kernel whose words come through a ring; None: it does not compute the product."""
+    whole_numbers, floats = kind.code == Code.WORDS, kind.code == Code.E2M1 and dtype == torch.bfloat16
+    reads = not kind.lows and ((whole_numbers and kind.width == WORD_TILE) or (floats and kind.width == 32))
+    config = FewConfig(8, -(-inputs // (WARPS * WORD_TILE)))
+    whole = columns % ROWS == 0 and 8 * config.steps <= MOST_INPUTS and config.fits(inputs)
+    return config if target.capability == HOPPER and reads and whole else None
 
 
 def _rows_of_few(kind: Kind, columns: int, width: int) -> TileConfig:

@@ -1,6 +1,9 @@
 """Launch shapes of products with words of eight 4-bit codes, from what an H200 took for the products of Llama-8B.
 
-- Up to 16 tokens, what counts is that many words are on their way. A step takes 512 columns, a tile of 128 for each of
+- Up to 16 tokens, what counts is that many words are on their way. Hopper's kernel whose words come through a ring took
+  0.6 to 0.8 of the time of all others, as long as its registers have room for the inputs. If they have not, the one
+  token of a step is read in several passes.
+- Other such tiles have deep steps. A step takes 512 columns, a tile of 128 for each of
   four warps, so that K is cut within a program. Tiles have 16 rows. They have 32 where those alone give four programs
   for each multiprocessor, and in products that do half of a norm, of which each tile leaves a sum. Where tiles of 16
   give fewer than that, and K cannot be cut further, a step takes 1,024 columns. Programs have four steps at least.
@@ -28,6 +31,7 @@ from pagebus.kernels.common.target import HOPPER, Target
 from pagebus.kernels.linear.shapes import BUCKETS, SPLIT_FORMS, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.quantized.coding import DEPTH, Kind
+from pagebus.kernels.specialized.hopper_few import MOST_HELD, MOST_INPUTS, MOST_TOKENS, ROWS, WARPS, FewConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig, reads_groups, reads_rows
 
 FEWEST = 0.25
@@ -50,6 +54,23 @@ ADD_US, ADD_BYTES_PER_US = 3.5, 1.7e6
 """Of a kernel that only adds up parts of K: to begin, and for what it reads."""
 DEQUANTIZED_PER_US, LIBRARY_FLOPS_PER_US, LIBRARY_BEGIN_US = 1e6 / 0.68, 8e8, 2.0
 """What the library takes for many tokens: numbers that are dequantized, operations of its product, and what is left."""
+
+
+def few_config(product: Product, tokens: int, kind: Kind, target: Target) -> FewConfig | None:
+    """The launch shape of the kernel whose words come through a ring; None: it does not compute the product, or another
+    is faster."""
+    halves = 2 if product.form == "gated" else 1
+    reads = kind.code == Code.WORDS and not kind.lows and kind.width == WORD_TILE
+    sizes = product.inputs % WORD_TILE == 0 and product.rows % (ROWS * halves) == 0
+    if target.capability != HOPPER or tokens > MOST_TOKENS or not reads or not sizes:
+        return None
+    width = 8 if tokens <= 8 else 16
+    steps = -(-product.inputs // (WARPS * WORD_TILE))
+    passes = -(-steps * width // MOST_INPUTS)
+    held = -(-product.rows // (ROWS * target.num_multiprocessors))
+    if passes > 1 and (tokens > 1 or held > MOST_HELD):
+        return None
+    return FewConfig(width, -(-steps // passes), passes)
 
 
 def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -> WideningConfig | None:

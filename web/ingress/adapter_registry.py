@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from functools import cached_property
 
 from msgspec import convert, structs
 
 from pagebus.actors.model.config import ModelConfig, resolve_model
-from pagebus.actors.model.lora.adapter import digest_of, open_adapter
+from pagebus.actors.model.lora.adapter import AdapterFolders, digest_of
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
 from pagebus.actors.model.lora.location import locate
 from pagebus.actors.settings import Settings, SettingsError
@@ -106,10 +107,14 @@ class AdapterRegistry:
             self._known.clear()
             self._known.update(sorted(found.items()))
 
-    def _read(self, name: str, path: str) -> AdapterSource:
+    @cached_property
+    def _folders(self) -> AdapterFolders:
         config = ModelConfig.load(resolve_model(self._settings, weights=False))
+        return AdapterFolders(config, self._settings.max_lora_rank, self._settings.lora_target_modules)
+
+    def _read(self, name: str, path: str) -> AdapterSource:
         found = locate(path)
-        adapter = open_adapter(found.folder, config, self._settings.max_lora_rank, self._settings.lora_target_modules)
+        adapter = self._folders.open(found.folder)
         return AdapterSource(name=name, path=found.repository or str(adapter.folder), digest=digest_of(adapter))
 
     def _check_enabled(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pagebus.actors.model.config import ModelConfig
-from pagebus.actors.model.lora.adapter import CONFIG, WEIGHTS, digest_of, open_adapter
+from pagebus.actors.model.lora.adapter import CONFIG, WEIGHTS, AdapterFolders, digest_of
 from pagebus.actors.model.lora.projections import projections
 from pagebus.bus.messages import AdapterSource
 
@@ -32,6 +32,7 @@ def write_adapters(folder: Path, model: ModelConfig, count: int, rank: int) -> t
     folder.mkdir(parents=True)
     weights = folder / WEIGHTS
     _write_weights(weights, model, rank)
+    folders = AdapterFolders(model, rank)
 
     def written(index: int) -> AdapterSource:
         name = f"lora-{index}"
@@ -39,7 +40,7 @@ def write_adapters(folder: Path, model: ModelConfig, count: int, rank: int) -> t
         os.link(weights, folder / name / WEIGHTS)
         config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank * (1.0 + index / count)}
         (folder / name / CONFIG).write_text(json.dumps(config))
-        digest = digest_of(open_adapter(folder / name, model, rank))
+        digest = digest_of(folders.open(folder / name))
         return AdapterSource(name=name, path=str(folder / name), digest=digest)
 
     with ThreadPoolExecutor() as pool:  # what takes long is the digest, which is computed beside Python

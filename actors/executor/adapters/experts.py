@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,12 @@ import torch
 from pagebus.actors.model.family import NameMap
 from pagebus.actors.model.lora.matching import Matrices
 from pagebus.actors.model.lora.projections import Projection
+from pagebus.actors.model.lora.tensor_file import FileTensor
 from pagebus.actors.model.shards.cuts import Cut, cut_of
 from pagebus.actors.model.shards.shard import Shard
+
+Tensors = Callable[[FileTensor], torch.Tensor]
+"""Says what is in each tensor of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +29,24 @@ class HostExperts:
 
 
 def of_all(
-    projection: Projection, modules: Mapping[str, Matrices], tensors: Mapping[str, torch.Tensor], names: NameMap
+    projection: Projection,
+    modules: Mapping[str, Matrices],
+    tensors: Tensors,
+    scales: Mapping[str, float],
+    names: NameMap,
 ) -> dict[str, HostExperts]:
     """The modules of a projection that an adapter has, whole: gate and up, or both in one, or down."""
     if (both := modules.get(projection.fused)) is not None and both.experts:
         by_turns = names.gates_by_turns and len(projection.modules) > 1
-        return {projection.fused: _stacked(both, tensors, by_turns=by_turns)}
+        return {projection.fused: _stacked(both, tensors, scales[projection.fused], by_turns=by_turns)}
     found = {}
     for module, width in zip(projection.modules, projection.widths, strict=True):
         prefix, _, part = module.rpartition(".")
         ones = {
-            number: one
-            for number in range(projection.experts)
-            if (one := modules.get(f"{prefix}.{number}.{part}")) is not None
+            number: name for number in range(projection.experts) if (name := f"{prefix}.{number}.{part}") in modules
         }
         if ones:
-            found[module] = _one_by_one(ones, tensors, projection, width)
+            found[module] = _one_by_one(ones, modules, tensors, scales, projection, width)
     return found
 
 
@@ -66,28 +72,34 @@ def _taken(values: torch.Tensor, dim: int, cut: Cut) -> torch.Tensor:
     return torch.cat([values.narrow(dim, each.start, len(each)) for each in cut.ranges], dim)
 
 
-def _stacked(each: Matrices, tensors: Mapping[str, torch.Tensor], *, by_turns: bool) -> HostExperts:
+def _stacked(each: Matrices, tensors: Tensors, scale: float, *, by_turns: bool) -> HostExperts:
     """``by_turns``: outputs of gate and up alternate."""
-    first, second = tensors[each.a.name], tensors[each.b.name]
+    first, second = tensors(each.a), tensors(each.b)
     a = first.view(each.experts, each.rank, -1)
     b = second.view(len(second), each.rank, each.experts).permute(2, 0, 1)
     if each.transposed:
         a, b = b.transpose(1, 2), a.transpose(1, 2)
     if by_turns:
         b = torch.cat((b[:, ::2], b[:, 1::2]), 1)
-    return HostExperts(a, b, torch.full((each.experts,), each.scale))
+    return HostExperts(a, b, torch.full((each.experts,), scale))
 
 
 def _one_by_one(
-    ones: Mapping[int, Matrices], tensors: Mapping[str, torch.Tensor], projection: Projection, width: int
+    ones: Mapping[int, str],
+    modules: Mapping[str, Matrices],
+    tensors: Tensors,
+    scales: Mapping[str, float],
+    projection: Projection,
+    width: int,
 ) -> HostExperts:
     """Of experts of different ranks all are as wide as the largest."""
-    rank = max(each.rank for each in ones.values())
-    like = tensors[next(iter(ones.values())).a.name]
+    rank = max(modules[name].rank for name in ones.values())
+    like = tensors(modules[next(iter(ones.values()))].a)
     a = like.new_zeros(projection.experts, rank, projection.inputs)
-    b, scales = like.new_zeros(projection.experts, width, rank), torch.zeros(projection.experts)
-    for number, each in ones.items():
-        a[number, : each.rank] = tensors[each.a.name]
-        b[number, :, : each.rank] = tensors[each.b.name]
-        scales[number] = each.scale
-    return HostExperts(a, b, scales)
+    b, scale = like.new_zeros(projection.experts, width, rank), torch.zeros(projection.experts)
+    for number, name in ones.items():
+        each = modules[name]
+        a[number, : each.rank] = tensors(each.a)
+        b[number, :, : each.rank] = tensors(each.b)
+        scale[number] = scales[name]
+    return HostExperts(a, b, scale)

@@ -1,7 +1,8 @@
 """Adapters in host memory as blocks hold them, so that placing one is a copy for each block.
 
 Each matrix is copied once, to where blocks hold it, by numpy: torch would divide each of many small copies over
-threads, which wait for each other where processors are busy. Only a product on two chunks is copied twice.
+threads, which wait for each other where processors are busy. Only a product on two chunks is copied twice. Most
+adapters need none of these copies, see :mod:`pagebus.actors.executor.adapters.layouts`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from pagebus.actors.executor.adapters.experts import HostExperts
+from pagebus.actors.executor.adapters.pinned import PinnedMemory
 from pagebus.actors.executor.adapters.reading import HostAdapter, HostModule
 from pagebus.actors.model.lora.projections import Projection
 from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, UNIT, lay_out_experts
@@ -45,12 +47,11 @@ class Image(NamedTuple):
 
 class Product(NamedTuple):
     """``widths``: the outputs of each module, of gate and up as one tensor half of them; ``order``: as of the linear,
-    in host memory; ``scale``: by what more all that adapters add is multiplied."""
+    in host memory."""
 
     projection: Projection
     widths: tuple[int, ...]
     order: torch.Tensor | None = None
-    scale: float = 1.0
 
     def room(self, largest: int) -> int:
         """Elements at the largest rank, of an expert where there are such, as :func:`lay_out` gives them."""
@@ -59,7 +60,7 @@ class Product(NamedTuple):
         return len(self.projection.modules) * largest * inputs + b
 
 
-class _Entries(NamedTuple):
+class Entries(NamedTuple):
     """Of one product: the length of its values and what fills them, as bits; and of each of its entries what
     :class:`Image` has."""
 
@@ -71,36 +72,43 @@ class _Entries(NamedTuple):
 
 
 class ImageMaker:
-    """Makes images of adapters of these ``products`` in pages of ``page_size`` elements, in memory that is ``pinned``
-    where devices copy from it."""
+    """Makes images of adapters of these ``products`` in pages of ``page_size`` elements, in ``pinned`` memory where
+    devices copy from it."""
 
-    def __init__(self, products: Sequence[Product], dtype: torch.dtype, page_size: int, *, pinned: bool) -> None:
-        self._products, self._dtype, self._pinned = products, dtype, pinned
+    def __init__(
+        self, products: Sequence[Product], dtype: torch.dtype, page_size: int, pinned: PinnedMemory | None = None
+    ) -> None:
+        self.products, self._dtype, self._pinned = products, dtype, pinned
         self._chunk = max(1, CHUNK_BYTES // (page_size * dtype.itemsize)) * page_size
 
-    @torch.inference_mode()
     def image(self, adapter: HostAdapter) -> Image:
         """The adapter as its blocks hold it. Any thread."""
         found, begin = [], 0
-        for product in self._products:
-            make = self._of_experts if product.projection.experts else self._of_modules
-            entries = make(adapter, product)
+        for product in self.products:
+            entries = self.entries(adapter, product)
             found.append(entries._replace(begins=entries.begins + begin))
             begin += entries.length
-        chunks, begin = self._empty(begin), 0
-        bits = [_bits(each) for each in chunks]
+        chunks, begin = self.empty(begin), 0
+        bits = [bits_of(each) for each in chunks]
         for entries in found:
             _fill_at(begin, entries, bits)
             begin += entries.length
         told = [entries[2:] for entries in found or [_nothing(0, 0)]]
         return Image(tuple(chunks), *(torch.cat(each) for each in zip(*told, strict=True)))
 
-    def _empty(self, length: int) -> list[torch.Tensor]:
+    def empty(self, length: int) -> list[torch.Tensor]:
         """Chunks for so many elements."""
-        sizes = (min(self._chunk, length - begin) for begin in range(0, length, self._chunk))
-        return [torch.empty(size, dtype=self._dtype, pin_memory=self._pinned) for size in sizes]
+        sizes = [min(self._chunk, length - begin) for begin in range(0, length, self._chunk)]
+        if self._pinned is None:
+            return [torch.empty(size, dtype=self._dtype) for size in sizes]
+        return [self._pinned.take(size * self._dtype.itemsize).view(self._dtype) for size in sizes]
 
-    def _of_modules(self, adapter: HostAdapter, product: Product) -> _Entries:
+    @torch.inference_mode()
+    def entries(self, adapter: HostAdapter, product: Product) -> Entries:
+        """What one product has of it."""
+        return (self._of_experts if product.projection.experts else self._of_modules)(adapter, product)
+
+    def _of_modules(self, adapter: HostAdapter, product: Product) -> Entries:
         projection = product.projection
         found = [each if isinstance(each, HostModule) else None for each in map(adapter.get, projection.modules)]
         ranks = [len(each.a) for each in found if each is not None]
@@ -110,14 +118,14 @@ class ImageMaker:
         rank = _padded(max(*ranks, constant))
         rows, first_b = len(found) * rank, len(found) * rank * -(-projection.inputs // 256) * 256
         length = first_b + -(-sum(projection.widths) * rank // UNIT) * UNIT
-        scales = [0.0 if each is None else each.scale * product.scale for each in found]
+        scales = [0.0 if each is None else each.scale for each in found]
         if len(product.widths) > len(found):  # gate and up of one module: they share A
             scales *= len(product.widths)
         fill = partial(_fill, found=found, product=product, rank=rank, constant=constant, dtype=self._dtype)
         told = [rank, rows, 0 if rows == rank else rank, first_b]
         return _entries(1, length, fill, told, torch.tensor(scales).view(1, -1), constant)
 
-    def _of_experts(self, adapter: HostAdapter, product: Product) -> _Entries:
+    def _of_experts(self, adapter: HostAdapter, product: Product) -> Entries:
         """Of all experts at once: there may be thousands, and steps go on beside this."""
         projection, modules = product.projection, len(product.widths)
         both = adapter.get(projection.fused)
@@ -135,20 +143,20 @@ class ImageMaker:
             b[:, index * outputs : (index + 1) * outputs, :size] = each.b
             scales[:, index] = each.scales
         flat, told = lay_out_experts(a, b)
-        fill = partial(np.copyto, src=_bits(flat.flatten()))
+        fill = partial(np.copyto, src=bits_of(flat.flatten()))
         return _entries(len(flat), flat.shape[1], fill, told, scales.expand(-1, modules))
 
 
 def _entries(
     count: int, length: int, fill: Callable[[Bits], None], told: list[int], scales: torch.Tensor, constant: int = 0
-) -> _Entries:
+) -> Entries:
     """So many entries of this ``length``, alike but for their scales [n, J]."""
     rank, rows, step, b = told
     fields = torch.tensor([[rank, rows, step, 0, b, constant]], dtype=torch.int32).expand(count, -1)
-    return _Entries(count * length, fill, torch.arange(count) * length, fields, scales.flatten())
+    return Entries(count * length, fill, torch.arange(count) * length, fields, scales.flatten())
 
 
-def _fill_at(begin: int, entries: _Entries, chunks: Sequence[Bits]) -> None:
+def _fill_at(begin: int, entries: Entries, chunks: Sequence[Bits]) -> None:
     """Fill the entries of a product from this element of all ``chunks`` on, which are as long as the first, or shorter
     behind all others."""
     if not entries.length:
@@ -165,16 +173,16 @@ def _fill_at(begin: int, entries: _Entries, chunks: Sequence[Bits]) -> None:
         chunks[index][start - index * size : stop - index * size] = values[start - begin : stop - begin]
 
 
-def _nothing(count: int, modules: int) -> _Entries:
+def _nothing(count: int, modules: int) -> Entries:
     fields = torch.zeros(count, PLACE_FIELDS, dtype=torch.int32)
-    return _Entries(0, _keep, torch.zeros(count, dtype=torch.int64), fields, torch.zeros(count * modules))
+    return Entries(0, _keep, torch.zeros(count, dtype=torch.int64), fields, torch.zeros(count * modules))
 
 
 def _keep(_: Bits) -> None:
     """There is nothing to fill."""
 
 
-def _bits(values: torch.Tensor) -> Bits:
+def bits_of(values: torch.Tensor) -> Bits:
     """The same memory as whole numbers, for numpy does not know all formats."""
     bits: Bits = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
     return bits
@@ -195,15 +203,15 @@ def _fill(
     for index, (module, width) in enumerate(zip(found, widths, strict=True)):
         size, rows = 0 if module is None else len(module.a), ordered[first : first + width]
         if module is not None:
-            values = _bits(module.a.to(dtype).contiguous())
+            values = bits_of(module.a.to(dtype).contiguous())
             a[:whole, index, :size] = values[:, : whole * 256].reshape(size, whole, 256).transpose(1, 0, 2)
             a[whole:, index, :size, : inputs % 256] = values[:, whole * 256 :]
-            rows[:, :size] = _bits(module.b.to(dtype).contiguous())
+            rows[:, :size] = bits_of(module.b.to(dtype).contiguous())
         a[:, index, size:] = 0
         a[whole:, index, :, inputs % 256 :] = 0
         rows[:, size:] = 0
         if module is not None and module.bias is not None:
-            rows[:, constant - 1] = _bits(module.bias.to(dtype).contiguous())
+            rows[:, constant - 1] = bits_of(module.bias.to(dtype).contiguous())
         first += width
     if product.order is not None:
         np.take(ordered, product.order.numpy(), axis=0, out=b)

@@ -8,17 +8,21 @@ what :attr:`PagedTable.places` has.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from pagebus.actors.executor.adapters.images import Image, ImageMaker, Product
+from pagebus.actors.executor.adapters.layouts import Layouts
 from pagebus.actors.executor.adapters.pages import BlockPages
-from pagebus.actors.executor.adapters.reading import HostAdapter
+from pagebus.actors.executor.adapters.pinned import PinnedMemory
+from pagebus.actors.executor.adapters.reading import AdapterNumbers
 from pagebus.actors.executor.layers.adapted.products import Adapted, AdaptedExperts, AdaptedHead
 from pagebus.actors.executor.layers.adapted.slots import copy_at_once
 from pagebus.actors.executor.layers.linear import Linear
 from pagebus.actors.executor.memory.block_loads import BlockLoad
+from pagebus.actors.executor.memory.host_memory import lock_pages
 from pagebus.actors.executor.models.decoder import Decoder
 from pagebus.actors.model.lora.projections import BIAS, EMBEDDING, HEAD, Projection, projections
 from pagebus.bus.messages import Int32Array
@@ -51,10 +55,10 @@ class Places:
         self._pages = BlockPages(block_bytes, network.parameters.dtype)
         self._page_size = self._pages.size
         self._linears = {next(iter(each.modules)): each for layer in network.layers for each in layer.products}
-        self._products = [_product(each, network, self._linears) for each in projections(network.config, targets)]
-        self._images = ImageMaker(
-            self._products, network.parameters.dtype, self._page_size, pinned=device.type == "cuda"
-        )
+        self._products = [_product(each, self._linears) for each in projections(network.config, targets)]
+        pinned = PinnedMemory(partial(lock_pages, device=device)) if device.type == "cuda" else None
+        images = ImageMaker(self._products, network.parameters.dtype, self._page_size, pinned)
+        self._layouts = Layouts(images, network.config)
         self.adapt_heads = any(each.projection.name == HEAD for each in self._products)
         """Whether adapters may change the head."""
         # An entry may begin anywhere in a page.
@@ -68,6 +72,9 @@ class Places:
         self._table_pages = torch.zeros(sum(self._sizes), self._most_pages, dtype=torch.int64, device=device)
         self._table_fields = torch.zeros(sum(self._sizes), PLACE_FIELDS, dtype=torch.int32, device=device)
         self._table_scales = torch.zeros(sum(self._widths), device=device)
+        factors = (network.embedding.scale if each.projection.name == EMBEDDING else 1.0 for each in self._products)
+        self._factors = torch.tensor([*factors]).repeat_interleave(torch.tensor(self._widths) // count)
+        """By what all that adapters add is multiplied."""
 
     def use(self, cache: torch.Tensor) -> None:
         """Have products read adapters from this cache [num_blocks, ...]."""
@@ -84,9 +91,9 @@ class Places:
         }  # fmt: skip
         _connect(self._network, self._linears, tables)
 
-    def image(self, adapter: HostAdapter) -> Image:
+    def image(self, adapter: AdapterNumbers) -> Image:
         """The adapter as :meth:`place` takes it. Any thread."""
-        return self._images.image(adapter)
+        return self._layouts.image(adapter)
 
     def num_blocks(self, image: Image) -> int:
         """Blocks that it takes."""
@@ -107,7 +114,7 @@ class Places:
         fields[:, 3:5] += (image.begins % size).to(torch.int32)[:, None]
         _enter(self._table_pages, self._rows.of(row), pages)
         _enter(self._table_fields, self._rows.of(row), fields)
-        _enter(self._table_scales, self._scale_rows.of(row), image.scales)
+        _enter(self._table_scales, self._scale_rows.of(row), image.scales * self._factors)
         bytes_each = self._pages.dtype.itemsize
         parts = [part for chunk in image.chunks for part in chunk.view(torch.uint8).split(size * bytes_each)]
         targets = (begins * bytes_each).tolist()
@@ -125,11 +132,10 @@ def _enter(table: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> Non
     table.index_copy_(0, there, entered)
 
 
-def _product(projection: Projection, network: Decoder, linears: Mapping[str, Linear]) -> Product:
+def _product(projection: Projection, linears: Mapping[str, Linear]) -> Product:
     widths, linear = projection.widths, linears.get(projection.name)
     if linear is None:
-        scale = network.embedding.scale if projection.name == EMBEDDING else 1.0
-        return Product(projection, widths, scale=scale)
+        return Product(projection, widths)
     if linear.form == "gated" and len(widths) == 1:
         widths = (widths[0] // 2,) * 2
     order = None if linear.order is None or linear.order.is_meta else linear.order.cpu()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ MOST_HELD = 1024
 
 
 READERS = 4
-"""Adapters that are read at a time: more would take Python's lock from the steps, and none would be there sooner."""
+"""Adapters that are read at a time, each by a thread that keeps a processor busy."""
 
 
 class Wanted(NamedTuple):
@@ -65,7 +65,10 @@ class Residents:
         self._read_by_now: queue.SimpleQueue[tuple[str, Wanted, Image | None]] = queue.SimpleQueue()
         self._host: OrderedDict[str, Image] = OrderedDict()
         """All in host memory, the one used longest ago first."""
-        self._turns = threading.Semaphore(READERS)
+        self._to_read: deque[tuple[AdapterSource, Wanted]] = deque()
+        self._num_readers = 0
+        self._reading = threading.Lock()
+        """For these two."""
         self._epoch = 0
 
     def apply(self, plan: StepPlan, scheduler_epoch: int) -> Loads:
@@ -102,18 +105,34 @@ class Residents:
         known = self._host.get(source.digest)
         if known is None:
             self._wanted[source.digest] = wanted
-            threading.Thread(target=self._fetch, args=(source, wanted), name="adapter", daemon=True).start()
+            with self._reading:
+                self._to_read.append((source, wanted))
+                begins = self._num_readers < READERS
+                self._num_readers += begins
+            if begins:
+                threading.Thread(target=self._fetch_all, name="adapter", daemon=True).start()
             return
         self._hold(source.digest, known)
         self._tell(self._answer(source.digest, wanted, known))
 
+    def _fetch_all(self) -> None:
+        """Read adapters, in a thread of its own, until there are no more."""
+        while (found := self._next()) is not None:
+            self._fetch(*found)
+
+    def _next(self) -> tuple[AdapterSource, Wanted] | None:
+        with self._reading:
+            if self._to_read:
+                return self._to_read.popleft()
+            self._num_readers -= 1
+            return None
+
     def _fetch(self, source: AdapterSource, wanted: Wanted) -> None:
-        """Read an adapter, in a thread of its own, and say so."""
+        """Read an adapter, and say so."""
         adapter: Image | None = None
         error = ""
         try:
-            with self._turns:
-                adapter = self.places.image(self._read(source))
+            adapter = self.places.image(self._read(source))
         except Exception as problem:  # whatever a file may bring about ends a request, not the executor
             error = str(problem) if isinstance(problem, AdapterError) else f"{type(problem).__name__}: {problem}"
         self._read_by_now.put((source.digest, wanted, adapter))

@@ -41,6 +41,18 @@ def _available_bytes() -> float:
         return float("inf")  # not Linux: unknown
 
 
+def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
+    """Fill pages with zeros and lock them for ``device``. False if there is a limit on locked memory."""
+    ctypes.memset(address, 0, num_bytes)  # the system gives the pages now, not while the driver is locked
+    with torch.cuda.device(device):
+        return int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)) == 0
+
+
+def unlock_pages(address: int) -> None:
+    """What was locked from this address on, before the pages are given back."""
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
 class HostMemory:
     """``num_blocks`` blocks of ``block_bytes`` bytes. Pages are taken from the system when they are first locked
     (CUDA) or written (CPU). No block lies in two chunks, since no copy may touch two registrations. ``shared``: other
@@ -105,7 +117,6 @@ class HostMemory:
         return self.num_ready >= num_blocks
 
     def _lock_rest(self) -> None:
-        torch.cuda.set_device(self.device)
         while self._locked < self._num_chunks and not self._closing.is_set():
             if not self._lock_next():
                 return
@@ -113,8 +124,7 @@ class HostMemory:
     def _lock_next(self) -> bool:
         """Lock one more chunk. False if there is a limit on locked memory: what is locked so far is the tier."""
         address = self._address + self._locked * self._stride
-        ctypes.memset(address, 0, self._stride)  # the system gives the pages now, not while the driver is locked
-        if int(torch.cuda.cudart().cudaHostRegister(address, self._stride, 0)) != 0:
+        if not lock_pages(address, self._stride, self.device):
             return False
         self._locked += 1
         self.num_ready = min(self.num_blocks, self._locked * self._per_chunk)
@@ -127,8 +137,7 @@ class HostMemory:
             self._thread.join()
         while self._locked:
             self._locked -= 1
-            runtime = torch.cuda.cudart()
-            runtime.cudaHostUnregister(self._address + self._locked * self._stride)
+            unlock_pages(self._address + self._locked * self._stride)
         self.num_ready = 0
         if self.shared is not None:
             self.shared.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,15 +65,23 @@ class AdapterConfig:
         """The rank of a module, by the name that the model's files have for it."""
         return self.ranks.get(_pattern_of(self.ranks, module), self.rank)
 
-    def scale_of(self, module: str) -> float:
-        """By what B A x is multiplied."""
-        alpha, rank = self.alphas.get(_pattern_of(self.alphas, module), self.alpha), self.rank_of(module)
+    def scale_of(self, module: str, rank: int) -> float:
+        """By what B A x is multiplied in a module of this rank."""
+        alpha = self.alphas.get(_pattern_of(self.alphas, module), self.alpha)
         return alpha / math.sqrt(rank) if self.by_root else alpha / rank
+
+    @property
+    def ranks_told(self) -> tuple[Hashable, ...]:
+        """All of it but scales: what says, with a file's header, which matrices there are."""
+        return self.rank, tuple(self.ranks.items()), self.tied, self.corrected
 
     def canonical(self) -> dict[str, object]:
         """What of it changes the outputs."""
         patterns = {"ranks": dict(sorted(self.ranks.items())), "alphas": dict(sorted(self.alphas.items()))}
-        told = {"rank": self.rank, "alpha": self.alpha, "by_root": self.by_root, **patterns}
+        told: dict[str, object] = {"rank": self.rank, "alpha": self.alpha, "by_root": self.by_root, **patterns}
+        order = [[*self.ranks], [*self.alphas]]
+        if order != [sorted(each) for each in order]:
+            told["order"] = order  # the first pattern that matches counts
         return told if self.corrected is None else told | {"corrected": self.corrected}
 
 
@@ -127,7 +135,10 @@ def _patterns(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _pattern_of(patterns: Mapping[str, object], module: str) -> str:
     """As PEFT chooses: the first that the end of the module's name matches."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+    for key in patterns:
+        if re.match(rf"(.*\.)?({key})$", module):
+            return key
+    return module
 
 
 def _rank(name: str, value: object) -> int:

@@ -24,7 +24,8 @@ OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class Matrices:
-    """Of one module: A [rank, inputs] and B [outputs, rank] in the file, and by what B A x is multiplied.
+    """Of one module: A [rank, inputs] and B [outputs, rank] in the file. ``module`` is its name in the configuration,
+    which says by what B A x is multiplied.
 
     ``experts`` > 0: of that many experts, A [experts * rank, inputs], expert by expert, and B [outputs, rank *
     experts], whose columns are the experts' of each rank. ``transposed``: A has outputs, and B inputs; what is added is
@@ -34,13 +35,11 @@ class Matrices:
     a: FileTensor
     b: FileTensor
     rank: int
-    scale: float
+    module: str
     experts: int = 0
     transposed: bool = False
     bias: FileTensor | None = None
     """[outputs], beside B: it is multiplied as well."""
-    of_expert: bool = False
-    """Whether it is of one expert, or of all in one tensor."""
 
 
 Found = dict[str, Matrices]
@@ -127,11 +126,10 @@ class _Matching:
         known, rank = self._known[place.ours], self._rank(place.module)
         width = known.widths[known.modules.index(place.ours)]
         self._check_shapes(pair, (rank, known.inputs), (width, rank))
-        scale = self._config.scale_of(place.module)
-        bias, of_expert = pair.get("bias"), place.number is not None
-        if bias is not None and (of_expert or bias.shape != (width,)):
+        bias = pair.get("bias")
+        if bias is not None and (place.number is not None or bias.shape != (width,)):
             raise AdapterError(f"tensor {bias.name}: no bias of {width} outputs of a product that all tokens share")
-        return key, Matrices(pair["A"], pair["B"], rank, scale, bias=bias, of_expert=of_expert)
+        return key, Matrices(pair["A"], pair["B"], rank, place.module, bias=bias)
 
     def _stacked(self, place: Place, pair: Mapping[str, FileTensor]) -> tuple[str, Matrices]:
         """All experts' of one product: where PEFT does not say of which, their sizes do."""
@@ -153,8 +151,7 @@ class _Matching:
             rank = self._rank(named)
             self._check_shapes(pair, (rank * count, a[1]), (b[0], rank * count))
             transposed = ways[0] if len(ways) == 1 else self._is_transposed(pair["A"].name)
-            scale = self._config.scale_of(named)
-            return known.fused, Matrices(pair["A"], pair["B"], rank, scale, count, transposed, of_expert=True)
+            return known.fused, Matrices(pair["A"], pair["B"], rank, named, count, transposed)
         text = f"shapes {list(a)} and {list(b)} are of no product of the model's {products[0].experts} experts"
         raise AdapterError(f"tensor {pair['A'].name}: {text}")
 

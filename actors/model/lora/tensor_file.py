@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,13 @@ from pagebus.actors.model.lora.errors import AdapterError
 
 Bytes = npt.NDArray[np.uint8]
 MOST_HEADER_BYTES = 16 << 20
-PIECE = 1 << 20
-"""Numbers that are looked at together: few enough for a processor's cache."""
-FORMATS: dict[str, tuple[type[np.unsignedinteger], int]] = {
-    "F32": (np.uint32, 0x7F800000),
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
+FORMATS: dict[str, tuple[type[np.unsignedinteger], type[np.signedinteger], int]] = {
+    "F32": (np.uint32, np.int32, 0x7F800000),
+    "F16": (np.uint16, np.int16, 0x7C00),
+    "BF16": (np.uint16, np.int16, 0x7F80),
 }
-"""Of each number format: its bits as whole numbers, and those of the exponent, all set in what is not finite."""
+"""Of each number format: its bits as whole numbers, without and with a sign, and those of the exponent, all set in what
+is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,49 @@ class FileTensor:
     start: int
     end: int
 
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
-def read_header(file: Path) -> dict[str, FileTensor]:
-    """The tensors of a file, by name, which fill it exactly.
+
+class Header(NamedTuple):
+    """What stands before the numbers of a file, which has so many bytes in all."""
+
+    file: str
+    text: bytes
+    num_bytes: int
+
+    def tensors(self) -> dict[str, FileTensor]:
+        """The tensors of the file, by name, which fill it exactly.
+
+        Raises:
+            AdapterError: it is no whole safetensors file, or has a number format that is not read.
+        """
+        place = 8 + len(self.text)
+        try:
+            entries = json.loads(self.text, object_pairs_hook=_without_repeats)
+            entries.pop("__metadata__", None)
+            tensors = [_tensor(name, entry, place) for name, entry in entries.items()]
+        except AdapterError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise _is_broken(self.file, error) from error
+        for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
+            if tensor.start != place:
+                raise AdapterError(f"{self.file}: tensor {tensor.name} does not begin where the one before it ends")
+            place = tensor.end
+        if place != self.num_bytes:
+            text = f"{self.file} has {self.num_bytes} bytes, its header says {place}: it is not complete"
+            raise AdapterError(text)
+        return {tensor.name: tensor for tensor in tensors}
+
+
+def read_header(file: Path) -> Header:
+    """The header of a file.
 
     Raises:
-        AdapterError: it is no whole safetensors file, or has a number format that is not read.
+        AdapterError: there is none.
     """
     try:
         with file.open("rb") as stream:
@@ -51,21 +87,9 @@ def read_header(file: Path) -> dict[str, FileTensor]:
             length = int.from_bytes(stream.read(8), "little")
             if length > min(MOST_HEADER_BYTES, size - 8):
                 raise ValueError("the header is longer than the file, or than 16 MiB")
-            header = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
-        header.pop("__metadata__", None)
-        tensors = [_tensor(name, entry, 8 + length) for name, entry in header.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, AdapterError):
-            raise
-        raise AdapterError(f"{file.name} is not a whole safetensors file: {error}") from error
-    place = 8 + length
-    for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
-        if tensor.start != place:
-            raise AdapterError(f"{file.name}: tensor {tensor.name} does not begin where the one before it ends")
-        place = tensor.end
-    if place != size:
-        raise AdapterError(f"{file.name} has {size} bytes, its header says {place}: it is not complete")
-    return {tensor.name: tensor for tensor in tensors}
+            return Header(file.name, stream.read(length), size)
+    except (OSError, ValueError) as error:
+        raise _is_broken(file.name, error) from error
 
 
 class Numbers:
@@ -127,8 +151,10 @@ def _spans(tensors: Sequence[FileTensor]) -> list[tuple[int, int]]:
     """From which byte to which neighbours lie in the file."""
     found: list[tuple[int, int]] = []
     for each in tensors:
-        begins = found.pop()[0] if found and found[-1][1] == each.start else each.start
-        found.append((begins, each.end))
+        if found and found[-1][1] == each.start:
+            found[-1] = found[-1][0], each.end
+        else:
+            found.append((each.start, each.end))
     return found
 
 
@@ -139,15 +165,15 @@ def _check_finite(form: str, tensors: Sequence[FileTensor], numbers: Numbers) ->
 
 
 def _is_finite(form: str, raw: Bytes) -> bool:
-    kind, exponent = FORMATS[form]
-    bits = raw.view(kind)
-    scratch = np.empty(min(len(bits), PIECE), kind)
-    for first in range(0, len(bits), PIECE):
-        piece = bits[first : first + PIECE]
-        found = np.bitwise_and(piece, kind(exponent), out=scratch[: len(piece)])
-        if found.max() == exponent:
-            return False
-    return True
+    """Among positive numbers, those that are not finite are the largest as whole numbers with a sign; among negative
+    ones, as whole numbers without."""
+    unsigned, signed, exponent = FORMATS[form]
+    highest = 1 << 8 * np.dtype(unsigned).itemsize - 1
+    return bool(raw.view(signed).max(initial=0) < exponent and raw.view(unsigned).max(initial=0) < highest + exponent)
+
+
+def _is_broken(file: str, error: Exception) -> AdapterError:
+    return AdapterError(f"{file} is not a whole safetensors file: {error}")
 
 
 def _tensor(name: str, entry: dict[str, object], base: int) -> FileTensor:

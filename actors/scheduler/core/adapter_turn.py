@@ -15,7 +15,7 @@ from pagebus.actors.scheduler.fleet.fleet import Fleet, Rows
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
-MOST_PASSED = 256
+MOST_PASSED = 1024
 """Admission stops for this plan after so many sequences without their adapters."""
 
 
@@ -34,6 +34,24 @@ class AdapterTurn:
     def is_over(self) -> bool:
         """Whether enough have been passed over."""
         return self._num_passed >= MOST_PASSED
+
+    def must_wait(self, sequence: Sequence, rows: Rows) -> bool:
+        """Whether it may have its adapter on none of these replicas, and all is done about that that can be. Hundreds
+        may wait so: it is asked before anything else is looked at."""
+        digest, replicas = sequence.request.digest, self._fleet.replicas
+        is_read, knowing = False, list[int]()
+        for row in rows.nonzero()[0].tolist():
+            adapters, is_drained = replicas[row].adapters, self._drained.get(row) == digest
+            if adapters.may_run(digest) and not is_drained:
+                return False
+            is_read = is_read or adapters.is_read(digest)
+            if adapters.is_known(digest):
+                knowing.append(row)
+        waits = is_read or (bool(knowing) and all(row in self._drained for row in knowing))
+        if waits:
+            self._asked.add(digest)
+            self._num_passed += 1
+        return waits
 
     def having(self, sequence: Sequence, able: Rows) -> Rows:
         """Those of the ``able`` replicas on which the sequence may have its adapter. If there is none, one loads it."""

@@ -46,7 +46,9 @@ def admit(
         rows = candidates.of(sequence)
         if candidates.is_over:
             break
-        if not np.count_nonzero(rows):
+        if not np.count_nonzero(rows) or (sequence.request.adapter is not None and adapters.must_wait(sequence, rows)):
+            if adapters.is_over:
+                break
             continue
         is_pulling = sequence.pulls is not None and pulls.is_pulling(sequence)
         able = rows  # while it is pulled for, nobody looks where it may run

@@ -212,7 +212,7 @@ class Core:
         if error := self.planner.adapter_read(message, self.config.epoch):
             self.lifecycle.fail_adapter(message.digest, error)
         elif message.num_blocks:  # with that many fewer blocks, some may fit nowhere
-            self.lifecycle.refuse_misfits()
+            self.lifecycle.refuse_misfits(message.digest)
 
     def _take_result(self, message: ReplicaResult) -> None:
         replica = self.replicas.get(message.replica)

@@ -170,10 +170,11 @@ class Lifecycle:
     def _misfit(self, request: Request) -> RequestFailed | None:
         return validation.of_size(request, self._limit(request), self._planner.replicas.values())
 
-    def refuse_misfits(self) -> None:
-        """Fail requests that fit on no replica any more. Requests that have run are spared: their replica may
-        return."""
-        for request in {sequence.request.id: sequence.request for sequence in self._planner.waiting}.values():
+    def refuse_misfits(self, digest: str = "") -> None:
+        """Fail requests, or those with this adapter, that fit on no replica any more. Those that have run are spared:
+        their replica may return."""
+        requests = {each.request.id: each.request for each in self._planner.waiting}
+        for request in [each for each in requests.values() if not digest or each.digest == digest]:
             refused = self._misfit(request) if request.queued else None
             if refused is not None:
                 self._fail(request, refused)

@@ -23,7 +23,7 @@ from pagebus.actors.scheduler.events import (
     ToReplica,
 )
 from pagebus.actors.scheduler.moves.pulls import Pulls
-from pagebus.bus.messages import PullReport, StepPlan, StepResult
+from pagebus.bus.messages import AdapterRead, AdapterSource, PullReport, StepPlan, StepResult
 from tests.actors.scheduler.world import request
 
 BLOCK_SIZE = 16
@@ -303,7 +303,46 @@ def drain(streams: int = 64, tokens: int = 840) -> None:
     print(f"{streams} sequences of {tokens} tokens move, pulls and milliseconds: {plans}")
 
 
+def adapters(registered: int, places: int, requests: int) -> None:
+    """Steps, and what plans cost, of requests that come at once and name adapters as often as Zipf's law says: 512
+    tokens in and 128 out, in 256 rows. An adapter is read, before the next step, once a plan names it."""
+    core, executor = Core(CoreConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)), QuickExecutor(256)
+    core.handle(DetokenizersLive(("text",)))
+    core.handle(ReplicaJoined(
+        replica="gpu", epoch=1, num_blocks=50_000, block_size=BLOCK_SIZE, max_num_seqs=256, max_model_len=1024,
+        max_num_batched_tokens=8192, max_loras=places, most_loras=max(places, registered),
+    ))  # fmt: skip
+    shares = 1 / np.arange(1, registered + 1)
+    drawn = np.random.default_rng(0).choice(registered, requests, p=shares / shares.sum()).tolist()
+    for number, adapter in enumerate(drawn):
+        source = AdapterSource(name=f"{adapter}", path="/", digest=f"{adapter:032x}")
+        sent = request(f"{number}", list(range(512)), block_size=BLOCK_SIZE, max_tokens=128)
+        core.handle(structs.replace(sent, adapter=source))
+    rows, times = [], []
+    while core.waiting or executor.queue:
+        start = time.thread_time()
+        outputs = core.plan(0.0)
+        times.append((time.thread_time() - start) * 1e3)
+        for plan in (each.message for each in outputs if isinstance(each, ToReplica)):
+            executor.queue.append(plan)
+            for each in plan.loaded_adapters:
+                core.handle(AdapterRead(
+                    replica="gpu", executor_epoch=1, scheduler_epoch=1, step=plan.step, digest=each.digest,
+                    num_blocks=40,
+                ))  # fmt: skip
+        if executor.queue:
+            rows.append(executor.queue[0].num_decodes)
+            core.handle(ReplicaResult("gpu", executor.run_one()))
+    print(
+        f"{requests:4d} requests, {len(set(drawn)):3d} of {registered:4d} adapters, {places:3d} places: "
+        f"{len(rows)} steps of {statistics.mean(rows):.0f} decodes, a plan takes {statistics.mean(times):.2f} ms, "
+        f"{max(times):.1f} at most"
+    )
+
+
 if __name__ == "__main__":
+    for registered, places, requests in itertools.product((64, 1000), (64, 256), (256, 1024)):
+        adapters(registered, places, requests)
     for num_replicas, where in itertools.product((1, 8, 256), ("nowhere", "device", "host")):
         look_up(num_replicas, where)
     for running in (1, 32, 256):

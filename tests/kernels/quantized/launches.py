@@ -21,6 +21,7 @@ from pagebus.kernels.quantized.experts import QuantizedExperts, moe_experts
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
 from pagebus.kernels.quantized.products import gated_linear, linear_invariant, partial_linear
 from pagebus.kernels.quantized.words import num_words
+from pagebus.kernels.specialized.hopper_few import FewConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 from pagebus.kernels.specialized.split_sums import add_splits
 
@@ -96,6 +97,8 @@ FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
 WIDENED = ((128, 256), (256, 128), (128, 32), (256, 64))
 """Rows and tokens of tiles whose words are widened where they are multiplied."""
+FEW_CONFIGS = ((1, FewConfig(8, 4)), (16, FewConfig(16, 4)), (1, FewConfig(8, 2, 2)))
+"""Tokens, and launch shapes, whose words come through a ring."""
 ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
 """Of weights whose tokens are rounded, on Hopper."""
 
@@ -115,6 +118,10 @@ def quantized(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
         kind, product = KINDS[("int4 128 zeros", "int4 32")[number % 2]], (gated_coded, linear_coded)[number // 2 % 2]
         config = WideningConfig(tokens, 1, rows)
         yield f"words widened by {rows} x {tokens}", partial(_launch_coded, product, kind, config)
+    for tokens, config in FEW_CONFIGS if arch == 90 else ():
+        for product in (gated_coded, linear_coded):
+            case = partial(_launch_coded, product, KINDS["int4 128 zeros"], config, tokens)
+            yield f"{tokens} tokens through a ring by {product.__name__}, {config}", case
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
         yield f"rounded to {dtype}", partial(round_tokens, _meta(300, 4096, dtype=torch.bfloat16), dtype)
     for dtype in (E4M3, INT8) if arch >= LEAST_OF_E4M3 else (INT8,):
@@ -171,8 +178,11 @@ def _norm(dtype: torch.dtype) -> None:
     add_rms_norm(x, x, weight, 1e-5, rounded=dtype)
 
 
-def _launch_coded(product: Callable[..., object], make: Callable[[int, int], Layout], config: WideningConfig) -> None:
-    product(_meta(256, 4096, dtype=torch.bfloat16), coded_of(make(8192, 4096)), config=config)
+def _launch_coded(
+    product: Callable[..., object], make: Callable[[int, int], Layout], config: WideningConfig | FewConfig,
+    tokens: int = 256,
+) -> None:  # fmt: skip
+    product(_meta(tokens, 4096, dtype=torch.bfloat16), coded_of(make(8192, 4096)), config=config)
 
 
 def _dequantize(

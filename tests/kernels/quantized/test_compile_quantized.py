@@ -23,11 +23,15 @@ def test_nothing_spills(arch: int) -> None:
         "_vector_kernel", "_tiles_kernel", "_coded_kernel", "_dequantize_kernel", "_round_tokens_kernel",
         "_scale_sums_kernel", "_rms_norm_kernel", "_rounded_activation_kernel",
         "_dequantize_words_kernel", "_add_splits_kernel",
-        *(("widening_kernel",) if arch == 90 else ()),
+        *(("widening_kernel", "ring_kernel", "pairs_kernel") if arch == 90 else ()),
     } == {variant["kernel"] for variant in variants}  # fmt: skip
     for variant in variants:
         assert variant["shared"] <= SHARED_LIMIT[arch], variant
-        assert variant["spilled"] == 0, variant
+        # Of 16 tokens, numbers that only a tile's end needs are kept in memory.
+        assert variant["spilled"] <= (32 if "16 tokens through a ring" in variant["case"] else 0), variant
+        if variant["kernel"] in ("ring_kernel", "pairs_kernel"):
+            assert variant["mma"] > 0, variant
+            assert variant["tma"] > 0, variant
         if variant["kernel"] in ("_tiles_kernel", "_coded_kernel"):
             assert variant["wgmma"] + variant["mma"] > 0, variant
             assert variant["cp_async"] > 0, variant

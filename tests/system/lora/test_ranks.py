@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from pagebus.actors.executor.adapters import residents
-from pagebus.actors.executor.adapters.reading import HostAdapter, Read, reader
+from pagebus.actors.executor.adapters.reading import AdapterNumbers, Read, reader
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.model.lora.projections import projections
@@ -152,7 +152,7 @@ async def test_one_rank_cannot_read_its_part(tmp_path: Path, monkeypatch: pytest
     plain, first, second = test_tokens.make_cases(base, tmp_path, 2)
     broken = True
 
-    def read(own: Read, source: AdapterSource) -> HostAdapter:
+    def read(own: Read, source: AdapterSource) -> AdapterNumbers:
         if broken and source == first[0]:
             raise AdapterError("no adapter found here")
         return own(source)
@@ -179,7 +179,7 @@ async def test_one_rank_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     plain, adapted = test_tokens.make_cases(base, tmp_path, 1)
     go_on = threading.Event()
 
-    def read(own: Read, source: AdapterSource) -> HostAdapter:
+    def read(own: Read, source: AdapterSource) -> AdapterNumbers:
         assert go_on.wait(LIMIT_S)
         return own(source)
 

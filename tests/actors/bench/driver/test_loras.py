@@ -20,5 +20,5 @@ def test_all_projections_are_adapted(tmp_path: Path) -> None:
     assert len({source.digest for source in sources}) == 3
     adapters = [open_adapter(Path(source.path), MODEL, 4) for source in sources]
     modules = {module for projection in projections(MODEL) for module in projection.modules}
-    assert all(each.rank == 4 and each.modules.keys() == modules for each in adapters)
+    assert all(each.rank == 4 and each.shape.modules.keys() == modules for each in adapters)
     assert len({(adapter.folder / "adapter_model.safetensors").stat().st_ino for adapter in adapters}) == 1

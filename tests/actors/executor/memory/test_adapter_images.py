@@ -33,7 +33,7 @@ def test_images(chunk: int, inputs: int, dtype: torch.dtype, monkeypatch: pytest
     """q of rank 3 and v of rank 12 with a bias, in 16 ranks; k has none. Products lie on one chunk or on several."""
     monkeypatch.setattr(images, "CHUNK_BYTES", chunk)
     order = torch.randperm(sum(WIDTHS)) if ordered else None
-    maker = ImageMaker([Product(projection(inputs), WIDTHS, order)] * 2, dtype, 256, pinned=False)
+    maker = ImageMaker([Product(projection(inputs), WIDTHS, order)] * 2, dtype, 256)
     q, v = module(3, inputs, 40, torch.float32), module(12, inputs, 24, dtype, biased=True)
     image = maker.image({"q": q, "v": v})
     a, b = torch.zeros(48, inputs, dtype=dtype), torch.zeros(72, 16, dtype=dtype)

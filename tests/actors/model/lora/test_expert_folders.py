@@ -59,7 +59,7 @@ def one(number: int, part: str, rank: int = 2) -> Tensors:
 def read(folder: Path, base: Path) -> dict[str, HostExperts]:
     config = ModelConfig.load(base)
     source = AdapterSource(name="x", path=str(folder), digest=digest_of(open_adapter(folder, config, 16, ALL)))
-    found = reader(config, 16, torch.float32, ALL)(source)
+    found = reader(config, 16, torch.float32, ALL)(source).parts(config)
     assert all(isinstance(each, HostExperts) for each in found.values())
     return {name.rpartition(".")[2]: each for name, each in found.items() if isinstance(each, HostExperts)}
 

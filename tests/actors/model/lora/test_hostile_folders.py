@@ -201,3 +201,13 @@ def test_the_digest_is_that_of_what_counts(
         folder = shutil.copytree(good, tmp_path / str(index))
         change(folder)
         assert (opened(folder, base) == told) is same, index
+
+
+def test_the_order_of_patterns_counts(good: Path, base: Path, tmp_path: Path) -> None:
+    """The first that matches says the scale, so two orders are two adapters."""
+    patterns, found = {"q_proj": 1.0, "self_attn.q_proj": 2.0}, set[str]()
+    for name, order in (("one", patterns), ("other", dict(reversed(patterns.items())))):
+        folder = shutil.copytree(good, tmp_path / name)
+        fields(alpha_pattern=order)(folder)
+        found.add(opened(folder, base))
+    assert len(found) == 2

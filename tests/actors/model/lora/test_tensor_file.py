@@ -1,4 +1,4 @@
-"""The numbers of a file: of all formats, wherever they begin, looked at one piece after the other."""
+"""The numbers of a file: of all formats, wherever they begin, and looked at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pagebus.actors.model.lora import tensor_file
 from pagebus.actors.model.lora.errors import AdapterError
 from pagebus.actors.model.lora.tensor_file import FileTensor, in_parts, read_header, read_numbers
 
@@ -19,7 +18,7 @@ FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 def saved(path: Path, tensors: dict[str, torch.Tensor]) -> list[FileTensor]:
     """In the order of the file."""
     save_file(tensors, path)
-    return sorted(read_header(path).values(), key=lambda each: each.start)
+    return sorted(read_header(path).tensors().values(), key=lambda each: each.start)
 
 
 def test_numbers_are_those_of_the_file(tmp_path: Path) -> None:
@@ -37,10 +36,7 @@ def test_numbers_are_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", FORMATS.values())
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 7, 8, 39])
-def test_what_is_not_finite_is_found_in_every_piece(
-    dtype: torch.dtype, value: float, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tensor_file, "PIECE", 8)
+def test_what_is_not_finite_is_found(dtype: torch.dtype, value: float, place: int, tmp_path: Path) -> None:
     path, tensors = tmp_path / "adapter_model.safetensors", {name: torch.ones(40).to(dtype) for name in "abc"}
     tensors["b"][place] = value
     with pytest.raises(AdapterError, match="tensor b holds NaN or infinity"):

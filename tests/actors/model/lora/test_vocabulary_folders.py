@@ -52,7 +52,8 @@ def test_each_rank_has_the_embedding_and_its_part_of_the_head(base: Path, tmp_pa
     source = AdapterSource(name="x", path=str(folder), digest=digest_of(open_adapter(folder, config, 2, ALL)))
     parts = []
     for rank in range(2):
-        found = reader(local_config(config, rank, 2), 2, torch.float32, ALL)(source)
+        part = local_config(config, rank, 2)
+        found = reader(part, 2, torch.float32, ALL)(source).parts(part)
         embedding, head = found["model.embed_tokens"], found["lm_head"]
         assert isinstance(embedding, HostModule)
         assert isinstance(head, HostModule)
@@ -118,7 +119,8 @@ def test_biases(base: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     parts = []
     for rank in range(2):
-        found = reader(local_config(config, rank, 2), 2, torch.float32, (*ALL, "bias"))(source)["lm_head"]
+        part = local_config(config, rank, 2)
+        found = reader(part, 2, torch.float32, (*ALL, "bias"))(source).parts(part)["lm_head"]
         assert isinstance(found, HostModule)
         assert found.bias is not None
         parts.append(found.bias)

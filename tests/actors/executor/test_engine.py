@@ -147,6 +147,9 @@ def test_idle_moments_are_for_long_prompts(
         def parts(self, rows: tuple[LongRow, ...], decodes: bool) -> tuple[LongRow, ...]:
             return ()
 
+        def spare(self, plan_s: float) -> None:
+            """Plans cost nothing."""
+
         def prepare_next(self) -> None:
             prepared.append(threading.get_ident())
             self.left -= 1

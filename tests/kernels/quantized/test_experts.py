@@ -170,7 +170,7 @@ def test_words_of_single_pairs_come_through_a_ring() -> None:
 
     def rings(
         *kinds: Kind, shape: Shape = GPT_OSS, dtype: torch.dtype = torch.bfloat16, target: Target = H200
-    ) -> object:
+    ) -> list[bool]:
         config = choose_quantized_experts(1, shape, (kinds[0], kinds[-1]), dtype, target).config
         assert isinstance(config, CodedConfig)
         return [isinstance(each, FewConfig) for each in config[:2]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from pagebus.web.adapters.field_names import MESSAGE_NAMES
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
@@ -55,7 +56,7 @@ def read_message(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[s
     if body.get("stream"):
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     body |= _conversation(fields) | _read_output(fields)
-    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown, names=MESSAGE_NAMES)
     return body
 
 
@@ -65,7 +66,7 @@ def read_count(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[str
     model = fields.take("model")
     body = _conversation(fields) | ({} if model is None else {"model": model})
     _read_output(fields)  # of which nothing is in the prompt
-    fields.finish(UNSUPPORTED_COUNT, allow_unknown=allow_unknown)
+    fields.finish(UNSUPPORTED_COUNT, allow_unknown=allow_unknown, names=MESSAGE_NAMES)
     return body
 
 

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from pagebus.web.adapters.naming import RESPONSE_NAMES, rename
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.chat_messages import read_arguments
@@ -94,7 +93,6 @@ class ResponseEvents:
     def failed(self, error: ApiError, status: str = "failed") -> Iterator[Event]:
         """It cannot go on; what there is stays."""
         yield from self._close("incomplete")
-        rename(error, RESPONSE_NAMES)
         if status == "failed":
             code = "server_error" if error.status >= 500 else "invalid_prompt"
             self.response["error"] = {"code": code, "message": error.message}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pagebus.web.adapters.field_names import RESPONSE_NAMES
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
+from pagebus.web.http.naming import naming
 from pagebus.web.requests.chat_messages import read_arguments
-from pagebus.web.requests.openai import METADATA_RULE, is_metadata
+from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_chat
+from pagebus.web.requests.parsed_request import ParsedRequest
+from pagebus.web.requests.served_model import ServedModel
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
@@ -75,10 +79,12 @@ class Wanted:
         return {"items": self.items, "messages": messages, "chat": chat, "instructions": self.instructions}
 
 
-def chat_body(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the chat that is kept like this. Instructions hold for this response only."""
+def parse_kept(kept: Mapping[str, Any], model: ServedModel) -> ParsedRequest:
+    """The chat that is kept like this. Instructions hold for this response only."""
     first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
-    return {**kept["chat"], "messages": [*first, *kept["messages"]]}
+    with naming(RESPONSE_NAMES):
+        parsed = parse_chat({**kept["chat"], "messages": [*first, *kept["messages"]]}, model)
+    return replace(parsed, names=RESPONSE_NAMES)
 
 
 def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:
@@ -102,7 +108,7 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
         Fields(options, "stream_options").finish({"include_obfuscation": (False,)})
     wanted = Wanted(chat, items, fields.string("instructions", None, max_chars=INT32_MAX),
                     fields.string("previous_response_id", None), stream, background, store)  # fmt: skip
-    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown, names=RESPONSE_NAMES)
     chat |= {"stream": True, "stream_options": {"include_usage": True}}
     wanted.shown = _shown(wanted, data)
     return wanted

@@ -20,6 +20,7 @@ from pagebus.bus.messages import FinishReason, GenerateRequest, ReplyBatch
 from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, TokenTexts
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
+from pagebus.web.http.naming import FieldNames
 
 SILENT_S = 20.0
 """A request is retried when nothing of it has arrived for so long; then after twice that time, and so on. A scheduler
@@ -249,7 +250,10 @@ class Call:
         now_s: float,
         attempt: str = "",
         choice: type[Choice] = Choice,
+        names: FieldNames = (),
     ) -> None:
+        self.names = names
+        """What fields are called in the client's body, where failures have other names."""
         self.requests = [
             OpenRequest(request_id, attempt, self, i * n, n, now_s, choice) for i, request_id in enumerate(request_ids)
         ]

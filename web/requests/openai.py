@@ -29,6 +29,7 @@ from pagebus.web.http.limits import (
     MAX_TEMPLATE_CHARS,
     MAX_TIMEOUT_S,
 )
+from pagebus.web.http.naming import FieldNames, naming
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
 from pagebus.web.requests.chat_messages import read_documents, read_messages, read_prediction, read_template_kwargs
 from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
@@ -40,6 +41,7 @@ from pagebus.web.requests.structured import read_structured
 from pagebus.web.requests.tools import read_tools
 
 COMPLETION_MAX_TOKENS = 16
+NEWER_NAMES: FieldNames = ((r"max_tokens$", "max_completion_tokens"),)
 Side = Literal["left", "right"]
 
 _NEVER: tuple[Any, ...] = ()
@@ -179,7 +181,9 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     stream, options = _read_stream(fields, model)
     old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
     max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
-    sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
+    names = () if max_tokens is None else NEWER_NAMES
+    with naming(names):
+        sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
     sampling = read_structured(fields, read_beams(fields, sampling, wanted=beams))
     check_width(sampling, model)
     messages = read_messages(fields)
@@ -210,6 +214,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         details=details,
         token_offsets=fields.boolean("return_token_offsets", False),
         prediction=read_prediction(fields),
+        names=names,
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed

@@ -10,6 +10,7 @@ import numpy as np
 
 from pagebus.bus.messages import AdapterSource, GenerateRequest, Int32Array, SamplingParams
 from pagebus.web.calls.answer_details import AnswerDetails
+from pagebus.web.http.naming import FieldNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class ParsedRequest:
     """Whether a rendered prompt includes the text offsets of its tokens."""
     prediction: str | None = None
     """A text that the answer is expected to resemble."""
+    names: FieldNames = ()
+    """What fields are called in the client's body, where errors have other names."""
 
     def messages_for_bus(
         self, request_ids: Sequence[str], ingress: str, arrived_s: float, adapter: AdapterSource | None = None

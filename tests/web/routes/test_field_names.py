@@ -10,6 +10,7 @@ import pytest
 from pagebus.bus.messages import RequestFailed
 from pagebus.web.adapters.response_events import ResponseEvents, new_response
 
+CHAT = {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 3}
 RESPONSE = {"input": "x", "max_output_tokens": 3}
 TURN = {"role": "user", "content": "x"}
 MESSAGE = {"messages": [TURN], "max_tokens": 3}
@@ -76,8 +77,13 @@ REFUSED = "The chat template refuses these messages: no."
         ("/v1/responses", RESPONSE, ("max_tokens", TOO_LONG), ("max_output_tokens", TOO_LONG)),
         ("/v1/responses", RESPONSE, ("messages", REFUSED), ("input", REFUSED)),
         ("/v1/messages", MESSAGE, ("max_tokens", TOO_LONG), ("max_tokens", TOO_LONG)),
+        ("/v1/chat/completions", CHAT, ("max_tokens", TOO_LONG), ("max_completion_tokens", TOO_LONG)),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 3}, ("max_tokens", TOO_LONG),
+         ("max_completion_tokens", TOO_LONG)),
+        ("/v1/chat/completions", {"messages": [TURN], "max_tokens": 3}, ("max_tokens", TOO_LONG),
+         ("max_tokens", TOO_LONG)),
     ],
-)
+)  # fmt: skip
 async def test_what_a_tokenizer_finds(serve, http, path, body, found, told):
     """It only knows chats."""
     served = await serve(answers=False)
@@ -93,6 +99,43 @@ async def test_what_a_tokenizer_finds(serve, http, path, body, found, told):
     error = await refused(http, served.url + path, body)
     await failing
     assert (error["param"], error["message"]) == (new, expected.replace("{}", new))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/chat/completions", {**CHAT, "min_tokens": 4},
+         "min_tokens: must not be more than max_completion_tokens (3), got 4"),
+        ("/v1/responses", {**RESPONSE, "min_tokens": 4},
+         "min_tokens: must not be more than max_output_tokens (3), got 4"),
+        ("/v1/responses", {**RESPONSE, "structured_outputs": {"regex": "a"},
+                           "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}},
+         "structured_outputs.regex: cannot be combined with text.format.schema"),
+    ],
+)  # fmt: skip
+async def test_other_fields_in_a_message(serve, http, path, body, message):
+    """A message names no field that the client has not sent."""
+    error = await refused(http, (await serve()).url + path, body)
+    assert error["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "unknown", "meant"),
+    [
+        ("/v1/responses", RESPONSE, {"max_tokens": 5}, "max_output_tokens"),
+        ("/v1/responses", RESPONSE, {"messages": [TURN]}, "input"),
+        ("/v1/responses", RESPONSE, {"response_format": {"type": "text"}}, "text.format"),
+        ("/v1/responses", RESPONSE, {"reasoning_effort": "low"}, "reasoning.effort"),
+        ("/v1/messages", MESSAGE, {"max_completion_tokens": 5}, "max_tokens"),
+        ("/v1/messages", MESSAGE, {"stop": ["a"]}, "stop_sequences"),
+        ("/v1/messages/count_tokens", {"messages": [TURN]}, {"response_format": {}}, "output_config.format"),
+    ],
+)
+async def test_fields_of_a_chat(serve, http, path, body, unknown, meant):
+    """Such a field is named as it was sent, and the message says what it is called here."""
+    error = await refused(http, (await serve()).url + path, body | unknown)
+    (name,) = unknown
+    assert (error["param"], error["message"]) == (name, f"{name}: unknown field; did you mean {meant}?")
 
 
 def test_a_call_that_was_cut_off_is_not_gone_on_from():

@@ -26,6 +26,7 @@ from pagebus.web.answers.sse import Chunks, EventStream
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
+from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
 from pagebus.web.http.reply import send
 from pagebus.web.pooling.tasks import check_task
@@ -56,8 +57,9 @@ async def generate(
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
     endpoint, parsed = await context.bodies.read_as(request, parse)
-    check_task(parsed, context.model)
-    check_length(parsed, context.model, context.membership.max_prompt_chars)
+    with naming(parsed.names):
+        check_task(parsed, context.model)
+        check_length(parsed, context.model, context.membership.max_prompt_chars)
     if before is not None:
         await before()
     if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
@@ -78,7 +80,7 @@ async def answer(
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
     size = num_bytes(parsed, request.content_length)
-    call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size)
+    call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size, names=parsed.names)
     call.interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
     delivered = False

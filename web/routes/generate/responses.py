@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from pagebus.web.access.admission import of_client
 from pagebus.web.access.auth import API_KEY
-from pagebus.web.adapters.naming import RESPONSE_NAMES, naming
 from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
-from pagebus.web.adapters.response_input import INCLUDES, Wanted, chat_body, read_response
+from pagebus.web.adapters.response_input import INCLUDES, Wanted, parse_kept, read_response
 from pagebus.web.adapters.translated import TranslatedChunks, written
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
 from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
@@ -29,10 +28,10 @@ from pagebus.web.answers.returning import CatchUp
 from pagebus.web.answers.sse import EventStream
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from pagebus.web.http.limits import LONG_BODY_BYTES
+from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
 from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
-from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.routes.store.files import limit_of
@@ -50,11 +49,6 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as named events with sequence numbers. A background response can be read from any number on.
     """
-    with naming(RESPONSE_NAMES):
-        return await _create(request)
-
-
-async def _create(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], request[API_KEY]
     context.check_ready()
     context.admission.check_room(key)
@@ -67,10 +61,11 @@ async def _create(request: web.Request) -> web.StreamResponse:
     size = request.content_length
     if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
         raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
-    parse = partial(parse_chat, chat_body(kept), context.model)
+    parse = partial(parse_kept, kept, context.model)
     parsed = of_client(await offload(parse, long=size is None or size > LONG_BODY_BYTES), key)
-    check_task(parsed, context.model)
-    check_length(parsed, context.model, context.membership.max_prompt_chars)
+    with naming(parsed.names):
+        check_task(parsed, context.model)
+        check_length(parsed, context.model, context.membership.max_prompt_chars)
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
@@ -133,7 +128,8 @@ async def computed(
     adapter = context.model.adapter_of(parsed.model)
     (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s, adapter)
     size = num_bytes(parsed, None)
-    call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True, num_bytes=size)
+    requests = [replace(message, attempt=attempt)]
+    call = context.inbox.submit(requests, streaming=True, num_bytes=size, names=parsed.names)
     (choice,) = call.choices
     chat = make_chunks(CHAT, parsed, response_id, int(arrived_s))
     chunks = TranslatedChunks(chat, events, lambda _: b"")

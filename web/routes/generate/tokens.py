@@ -110,7 +110,7 @@ async def ask_for_all(request: web.Request, parsed: ParsedRequest) -> tuple[list
                     sampling=structs.replace(sampling, max_tokens=room))
             for each in parsed.messages_for_bus(ids, context.address, time.time())
         ]  # fmt: skip
-        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(parsed, None))
+        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(parsed, None), names=parsed.names)
         try:
             await call.finished()
             told = [each.prompt for each in call.requests if each.prompt is not None]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from pathlib import Path
 
 from pagebus.actors.executor.device.gpu_limits import check_first_gpu
+from pagebus.actors.executor.ranks.same_model import SameModel
 from pagebus.actors.model.config import (
     CONFIG_FILE,
     SMALL_FILES,
@@ -18,6 +20,7 @@ from pagebus.actors.model.config import (
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.gguf.files import choose, split_type
 from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.contract import Bus
 
 
 def check_settings(settings: Settings) -> None:
@@ -65,6 +68,19 @@ def is_path(model: str) -> bool:
     base = split_type(model)[0]
     named = base.startswith(("/", ".", "~")) or base.count("/") > 1
     return not model or named or any(Path(each).expanduser().exists() for each in (model, base))
+
+
+async def check_model(bus: Bus, settings: Settings) -> None:
+    """Whether executors of a running deployment of this name serve the same model, if there are any: its requests and
+    jobs would else be taken by tokenizers of another.
+
+    Raises:
+        SettingsError: they serve another model.
+        ModelError: there is no such model, or it cannot be served.
+        BusUnavailable: the bus is away.
+    """
+    if await bus.leases("executor"):
+        await SameModel(bus, settings).confirm(await asyncio.to_thread(resolve_model, settings, weights=False))
 
 
 async def check_port(settings: Settings) -> None:

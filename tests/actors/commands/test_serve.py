@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import socket
@@ -22,6 +23,7 @@ from pagebus.actors.runtime.readiness import ingress_addresses
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus import connect
 from pagebus.bus.contract import LeaseInfo
+from pagebus.bus.streams import Names
 from pagebus.web.server.listener import listen_on_path
 
 
@@ -196,6 +198,27 @@ def test_a_redis_that_is_down_is_told_twice(
         "no bus",
     ]
     assert lines[-1].startswith(f"pagebus: no connection to Redis at {bus} (")
+
+
+def test_a_deployment_with_another_model_is_all_that_is_told(
+    capfd: pytest.CaptureFixture[str], redis_url: str, redis_names: Names
+) -> None:
+    """No tokenizer or jobs actor takes part in it before."""
+
+    async def there_is_one() -> None:
+        bus = connect.open_bus(redis_url, redis_names.deployment)
+        await bus.connect()
+        await bus.acquire_lease("executor", "executor-0", {"model": "other"}, ttl_s=60)
+        await bus.close()
+
+    asyncio.run(there_is_one())
+    name = redis_names.deployment
+    words = ("--bus", redis_url, "--name", name, "--port", "0", "--lease-ttl-s", "0.2")
+    assert main(["serve", *words]) == 2
+    out, text = capfd.readouterr()
+    assert out.startswith("Pagebus ")
+    problem = f"executor-0 of the deployment {name!r} serves another model on this bus: give this one another --name"
+    assert text == f"pagebus: {problem}\n"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ SAME = (
     *("spaces_between_special_tokens", "chat_template_kwargs", "include_reasoning", "timeout"),
 )
 """Fields that mean the same in a chat: OpenAI's, then vLLM's."""
+_LABELS = ("type", "id", "status", "phase")
+"""Fields of items without effect: clients return what they got in an answer."""
+_PART_LABELS = ("type", "annotations", "logprobs", "prompt_cache_breakpoint")
+"""The same of parts of a content; every prefix is cached."""
+UNSUPPORTED_ITEM: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (
     *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
@@ -170,36 +175,55 @@ def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 
 def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    fields = Fields(item, path)
     kind = item.get("type", "message")
-    if kind == "message":
-        fields = Fields(item, path)
-        role, content = fields.string("role", None), fields.take("content")
-        for name in ("type", "id", "status", "phase"):
-            fields.take(name)
-        fields.finish({})
-        if role not in ROLES:
-            raise bad_field(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-        return [{"role": role, "content": _read_content(content, f"{path}.content")}]
-    if kind == "function_call":
-        _check_call(item, path)
-        function = {"name": item["name"], "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    if kind == "function_call_output":
-        told = _read_content(item.get("output"), f"{path}.output")
-        if not isinstance(item.get("call_id"), str):
-            raise bad_field(f"{path}.call_id", "must be that of a call")
-        return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": told}]
-    if kind == "reasoning":
-        return []  # what was thought before an answer is not shown to the model again
-    raise unsupported_type(path, item)
+    read = _ITEMS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        raise unsupported_type(path, item)
+    for name in _LABELS:
+        fields.take(name)
+    messages = read(fields)
+    fields.finish(UNSUPPORTED_ITEM)
+    return messages
 
 
-def _check_call(item: dict[str, Any], path: str) -> None:
-    """What the chat would say of it in other words."""
-    if not isinstance(item.get("name"), str):
-        raise bad_field(f"{path}.name", "must be that of a function")
-    read_arguments(item.get("arguments"), f"{path}.arguments")
+def _read_message(fields: Fields) -> list[dict[str, Any]]:
+    role = fields.string("role", None)
+    if role not in ROLES:
+        raise bad_field(fields.path("role"), f"must be one of {', '.join(ROLES)}")
+    return [{"role": role, "content": _read_content(fields.take("content"), fields.path("content"))}]
+
+
+def _read_call(fields: Fields) -> list[dict[str, Any]]:
+    name, arguments = fields.string("name", None), fields.take("arguments")
+    if name is None:
+        raise bad_field(fields.path("name"), "must be that of a function")
+    read_arguments(arguments, fields.path("arguments"))  # else the chat would say it in other words
+    function = {"name": name, "arguments": arguments}
+    call = {"id": fields.string("call_id", None), "type": "function", "function": function}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def _read_call_output(fields: Fields) -> list[dict[str, Any]]:
+    told, call_id = _read_content(fields.take("output"), fields.path("output")), fields.string("call_id", None)
+    if call_id is None:
+        raise bad_field(fields.path("call_id"), "must be that of a call")
+    return [{"role": "tool", "tool_call_id": call_id, "content": told}]
+
+
+def _read_thought(fields: Fields) -> list[dict[str, Any]]:
+    """What was thought before an answer is not shown to the model again."""
+    for name in ("summary", "content", "encrypted_content"):
+        fields.take(name)
+    return []
+
+
+_ITEMS = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_call_output,
+    "reasoning": _read_thought,
+}
 
 
 def _read_content(content: Any, path: str) -> str:
@@ -211,9 +235,14 @@ def _read_content(content: Any, path: str) -> str:
     for index, part in enumerate(content):
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
             raise unsupported_type(f"{path}[{index}]", part)
-        if type(part.get("text")) is not str:
-            raise bad_field(f"{path}[{index}].text", "must be a string", code="invalid_type")
-        texts.append(part["text"])
+        fields = Fields(part, f"{path}[{index}]")
+        for name in _PART_LABELS:
+            fields.take(name)
+        text = fields.string("text", None, max_chars=INT32_MAX)
+        if text is None:
+            raise bad_field(fields.path("text"), "is required")
+        fields.finish({})
+        texts.append(text)
     return "".join(texts)
 
 
@@ -240,7 +269,10 @@ def _read_tools(fields: Fields) -> dict[str, Any]:
             body["tools"].append({"type": "function", "function": function})
     choice = fields.take("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        inner = Fields(choice, "tool_choice")
+        inner.take("type")
+        body["tool_choice"] = {"type": "function", "function": {"name": inner.string("name", None)}}
+        inner.finish({})
     elif choice is not None:
         body["tool_choice"] = choice
     return body

@@ -37,6 +37,16 @@ async def refused(http, url: str, body: dict[str, Any]) -> dict[str, Any]:
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": "{"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{**TURN, "mood": "good"}]}, "input[0].mood"),
+        (
+            {"input": [{**TURN, "content": [{"type": "input_text", "text": "x", "tone": 1}]}]},
+            "input[0].content[0].tone",
+        ),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}", "async": True}]}, "input[0].async"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}", "call_id": 5}]}, "input[0].call_id"),
+        ({"input": [{"type": "reasoning", "summery": []}]}, "input[0].summery"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f", "mode": 1}}, "tool_choice.mode"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/render"])
@@ -57,6 +67,15 @@ async def test_responses(serve, http, path, change, param):
         ({"messages": [{**TURN, "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": "x"}]}]},
          "messages[0].content[0].input"),
+        ({"messages": [TURN, {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "kind": 1}]}]},
+         "messages[1].content[0].kind"),
+        ({"messages": [TURN, {"role": "assistant", "content": [{"type": "thinking", "thinking": 5}]}]},
+         "messages[1].content[0].thinking"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "is_error": "no"}]}]},
+         "messages[0].content[0].is_error"),
+        ({"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{"name": "f", "schema": {}}]}, "tools[0].schema"),
+        ({"cache_control": 5}, "cache_control"),
         ({"system": "s", "messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages"),
     ],
 )  # fmt: skip
@@ -117,6 +136,42 @@ async def test_other_fields_in_a_message(serve, http, path, body, message):
     """A message names no field that the client has not sent."""
     error = await refused(http, (await serve()).url + path, body)
     assert error["message"] == message
+
+
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [], "encrypted_content": None, "status": None}
+SAID = {"type": "output_text", "text": "x", "annotations": [], "logprobs": [{"token": "x", "logprob": -1.0}]}
+ITEMS = [
+    TURN,
+    THOUGHT,
+    {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [SAID], "phase": None},
+    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed",
+     "async": False, "caller": {"type": "direct"}},
+    {"type": "function_call_output", "id": "fo_1", "call_id": "c", "output": "y", "status": "completed"},
+]  # fmt: skip
+CALLED = [
+    {"type": "thinking", "thinking": "t", "signature": ""},
+    {"type": "redacted_thinking", "data": "d"},
+    {"type": "text", "text": "x", "citations": None, "cache_control": {"type": "ephemeral"}},
+    {"type": "tool_use", "id": "t", "name": "f", "input": {}, "caller": {"type": "direct"}},
+]
+RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "y", "is_error": True}
+TOOL = {"name": "f", "input_schema": {}, "strict": True, "allowed_callers": ["direct"], "eager_input_streaming": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {**RESPONSE, "input": ITEMS}),
+        ("/v1/messages", {**MESSAGE, "messages": [TURN, {"role": "assistant", "content": CALLED},
+                                                  {"role": "user", "content": [RESULT]}]}),
+        ("/v1/messages/count_tokens", {"messages": [TURN], "tools": [TOOL]}),
+    ],
+)  # fmt: skip
+async def test_what_was_answered_is_taken_again(serve, http, path, body):
+    """Clients return what they got, here or elsewhere, with all its labels."""
+    served = await serve()
+    async with http.post(served.url + path, json=body) as response:
+        assert response.status == 200, await response.text()
 
 
 @pytest.mark.parametrize(

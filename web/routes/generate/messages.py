@@ -86,21 +86,15 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as its named events, from `message_start` to `message_stop`.
     """
-    try:
-        return await generate(request, lambda _: MESSAGES)
-    except ApiError as error:
-        return refusal(error)
+    return await generate(request, lambda _: MESSAGES)
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """Count the tokens of a conversation."""
     context = request.app[CONTEXT]
-    try:
-        context.check_ready()
-        parsed = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
-        prompt, _ = await ask_tokenizer(request, parsed)
-    except ApiError as error:
-        return refusal(error)
+    context.check_ready()
+    parsed = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
+    prompt, _ = await ask_tokenizer(request, parsed)
     return json_response({"input_tokens": len(prompt.tokens)})
 
 
@@ -108,7 +102,7 @@ MESSAGE = record(id=TEXT, type={"const": "message"}, role={"const": "assistant"}
                  usage=record(input_tokens=COUNT, output_tokens=COUNT))  # fmt: skip
 ROUTES = (
     Route("POST", "/v1/messages", "messages", messages,
-          About(tag="Messages", body=OBJECT, answer=MESSAGE, answer_types=(JSON, EVENTS))),
+          About(tag="Messages", body=OBJECT, answer=MESSAGE, answer_types=(JSON, EVENTS)), refusal),
     Route("POST", "/v1/messages/count_tokens", "messages_count_tokens", count_tokens,
-          About(tag="Messages", body=OBJECT, answer=record(input_tokens=COUNT))),
+          About(tag="Messages", body=OBJECT, answer=record(input_tokens=COUNT)), refusal),
 )  # fmt: skip

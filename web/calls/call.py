@@ -147,6 +147,7 @@ class OpenRequest:
         "held_batches",
         "is_sent",
         "message",
+        "names",
         "needs_prompt",
         "num_bytes",
         "num_cached_tokens",
@@ -200,6 +201,8 @@ class OpenRequest:
         """All open requests, past and present, that read the same replies, if there are several."""
         self.prompt_text: str | None = None
         """The prompt as the client sent it, if that was text."""
+        self.names: FieldNames = ()
+        """What fields are called in the client's body, where failures have other names."""
 
     @property
     def is_read_by_all(self) -> bool:
@@ -250,10 +253,7 @@ class Call:
         now_s: float,
         attempt: str = "",
         choice: type[Choice] = Choice,
-        names: FieldNames = (),
     ) -> None:
-        self.names = names
-        """What fields are called in the client's body, where failures have other names."""
         self.requests = [
             OpenRequest(request_id, attempt, self, i * n, n, now_s, choice) for i, request_id in enumerate(request_ids)
         ]

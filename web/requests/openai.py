@@ -194,7 +194,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     continues, generates = _read_continuation(fields)
     parsed = ParsedRequest(
         model=name,
-        prompts=(Prompt(messages=messages),),
+        prompts=(Prompt(messages=messages, path="messages"),),
         sampling=sampling,
         stream=stream,
         stream_options=options,
@@ -318,25 +318,26 @@ def read_prompts(fields: Fields, name: str, vocab_size: int | None, schema: Sche
     if value is None:
         raise bad_field(name, "is required")
     if isinstance(value, str):
-        return (Prompt(text=value),)
+        return (Prompt(text=value, path=name),)
     if type(value) is not list:
         raise bad_field(name, f"must be a string or an array, got {type_name(value)}", code="invalid_type")
     if not value:
         raise bad_field(name, "must not be empty")
     first = value[0]
     if not isinstance(first, str | list):
-        return (Prompt(token_ids=_token_array(value, name, vocab_size)),)
+        return (Prompt(token_ids=_token_array(value, name, vocab_size), path=name),)
     if len(value) > MAX_PROMPTS:
         raise bad_field(name, f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
     if isinstance(first, list):
         return tuple(
-            Prompt(token_ids=_token_array(ids, f"{name}[{index}]", vocab_size)) for index, ids in enumerate(value)
+            Prompt(token_ids=_token_array(ids, path := f"{name}[{index}]", vocab_size), path=path)
+            for index, ids in enumerate(value)
         )
     for index, text in enumerate(value):
         if not isinstance(text, str):
             raise bad_field(f"{name}[{index}]", f"must be a string like the first, got {type_name(text)}",
                             code="invalid_type")  # fmt: skip
-    return tuple(Prompt(text=text) for text in value)
+    return tuple(Prompt(text=text, path=f"{name}[{index}]") for index, text in enumerate(value))
 
 
 def _token_array(ids: Any, name: str, vocab_size: int | None) -> Int32Array:

@@ -9,6 +9,7 @@ import pytest
 
 from pagebus.bus.messages import RequestFailed
 from pagebus.web.adapters.response_events import ResponseEvents, new_response
+from tests.web.fake_backend import Served
 
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 3}
 RESPONSE = {"input": "x", "max_output_tokens": 3}
@@ -108,16 +109,58 @@ async def test_what_a_tokenizer_finds(serve, http, path, body, found, told):
     served = await serve(answers=False)
     (param, text), (new, expected) = found, told
 
+    error = await failed(served, http, path, body, param, text.replace("{}", param))
+    assert (error["param"], error["message"]) == (new, expected.replace("{}", new))
+
+
+async def failed(
+    served: Served, http, path: str, body: dict[str, Any], param: str, message: str, *, last: int = 0
+) -> dict[str, Any]:  # fmt: skip
+    """The error of a call of which a tokenizer refuses the request with the index ``last``, the last one."""
+
     async def fail() -> None:
-        (request,) = await served.backend.requested()
-        message = text.replace("{}", param)
+        request = (await served.backend.requested(last + 1))[last]
         failure = RequestFailed(request_id=request.request_id, status=400, error_type="", message=message, param=param)
         await served.backend.send(served.address, failure)
 
     failing = asyncio.create_task(fail())
     error = await refused(http, served.url + path, body)
     await failing
-    assert (error["param"], error["message"]) == (new, expected.replace("{}", new))
+    return error
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "found", "told"),
+    [
+        ("/v1/completions", {"prompt": "a"}, "prompt", "prompt"),
+        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt", "prompt[1]"),
+        ("/v1/completions", {"prompt": [[1], [2]]}, "prompt", "prompt[1]"),
+        ("/v1/embeddings", {"input": ["a", "b"]}, "input", "input[1]"),
+        ("/v1/embeddings", {"messages": [TURN]}, "input", "messages"),
+        ("/v1/embeddings", {"input": [[TURN], [TURN]]}, "input", "input[1]"),
+        ("/pooling", {"messages": [TURN], "task": "embed"}, "input", "messages"),
+        ("/score", {"text_1": "a", "text_2": "b"}, "input", "text_2"),
+        ("/score", {"queries": "a", "documents": ["b", "c"]}, "input", "documents[1]"),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}, "input", "documents[1]"),
+        ("/tokenize", {"prompt": "a"}, "prompt", "prompt"),
+        ("/v1/completions/render", {"prompt": ["a", "b"]}, "prompt", "prompt[1]"),
+    ],
+)
+async def test_which_prompt(serve, http, path, body, found, told):
+    """A tokenizer sees one of them, and nothing of the field that it came in."""
+    values = [body.get(name, []) for name in ("prompt", "input", "messages", "text_2", "documents")]
+    last = max(len(value) for value in values if isinstance(value, list)) - 1 if "[" in told else 0
+    last += 1 if path in ("/score", "/rerank") else 0  # behind the text that others are compared with
+    error = await failed(await serve(answers=False), http, path, body, found, "It is empty.", last=last)
+    assert error["param"] == told
+
+
+async def test_the_request_within_a_body(serve, http):
+    """Fields of the request that an answer is of are named with their place."""
+    body = {"generate_response": {"choices": [{"token_ids": [5]}]}, "chat_request": {"messages": [{"role": "user"}]}}
+    error = await refused(http, (await serve()).url + "/v1/chat/completions/derender", body)
+    place = "chat_request.messages[0].content"
+    assert (error["param"], error["message"].split(":")[0]) == (place, place)
 
 
 @pytest.mark.parametrize(

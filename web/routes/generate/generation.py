@@ -80,7 +80,7 @@ async def answer(
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
     size = num_bytes(parsed, request.content_length)
-    call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size, names=parsed.names)
+    call = context.inbox.submit(messages, parsed.names_by_prompt, streaming=parsed.stream, num_bytes=size)
     call.interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
     delivered = False

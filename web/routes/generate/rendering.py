@@ -96,7 +96,8 @@ async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[
     prompts = [list(choice.tail) + more for choice in derender.choices for more in (choice.ids, [])]
     sampling = derender.parsed.sampling if derender.parsed is not None else SamplingParams()
     parsed = ParsedRequest(
-        model=derender.model, prompts=tuple(Prompt(token_ids=np.array(ids, np.int32)) for ids in prompts if ids),
+        model=derender.model,
+        prompts=tuple(Prompt(token_ids=np.array(ids, np.int32), path="token_ids") for ids in prompts if ids),
         sampling=structs.replace(SamplingParams(), skip_special_tokens=sampling.skip_special_tokens), stream=False,
         stream_options=StreamOptions(), add_special_tokens=False,
     )  # fmt: skip

@@ -129,7 +129,7 @@ async def computed(
     (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s, adapter)
     size = num_bytes(parsed, None)
     requests = [replace(message, attempt=attempt)]
-    call = context.inbox.submit(requests, streaming=True, num_bytes=size, names=parsed.names)
+    call = context.inbox.submit(requests, parsed.names_by_prompt, streaming=True, num_bytes=size)
     (choice,) = call.choices
     chat = make_chunks(CHAT, parsed, response_id, int(arrived_s))
     chunks = TranslatedChunks(chat, events, lambda _: b"")

@@ -132,12 +132,10 @@ def _shown(wanted: Wanted, data: Mapping[str, Any]) -> dict[str, Any]:
         "reasoning": {"effort": chat.get("reasoning_effort"), "summary": None},
         "service_tier": "default",
         "store": wanted.store,
-        "temperature": chat.get("temperature", 1.0),
         "text": data.get("text") or {"format": {"type": "text"}},
         "tool_choice": data.get("tool_choice") or "auto",
         "tools": data.get("tools") or [],
         "top_logprobs": chat.get("top_logprobs", 0),
-        "top_p": chat.get("top_p", 1.0),
         "truncation": "disabled",
         "user": chat.get("user"),
     }

@@ -66,7 +66,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     with naming(parsed.names):
         check_task(parsed, context.model)
         check_length(parsed, context.model, context.membership.max_prompt_chars)
-    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
+    sampled = {"temperature": parsed.sampling.temperature, "top_p": parsed.sampling.top_p}
+    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown | sampled))
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
             charge.used_tokens = 0  # charged where it is computed; this only checked for room

@@ -30,6 +30,7 @@ from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_su
 from pagebus.web.http.limits import LONG_BODY_BYTES
 from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
+from pagebus.web.http.queries import switch
 from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.parsed_request import ParsedRequest
@@ -188,10 +189,11 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
     """A stored response; with `stream`, the events of a background response after `starting_after`."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
     check_includes(request)
-    if request.query.get("include_obfuscation", "false").lower() != "false":
+    if switch(request.query, "include_obfuscation"):
         raise not_supported("include_obfuscation")
+    streams = switch(request.query, "stream")
     found = await find(context, response_id, request[API_KEY].name)
-    if request.query.get("stream") not in ("true", "True", "1"):
+    if not streams:
         return json_response(found["response"])
     after = request.query.get("starting_after", "-1")
     if not re.fullmatch(r"-?[0-9]{1,9}", after):

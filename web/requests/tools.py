@@ -167,11 +167,12 @@ def _named_call(tools: tuple[dict[str, Any], ...], name: str) -> StructuredOutpu
 
 
 def _required_calls(tools: tuple[dict[str, Any], ...], *, parallel: bool) -> StructuredOutput:
-    """Constrain the output to an array of calls, at least one. Each tool's schema has an id, so that its references
-    are found in it and not in the whole."""
+    """Constrain the output to an array of calls, at least one. Each tool's schema has an id, so that its references are
+    found in it and not in the whole; drafts that see nothing beside a reference do not count within another schema."""
     calls = []
     for index, tool in enumerate(tools):
         parameters = {"$id": f"tools:{index}", **_parameters(tool)}
+        parameters.pop("$schema", None)
         properties = {"name": {"const": tool["function"]["name"]}, "parameters": parameters}
         calls.append(
             {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

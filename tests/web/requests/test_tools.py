@@ -225,6 +225,18 @@ def test_references_within_several_tools():
     assert not accepts('[{"name":"tree","parameters":{"next":[]}}]', kind="json", text=wanted.text)
 
 
+@pytest.mark.parametrize("draft", [None, "http://json-schema.org/draft-07/schema#"])
+def test_a_tool_that_refers_to_its_definitions_only(draft):
+    """As generators of schemas write types with a name; draft 7 sees nothing beside a reference, so no id either."""
+    whole = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema = {"$ref": "#/definitions/Whole", "definitions": {"Whole": whole}} | ({"$schema": draft} if draft else {})
+    tools = [CLOCK, {"type": "function", "function": {"name": "named", "parameters": schema}}]
+    wanted = chat(tools=tools, tool_choice="required").sampling.structured_output
+
+    assert accepts('[{"name":"named","parameters":{"a":1}}]', kind="json", text=wanted.text)
+    assert not accepts('[{"name":"named","parameters":{"a":"1"}}]', kind="json", text=wanted.text)
+
+
 @pytest.mark.parametrize(
     ("param", "body"),
     [

@@ -36,7 +36,10 @@ def parse_score(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /score``: two texts, one and several, or as many on both sides."""
     fields = Fields(data)
     name = read_model(fields, model)
-    left, right = next((pair for pair in PAIRS if all(fields.peek(each) is not None for each in pair)), PAIRS[0])
+    given = [
+        pair for how_many in (all, any) for pair in PAIRS if how_many(fields.peek(side) is not None for side in pair)
+    ]
+    left, right = given[0] if given else PAIRS[0]
     first, second = _texts(fields, left), _texts(fields, right)
     if len(first) not in (1, len(second)):
         raise bad_field(

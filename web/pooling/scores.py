@@ -36,10 +36,7 @@ def parse_score(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /score``: two texts, one and several, or as many on both sides."""
     fields = Fields(data)
     name = read_model(fields, model)
-    given = [
-        pair for how_many in (all, any) for pair in PAIRS if how_many(fields.peek(side) is not None for side in pair)
-    ]
-    left, right = given[0] if given else PAIRS[0]
+    left, right = _sides(fields)
     first, second = _texts(fields, left), _texts(fields, right)
     if len(first) not in (1, len(second)):
         raise bad_field(
@@ -48,6 +45,12 @@ def parse_score(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     parsed = _parsed(fields, name, model, first, second, ScoreForm())
     fields.finish(UNSUPPORTED, USER, allow_unknown=model.allow_unknown_fields)
     return parsed
+
+
+def _sides(fields: Fields) -> tuple[str, str]:
+    """The pair of names of which both are there; else of which one is, so that the other is missed."""
+    there = {pair: sum(fields.peek(side) is not None for side in pair) for pair in PAIRS}
+    return max(PAIRS, key=lambda pair: there[pair])
 
 
 def parse_rerank(data: dict[str, Any], model: ServedModel) -> ParsedRequest:

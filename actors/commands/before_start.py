@@ -34,7 +34,7 @@ def check_settings(settings: Settings) -> None:
         importlib.import_module("pagebus.web.access.key_file").KeyFile(settings.api_key_file).news()
     if is_path(settings.model):
         _check_folder(settings, resolve_model(settings, weights=False))
-    elif not _is_cached(settings.model):  # else the actors need not wait for the hub one after the other
+    elif not _is_cached(settings.model):  # else nothing has to wait for the hub
         _check_repository(settings)
     check_first_gpu(settings)
 

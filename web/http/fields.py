@@ -62,7 +62,7 @@ class Fields:
         self._path = path
         self._listener = LISTENER.get()
         self._known: list[str] = []
-        """FieldNames that were asked for, one of which an unknown field may mean."""
+        """Names that were asked for, one of which an unknown field may mean."""
 
     def path(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name

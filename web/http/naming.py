@@ -11,8 +11,9 @@ from pagebus.web.http.errors import ApiError
 FieldNames = Sequence[tuple[str, str]]
 """Beginnings of paths as they are read, as expressions, and what stands there in the client's body. The first that fits
 counts."""
-_NAME = re.compile(r"^[a-z]\w*(?=:)|(?<![\w.])(?=\w*[_.\[]\w)[a-z]\w*(?:\.\w+|\[\d+\])*")
-"""What looks like a name in the text of an error: what it begins with, or a path. "messages" is also a word."""
+_NAME = re.compile(r"^[a-z]\w*(?=:)|(?<![\w.'`-])(?=\w*[_.\[]\w)[a-z]\w*(?:\.\w+|\[\d+\])*")
+"""What looks like a name in the text of an error: what it begins with, or a path. "messages" is also a word, and the
+client has sent what is quoted."""
 
 
 @contextmanager

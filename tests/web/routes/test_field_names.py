@@ -155,6 +155,13 @@ async def test_which_prompt(serve, http, path, body, found, told):
     assert error["param"] == told
 
 
+async def test_what_is_quoted_is_not_renamed(serve, http):
+    """It is what the client has sent, whatever it looks like."""
+    body = {**RESPONSE, "reasoning": {"effort": "max_tokens"}}
+    error = await refused(http, (await serve()).url + "/v1/responses", body)
+    assert error["message"].endswith("got 'max_tokens'")
+
+
 async def test_the_request_within_a_body(serve, http):
     """Fields of the request that an answer is of are named with their place."""
     body = {"generate_response": {"choices": [{"token_ids": [5]}]}, "chat_request": {"messages": [{"role": "user"}]}}

@@ -20,9 +20,10 @@ from pagebus.web.access.admission import of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
 from pagebus.web.adapters.response_input import INCLUDES, Wanted, parse_kept, read_response
-from pagebus.web.adapters.translated import TranslatedChunks, written
+from pagebus.web.adapters.translated import TranslatedChunks, named, written
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
 from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
+from pagebus.web.answers.keep_alive import with_comments
 from pagebus.web.answers.resume import Had, Place
 from pagebus.web.answers.returning import CatchUp
 from pagebus.web.answers.sse import EventStream
@@ -165,11 +166,18 @@ async def computed(
 
 async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.StreamResponse:
     """Write events as they come."""
-    events = EventStream(request, request.app[CONTEXT].streams)
+    context = request.app[CONTEXT]
+    events, silence_s = EventStream(request, context.streams), context.settings.sse_keep_alive_interval
     try:
-        async for data in told:
+        async for data in with_comments(told, silence_s) if silence_s else told:
             await events.write(data)
         return await events.end(b"")
+    except ApiError as error:
+        if not events.opened:
+            raise
+        context.metrics.error(error.status)
+        problem = {"code": error.code, "message": error.message, "param": error.param, "sequence_number": 0}
+        return await events.end(named({"type": "error", **problem}))
     finally:
         events.close()
 

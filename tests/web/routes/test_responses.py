@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import openai
@@ -38,17 +37,6 @@ async def served() -> AsyncIterator[Served]:
 async def client(served: Served) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as made:
         yield made
-
-
-async def test_what_was_sampled_with_is_told() -> None:
-    """What the client leaves out is the model's own default, not that of OpenAI's API."""
-    server = MemoryServer()
-    model = replace(MODEL, default_sampling={"temperature": 0.6, "top_p": 0.9})
-    served = await start_served(lambda: MemoryBus(server), model)
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
-        response = await client.responses.create(model=MODEL.name, input="x", top_p=0.5)
-    await served.stop()
-    assert (response.temperature, response.top_p) == (0.6, 0.5)
 
 
 async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:

@@ -15,6 +15,7 @@ from pagebus.actors.runtime.health_check import http_status
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.messages import RequestFailed
 from pagebus.web.server.listener import is_listened_to, listen_on_path
+from tests.helpers.waiting import until
 from tests.web.fake_backend import MODEL, Delta, batch
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -53,6 +54,38 @@ async def test_stream_interval(serve, http):
     texts = ["".join(each["choices"][0]["text"] for each in seen if each["choices"][0]["index"] == 0)
              for seen in (whole, events)]  # fmt: skip
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_stream_interval_of_a_response(serve, http, background):
+    """Its deltas have as many tokens."""
+    served = await serve(answers=False, stream_interval=2)
+    body = {"input": "x", "stream": True, "background": background}
+    asking = asyncio.create_task(http.post(served.url + "/v1/responses", json=body))
+    (request,) = await served.backend.requested()
+    (opened,) = served.actor.context.inbox.open_requests()
+
+    async def say(count: int, **more: object) -> None:
+        delta = Delta(request.request_id, f"<{count}>", count, text_offset=3 * (count - 1), **more)
+        await served.backend.send(served.address, batch([delta]))
+        await until(lambda: opened.choices[0].num_tokens == count)
+
+    await say(1)
+    await say(2)
+    await say(3)
+    await say(4, finish_reason="stop")
+    async with await asking as response:
+        told = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
+    assert deltas == ["<1>", "<2><3>", "<4>"]
+
+
+async def test_a_response_tells_what_was_sampled_with(serve, http):
+    """What the client leaves out is the model's own default, not that of OpenAI's API."""
+    served = await serve(model=replace(MODEL, default_sampling={"temperature": 0.6, "top_p": 0.9}))
+    async with http.post(served.url + "/v1/responses", json={"input": "x", "top_p": 0.5}) as response:
+        told = await response.json()
+    assert (told["temperature"], told["top_p"]) == (0.6, 0.5)
 
 
 async def test_stream_interval_in_steps(serve, http):

@@ -133,6 +133,7 @@ async def computed(
     size = num_bytes(parsed, None)
     requests = [replace(message, attempt=attempt)]
     call = context.inbox.submit(requests, parsed.names_by_prompt, streaming=True, num_bytes=size)
+    call.interval = context.settings.stream_interval
     (choice,) = call.choices
     chat = make_chunks(CHAT, parsed, response_id, int(arrived_s))
     chunks = TranslatedChunks(chat, events, lambda _: b"")

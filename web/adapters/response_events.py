@@ -13,6 +13,8 @@ from pagebus.web.requests.chat_messages import read_arguments
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
 """States of a response that nothing changes any more."""
+CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""OpenAI's words for the errors of a response by their status; all others are `server_error`."""
 
 
 def new_response(response_id: str, model: str, shown: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class ResponseEvents:
         """It cannot go on; what there is stays."""
         yield from self._close("incomplete")
         if status == "failed":
-            code = "server_error" if error.status >= 500 else "invalid_prompt"
+            code = CODES.get(error.status, "server_error")
             self.response["error"] = {"code": code, "message": error.message}
         yield self._over(status)
 

@@ -179,11 +179,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     name = read_model(fields, model)
     beams = wants_beams(fields)
     stream, options = _read_stream(fields, model)
-    old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
-    max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
-    names = () if max_tokens is None else NEWER_NAMES
-    with naming(names):
-        sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
+    sampling, names = _read_chat_sampling(fields, model)
     sampling = read_structured(fields, read_beams(fields, sampling, wanted=beams))
     check_width(sampling, model)
     messages = read_messages(fields)
@@ -218,6 +214,15 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed
+
+
+def _read_chat_sampling(fields: Fields, model: ServedModel) -> tuple[SamplingParams, FieldNames]:
+    """The sampling fields, of which the newer name of ``max_tokens`` counts; and the names that errors are to use."""
+    older = read_max_tokens(fields, "max_tokens", None, model)
+    newer = read_max_tokens(fields, "max_completion_tokens", None, model)
+    names = () if newer is None else NEWER_NAMES
+    with naming(names):
+        return read_sampling(fields, model, max_tokens=older if newer is None else newer), names
 
 
 def _read_continuation(fields: Fields) -> tuple[bool, bool]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -84,22 +85,31 @@ async def answer(
     call.interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.public_id, call.tells_times = public_id, context.settings.enable_per_request_metrics
     delivered = False
-    deadline = None
-    if parsed.timeout_s is not None:
-        end, error = context.inbox.end, too_late(parsed.timeout_s)
-        deadline = asyncio.get_running_loop().call_later(parsed.timeout_s, end, call, error)
     try:
-        await asyncio.sleep(0)  # the outbox sends it
-        set_details(call, parsed)
-        response = await _respond(request, endpoint, parsed, call, seen, int(arrived_s))
+        with until_timeout(context, call, parsed.timeout_s):
+            await asyncio.sleep(0)  # the outbox sends it
+            set_details(call, parsed)
+            response = await _respond(request, endpoint, parsed, call, seen, int(arrived_s))
         delivered = call.done
         return response
     finally:
-        if deadline is not None:
-            deadline.cancel()
         goes_on = context.inbox.close(call, delivered=delivered)
         charge.delivered, charge.stays_s = delivered, context.settings.resume_timeout_s * goes_on
         charge.used_tokens = sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests)
+
+
+@contextmanager
+def until_timeout(context: Context, call: Call, timeout_s: float | None) -> Iterator[None]:
+    """Let a call take as long as its client has said, if it has."""
+    if timeout_s is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.call_later(timeout_s, context.inbox.end, call, too_late(timeout_s))
+    try:
+        yield
+    finally:
+        deadline.cancel()
 
 
 def _public_id(request: web.Request, endpoint: Endpoint, resumption: Resumption | None) -> str:

@@ -36,6 +36,7 @@ from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
+from pagebus.web.routes.generate.generation import until_timeout
 from pagebus.web.routes.store.files import limit_of
 from pagebus.web.server.context import CONTEXT, Context
 from pagebus.web.storage.files import page
@@ -141,16 +142,17 @@ async def computed(
     told, delivered = b"", True
     try:
         set_details(call, parsed)
-        while changed := await call.changes():
-            told = b"" if events.begun else written(events.begin())
-            if not catch_up.waits(choice):
-                catch_up.pass_over(choice)
-                told += chunks.of(changed)
-            if call.done:
-                break
-            if told:
-                yield Piece(told, (choice.num_tokens, choice.num_chars))
-                told = b""
+        with until_timeout(context, call, parsed.timeout_s):
+            while changed := await call.changes():
+                told = b"" if events.begun else written(events.begin())
+                if not catch_up.waits(choice):
+                    catch_up.pass_over(choice)
+                    told += chunks.of(changed)
+                if call.done:
+                    break
+                if told:
+                    yield Piece(told, (choice.num_tokens, choice.num_chars))
+                    told = b""
         told += chunks.last(call)
     except ApiError as error:
         if not events.begun or (attempt and error.code == ASKED_ELSEWHERE):

@@ -88,6 +88,7 @@ async def test_messages(serve, http, path, change, param):
 
 
 TOO_LONG = "Your prompt has 60 tokens and {} is 9: at most 4 fit. Please reduce {}."
+SCHEMA = "{}: Invalid type: strin"
 REFUSED = "The chat template refuses these messages: no."
 
 
@@ -96,6 +97,8 @@ REFUSED = "The chat template refuses these messages: no."
     [
         ("/v1/responses", RESPONSE, ("max_tokens", TOO_LONG), ("max_output_tokens", TOO_LONG)),
         ("/v1/responses", RESPONSE, ("messages", REFUSED), ("input", REFUSED)),
+        ("/v1/responses", RESPONSE, ("tools[1].function.parameters", SCHEMA), ("tools[1].parameters", SCHEMA)),
+        ("/v1/messages", MESSAGE, ("tools[1].function.parameters", SCHEMA), ("tools[1].input_schema", SCHEMA)),
         ("/v1/messages", MESSAGE, ("max_tokens", TOO_LONG), ("max_tokens", TOO_LONG)),
         ("/v1/chat/completions", CHAT, ("max_tokens", TOO_LONG), ("max_completion_tokens", TOO_LONG)),
         ("/v1/chat/completions", {**CHAT, "max_tokens": 3}, ("max_tokens", TOO_LONG),

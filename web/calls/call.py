@@ -20,6 +20,7 @@ from pagebus.bus.messages import FinishReason, GenerateRequest, ReplyBatch
 from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, Token, TokenTexts
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
+from pagebus.web.http.naming import FieldNames
 
 SILENT_S = 20.0
 """A request is retried when nothing of it has arrived for so long; then after twice that time, and so on. A scheduler
@@ -146,6 +147,7 @@ class OpenRequest:
         "held_batches",
         "is_sent",
         "message",
+        "names",
         "needs_prompt",
         "num_bytes",
         "num_cached_tokens",
@@ -199,6 +201,8 @@ class OpenRequest:
         """All open requests, past and present, that read the same replies, if there are several."""
         self.prompt_text: str | None = None
         """The prompt as the client sent it, if that was text."""
+        self.names: FieldNames = ()
+        """What fields are called in the client's body, where failures have other names."""
 
     @property
     def is_read_by_all(self) -> bool:

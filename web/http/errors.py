@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -80,6 +80,10 @@ class ApiError(Exception):
         return web.Response(
             status=self.status, body=orjson.dumps(self.body()), content_type="application/json", headers=self.headers
         )
+
+
+Refusal = Callable[[ApiError], web.Response]
+"""The response to a request that is refused, in the shape of one API."""
 
 
 def as_unicode(text: str) -> str:

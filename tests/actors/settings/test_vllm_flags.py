@@ -162,6 +162,13 @@ def test_a_usual_line() -> None:
     assert settings_of("here --model there --max-model-len auto") == Settings(model="here")
 
 
+def test_lists_in_json() -> None:
+    """vLLM takes no others for origins; what only looks like one is a value."""
+    assert settings_of('--allowed-origins ["http://a","http://b"]').allowed_origins == ("http://a", "http://b")
+    assert settings_of("--allowed-origins *").allowed_origins == ("*",)
+    assert settings_of("--api-key [k").api_key == ("[k",)
+
+
 @pytest.mark.parametrize(
     ("command", "line", "told"),
     [

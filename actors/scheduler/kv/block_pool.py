@@ -219,9 +219,8 @@ class BlockPool:
         assert len(free) == self.num_free == np.count_nonzero(expected == 0), "free list and counts differ"
         assert len(set(free)) == len(free), "a block is in the free list twice"
         assert not self._all_counts[as_rows(free)].any(), "a held block is in the free list"
-        chain = as_rows([self._end, *free])
-        following = self._all_next[chain]
-        assert np.array_equal(following, np.roll(chain, -1)), "the free list is no circle"
-        for block in chain[self._all_prev[following] != chain]:
+        chain = as_rows([self._end, *free, self._end])
+        assert np.array_equal(self._all_next[chain[:-1]], chain[1:]), "the free list is no circle"
+        for block in chain[:-1][self._all_prev[chain[1:]] != chain[:-1]]:
             raise AssertionError(f"broken link at block {block}")
         self._index.check_integrity(self.num_blocks)

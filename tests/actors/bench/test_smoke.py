@@ -32,7 +32,8 @@ ONE_DEPLOYMENT = [
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A model for workloads of many tokens, which the shipped one computes for twice as long."""
-    return ["--model", str(make_model(tmp_path_factory.mktemp("small"), "llama2", seed=0, max_position_embeddings=1024))]
+    folder = tmp_path_factory.mktemp("small")
+    return ["--model", str(make_model(folder, "llama2", seed=0, max_position_embeddings=1024))]
 
 
 def run(path: Path, *arguments: str) -> dict[str, Any]:

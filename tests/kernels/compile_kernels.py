@@ -122,8 +122,7 @@ def report(
     keep_reports()
     options = {key: kwargs[key] for key in OPTIONS if key in kwargs}
     compiled = triton.compile(source_of(kernel, args, kwargs), target=GPUTarget("cuda", arch, 32), options=options)
-    ptx = compiled.asm["ptx"]
-    text = compiled.metadata.assembler
+    ptx, text = compiled.asm["ptx"], compiled.metadata.assembler
     return {
         "case": name,
         "kernel": kernel.fn.__name__,
@@ -233,8 +232,7 @@ def launch_sampling(rows: int, vocab: int) -> None:
             meta(rows, vocab, dtype=dtype), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
             any_random=True, any_truncation=truncation,
         )  # fmt: skip
-    case = f"sample {rows}x{vocab} as rank 1 of 2"
-    part = Part(1, 2, vocab)
+    case, part = f"sample {rows}x{vocab} as rank 1 of 2", Part(1, 2, vocab)
     logits, told = meta(rows, len(part.own), dtype=torch.float32), meta(2, rows, part.most_chunks, dtype=torch.float32)
     wanted = Wanted(ints, ints, floats, meta(rows, dtype=torch.int64))
     chunk_scores(logits, part, wanted, any_random=True)

@@ -30,7 +30,7 @@ from tests.vllm_names import stored
 
 
 def settings_of(line: str) -> Settings:
-    return load_settings(build_parser().parse_args(["serve", *undotted(line.split())]), {})
+    return load_settings(build_parser("serve").parse_args(["serve", *undotted(line.split())]), {})
 
 
 def test_every_flag_of_vllm_is_known() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,13 @@ def shell_lines() -> list[list[str]]:
     return [[word for word in line if not re.match(r"^[A-Z_]+=", word)] for line in words if line]
 
 
+command_line = cache(build_parser)
+
+
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line[0] == "pagebus"], ids=" ".join)
 def test_pagebus_commands_parse(line: list[str]) -> None:
     """Every pagebus command in the documentation is understood by the real one."""
-    build_parser().parse_args(line[1:])
+    command_line().parse_args(line[1:])
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line[0] == "make"], ids=" ".join)
@@ -69,7 +73,7 @@ def test_flags_exist(page: str) -> None:
     """Every --flag in running text is an option of ours, or belongs to another program named here."""
     prose = FENCE.sub("", TEXTS[page])
     others = {"--build-context", "--scale", "--profile", "--strict", "--shapes"}
-    known = {flag_of(name) for name in field_types()} | others | set(flags_of(build_parser()))
+    known = {flag_of(name) for name in field_types()} | others | set(flags_of(command_line()))
     known |= {"--no-" + flag_of(name)[2:] for name, (kind, _) in field_types().items() if kind is bool}
     found = set(re.findall(r"`(?:pagebus serve )?(--[a-z][a-z0-9-]+)", prose))
     assert found - known == set()

@@ -6,7 +6,6 @@ No wheel is downloaded, only metadata. Without a connection to the index these t
 from __future__ import annotations
 
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,6 +55,7 @@ def loose(packages: dict[str, Package]) -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_constraints_with_cuda(tmp_path: Path) -> None:
     """With the public torch, all that `make` installs goes together with NIXL, in each Python, and nothing of it is
@@ -66,13 +66,12 @@ def test_constraints_with_cuda(tmp_path: Path) -> None:
         folder.mkdir()
         return resolve(python, folder, ours("nixl", "otel", "test"), f"--constraint={CONSTRAINTS}")
 
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(answer, PYTHONS))
-    for packages in found:
+    for packages in map(answer, PYTHONS):
         assert loose(packages) == []
         assert {"torch", "triton", "nvidia-nccl-cu13", "nixl", "nixl-cu12", "nixl-cu13"} <= packages.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_constraints_without_cuda(tmp_path: Path) -> None:
     """With a CPU build of torch beside the index, pip chooses it, and nothing is installed that only a GPU needs.
@@ -95,6 +94,7 @@ def test_constraints_without_cuda(tmp_path: Path) -> None:
     assert loose(packages) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("index")
 def test_an_older_torch_is_kept(tmp_path: Path) -> None:
     """What has torch 2.11 and Triton 3.6 already can keep both: there is a set for `pip install .` beside them."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from pagebus.actors.commands.before_start import check_port, check_settings
+from pagebus.actors.commands.before_start import check_model, check_port, check_settings
 from pagebus.actors.runtime.actor import describe
 from pagebus.actors.runtime.gpus import list_gpus, take_free_gpus, visible_gpus
 from pagebus.actors.runtime.health_check import url_of
@@ -120,7 +120,10 @@ async def _serve_with_processes(
             await opened().connect()
             return opened()
 
-        if redis is None and not await unless_stopped(stop, connect()):  # else each actor waits, and says so
+        async def look() -> None:
+            await check_model(await connect(), settings)
+
+        if redis is None and not await unless_stopped(stop, look()):  # else each actor waits, and says so
             return EXIT_OK
         return await Supervisor(settings, connect, plans, progress, on_ready, redis).run(stop)
 

@@ -247,7 +247,7 @@ def _model_in(folder: Path, kind: str) -> Path:
 
 def _download_gguf(name: str, revision: str | None, kind: str, without: Path | None = None) -> Path:
     """The GGUF file of a type, or the only one, of a repository; ``without`` if it has none."""
-    chosen = choose(_hub_files(name, revision, kind), kind, name)
+    chosen = choose(hub_files(name, revision, kind), kind, name)
     if chosen is None:
         if without is not None:
             return without
@@ -256,7 +256,7 @@ def _download_gguf(name: str, revision: str | None, kind: str, without: Path | N
     return snapshot(name, revision, (parts,)) / chosen
 
 
-def _hub_files(name: str, revision: str | None, kind: str) -> list[str]:
+def hub_files(name: str, revision: str | None, kind: str) -> list[str]:
     """GGUF files of a repository: of the hub, or those in the cache where it cannot be reached."""
     import huggingface_hub
 

@@ -143,7 +143,9 @@ class ServiceSettings:
     stream_interval: int = setting(
         1, help="least tokens of a choice per stream event, except the first", low=1, high=2**20
     )
-    allow_unknown_fields: bool = setting(False, help="ignore unknown fields of requests instead of answering 400")
+    allow_unknown_fields: bool = setting(
+        False, help="ignore unknown fields of a body, but not within its fields, instead of answering 400"
+    )
     structured_output_timeout_s: float = setting(
         5.0,
         help="most seconds of computing to prepare the schema, expression or grammar of a structured output",

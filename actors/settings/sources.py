@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import tomllib
 import types
@@ -226,8 +227,17 @@ def load_settings(arguments: argparse.Namespace, environ: Mapping[str, str] | No
 
 def _argument_value(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(value)
+        return tuple(each for part in value for each in _listed(part))
     return parse_value(name, value, flag_of(name)) if isinstance(value, str) else value
+
+
+def _listed(text: str) -> Sequence[str]:
+    """A value, or those of an array in JSON, as vLLM takes origins."""
+    try:
+        given = json.loads(text) if text.startswith("[") else None
+    except ValueError:
+        given = None
+    return given if isinstance(given, list) and all(isinstance(each, str) for each in given) else (text,)
 
 
 # -- back to a command line -------------------------------------------------------------------------------------------

@@ -215,10 +215,11 @@ class TokenizerActor(Actor):
     async def _checked(self, request: GenerateRequest, wanted: StructuredOutput) -> GenerateRequest | Outcome:
         try:
             verdict = await self._grammars.check(wanted)
+            if verdict.problem:
+                field, problem = await self._grammars.at_fault(wanted, verdict.problem, request.tools)
+                return Outcome(request, Refusal(f"{field}: {problem}", param=field).reply(request))
         except (OSError, TimeoutError, ValueError) as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
-        if verdict.problem:
-            return Outcome(request, Refusal(f"{wanted.field}: {verdict.problem}", param=wanted.field).reply(request))
         return replace(request, sampling=replace(request.sampling, structured_output=None, grammar=verdict.grammar))
 
     async def _encode(self, requests: list[GenerateRequest]) -> list[Outcome]:

@@ -12,9 +12,10 @@ import resource
 import signal
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from msgspec import structs
@@ -71,6 +72,23 @@ class GrammarChecker:
         """
         async with self._trying:
             return self.known(wanted) or await self._try(wanted)
+
+    async def at_fault(self, wanted: StructuredOutput, problem: str, tools: Sequence[Any]) -> tuple[str, str]:
+        """The field at fault where ``wanted`` was refused for ``problem``, and what is wrong with it: the schema of one
+        of the ``tools`` whose calls it may hold, if that is refused alone.
+
+        Raises:
+            OSError, TimeoutError: a schema could not be tried.
+        """
+        holds_calls = wanted.field == "tools" or wanted.kind == "structural_tag"
+        if holds_calls and self.known(wanted) is not None:  # else it took too long, as each of them may
+            for index, tool in enumerate(tools):
+                field = f"tools[{index}].function.parameters"
+                text = orjson.dumps({"type": "object", **tool["function"].get("parameters", {})}).decode()
+                verdict = await self.check(StructuredOutput(kind="json", text=text, field=field))
+                if verdict.problem:
+                    return field, verdict.problem
+        return wanted.field, problem
 
     async def _try(self, wanted: StructuredOutput) -> Verdict:
         try:

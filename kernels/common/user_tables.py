@@ -70,6 +70,7 @@ def user_path(target: Target, folder: Path, tuned: Tuned = Tuned.PRODUCTS) -> Pa
     return folder / f"{prefix}{kind}-triton-{_triton_version()}-{digest}.json"
 
 
+@cache
 def _triton_version() -> str:
     try:
         return version("triton")

@@ -173,7 +173,7 @@ def test_lent_blocks_given_away_are_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_executors_that_leave_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those from whom others still pull may end."""
     monkeypatch.setattr(Pulls, "lent", lambda *_: False)
-    until_noticed(None, lambda problem: "an executor may end that lends" in problem)
+    until_noticed(None, lambda problem: "an executor may end that lends" in problem, first=9)
 
 
 def test_sequences_that_wait_for_ever_for_a_pull_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,9 @@ def test_tokens_that_are_followed_twice_are_noticed(monkeypatch: pytest.MonkeyPa
             step.followers[:] = [now.get(follower, follower) for follower in step.followers]
 
     monkeypatch.setattr(Grammars, "apply", by_slot)
-    until_noticed("detokenizer", lambda problem: "differs from character" in problem or "too complex" in problem)
+    until_noticed(
+        "detokenizer", lambda problem: "differs from character" in problem or "too complex" in problem, first=1
+    )
 
 
 def test_what_a_dead_process_was_handed_is_found_by_its_next_life() -> None:

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,15 +72,20 @@ def resolve(python: str, folder: Path, requirements: Iterable[str], *options: st
 
     def answer(patch: int) -> list[str]:
         done = _run(
-            *("uv", "pip", "compile", "--quiet", "--no-config", f"--cache-dir={folder.parent / 'uv'}"),
+            *("uv", "pip", "compile", "--quiet", "--no-config", f"--cache-dir={_kept().name}"),
             *("--only-binary=:all:", f"--python-version={python}.{patch}", f"--python-platform={PLATFORM}"),
             *("--no-header", "--annotation-style=line", str(wanted), *options),
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
-    with ThreadPoolExecutor() as pool:
-        return dict(_package(line) for lines in pool.map(answer, PATCHES) for line in lines)
+    return dict(_package(line) for patch in PATCHES for line in answer(patch))
+
+
+@functools.cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    """What uv has read for one resolution, it need not read for the next: most of its time."""
+    return tempfile.TemporaryDirectory(prefix="uv-")
 
 
 def _package(line: str) -> tuple[str, Package]:

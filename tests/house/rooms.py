@@ -47,8 +47,8 @@ ROOMS: dict[str, str] = {
     "web.http": "bus.messages",
     "actors.commands": (
         "actors.commands.jobs actors.commands.terminal actors.bench actors.simulator actors.executor "
-        "actors.executor.loading actors.executor.device actors.runtime actors.model actors.telemetry actors.settings "
-        "bus bus.messages"
+        "actors.executor.loading actors.executor.ranks actors.executor.device actors.runtime actors.model "
+        "actors.telemetry actors.settings bus bus.messages"
     ),
     "actors.commands.jobs": "actors.runtime actors.telemetry actors.settings bus.memory bus bus.messages",
     "actors.commands.terminal": "actors.settings",

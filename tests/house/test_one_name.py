@@ -42,7 +42,7 @@ print(len(output.outputs[0].token_ids))
 print(kernels.__file__ != __import__("pagebus.kernels").kernels.__file__)
 """
 
-pytestmark = pytest.mark.timeout(LIMIT_S)
+pytestmark = [pytest.mark.timeout(LIMIT_S), pytest.mark.slow]
 
 
 def run(*command: str | Path, **environ: str) -> str:

@@ -1,27 +1,37 @@
-"""What NVIDIA's assembler says of kernels for GPUs that need not be here."""
+"""Kernels for GPUs that need not be here, with what NVIDIA's assembler says of them."""
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from triton.backends.nvidia.compiler import get_ptxas
-from triton.runtime.cache import get_cache_manager
+from triton import knobs
+from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+KEY = "with what the assembler says"
+"""Of these kernels in Triton's cache, where no others find them."""
 
 
-def assembler_report(ptx: str, arch: int) -> str:
-    """What the assembler says of a kernel. It is kept where Triton keeps what it compiles: the same each time."""
-    ptxas, target = get_ptxas(arch), f"--gpu-name=sm_{arch}{'a' if arch >= 90 else ''}"
-    key = hashlib.sha256("\0".join((ptxas.path, ptxas.version, target, ptx)).encode()).hexdigest()
-    cache = get_cache_manager(key)
-    if (found := cache.get_file("report.txt")) is not None:
-        return Path(found).read_text()
+def keep_reports() -> None:
+    """From now on, compiled kernels have it as ``metadata.assembler``, also those that come from Triton's cache."""
+    knobs.runtime.add_stages_inspection_hook = _hook
+
+
+def _hook(backend: Any = None, stages: dict[str, Callable[..., Any]] | None = None, *_: object) -> tuple[str, str]:
+    """Called by Triton for a kernel's key, without arguments, and with the steps of compiling it."""
+    if stages is not None:
+        stages["cubin"] = lambda ptx, metadata: _assemble(ptx, metadata, backend.target.arch)
+    return KEY, KEY
+
+
+def _assemble(ptx: str, metadata: dict[str, Any], arch: int) -> bytes:
+    """In place of Triton, which would print what is said of every kernel, or of none."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.ptx")
-        path.write_text(ptx)
-        command = [ptxas.path, "-v", target, str(path), "-o", str(path) + ".out"]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    cache.put(text, "report.txt", binary=False)
-    return text
+        source, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        command = [get_ptxas(arch).path, "-v", f"--gpu-name={sm_arch_from_capability(arch)}", source, "-o", binary]
+        metadata["assembler"] = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True).stderr
+        return binary.read_bytes()

@@ -56,7 +56,7 @@ from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from tests.grids import chosen
-from tests.kernels.assembler import assembler_report
+from tests.kernels.assembler import keep_reports
 from tests.kernels.attention.launches import attentions, meta, meta_cache
 from tests.kernels.batch.launches import drafts_and_parts
 from tests.kernels.exchange.launches import exchanges
@@ -119,10 +119,10 @@ def report(
     name: str, kernel: JITFunction, args: list[object], kwargs: dict[str, object], arch: int
 ) -> dict[str, object]:
     """Compile one launch and read the assembler's resource report."""
+    keep_reports()
     options = {key: kwargs[key] for key in OPTIONS if key in kwargs}
     compiled = triton.compile(source_of(kernel, args, kwargs), target=GPUTarget("cuda", arch, 32), options=options)
-    ptx = compiled.asm["ptx"]
-    text = assembler_report(ptx, arch)
+    ptx, text = compiled.asm["ptx"], compiled.metadata.assembler
     return {
         "case": name,
         "kernel": kernel.fn.__name__,
@@ -232,12 +232,12 @@ def launch_sampling(rows: int, vocab: int) -> None:
             meta(rows, vocab, dtype=dtype), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
             any_random=True, any_truncation=truncation,
         )  # fmt: skip
-    case = f"sample {rows}x{vocab} as rank 1 of 2"
-    part = Part(1, 2, vocab)
+    case, part = f"sample {rows}x{vocab} as rank 1 of 2", Part(1, 2, vocab)
     logits, told = meta(rows, len(part.own), dtype=torch.float32), meta(2, rows, part.most_chunks, dtype=torch.float32)
     wanted = Wanted(ints, ints, floats, meta(rows, dtype=torch.int64))
     chunk_scores(logits, part, wanted, any_random=True)
-    rank_best(torch.stack([part_best(logits, told, part, wanted, any_random=True)] * 2))
+    best = part_best(logits, told, part, wanted, any_random=True)
+    rank_best(meta(2, *best.shape, dtype=best.dtype))  # torch.stack, without memory, imports its compiler: two seconds
 
 
 def launch_linear(

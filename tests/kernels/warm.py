@@ -63,6 +63,7 @@ def _serve() -> None:
     """Run what each line of the standard input says, and answer with its exit code."""
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("triton.runtime.cache").triton_key()  # of all of Triton's files, kept for the children
     gc.freeze()  # so that children do not copy what nobody changes
     for line in sys.stdin:
         arguments, environment, out, err = json.loads(line)

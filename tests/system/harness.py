@@ -278,11 +278,12 @@ class System:
 
         async def is_clean() -> bool:
             nonlocal left
+            await self.scheduler.drain()  # what it does once a second by itself; two rounds trim everything
             left = await self.leftovers()
             return not left
 
         with contextlib.suppress(TimeoutError):
-            await eventually(is_clean)
+            await eventually(is_clean, look_s=0.05)
         assert not left, left
         self.scheduler.core.check_integrity()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from pagebus.web.adapters.field_names import MESSAGE_NAMES
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
@@ -22,6 +23,11 @@ UNSUPPORTED_COUNT: dict[str, tuple[Any, ...]] = {
     "thinking": ({"type": "disabled"},),
     "user_profile_id": (),
     "workspace_id": (),
+}
+UNSUPPORTED_TOOL: dict[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "input_examples": ([],),
 }
 UNSUPPORTED: dict[str, tuple[Any, ...]] = UNSUPPORTED_COUNT | {
     "container": (),
@@ -55,7 +61,7 @@ def read_message(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[s
     if body.get("stream"):
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     body |= _conversation(fields) | _read_output(fields)
-    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown, names=MESSAGE_NAMES)
     return body
 
 
@@ -65,14 +71,14 @@ def read_count(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[str
     model = fields.take("model")
     body = _conversation(fields) | ({} if model is None else {"model": model})
     _read_output(fields)  # of which nothing is in the prompt
-    fields.finish(UNSUPPORTED_COUNT, allow_unknown=allow_unknown)
+    fields.finish(UNSUPPORTED_COUNT, allow_unknown=allow_unknown, names=MESSAGE_NAMES)
     return body
 
 
 def _conversation(fields: Fields) -> dict[str, Any]:
     """Messages and tools, and what the template is told."""
     messages: list[dict[str, Any]] = []
-    fields.take("cache_control")  # every prefix is cached
+    fields.object("cache_control")  # every prefix is cached
     if (system := fields.take("system")) is not None:
         messages.append({"role": "system", "content": _text(system, "system")})
     given = fields.array("messages", max_items=MAX_MESSAGES)
@@ -132,21 +138,45 @@ def _read_turn(message: Any, path: str) -> list[dict[str, Any]]:
         if kind == "text":
             texts.append(_block_text(block, where))
         elif kind == "tool_use" and role == "assistant":
-            given = block.get("input") or {}
-            if type(given) is not dict:
-                raise bad_field(f"{where}.input", f"must be an object, got {type_name(given)}", code="invalid_type")
-            function = {"name": block.get("name"), "arguments": orjson.dumps(given).decode()}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(_read_call(Fields(block, where)))
         elif kind == "tool_result" and role == "user":
-            told = _text(block.get("content") or "", f"{where}.content")
-            turns.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": told})
+            turns.append(_read_result(Fields(block, where)))
         elif kind in ("thinking", "redacted_thinking") and role == "assistant":
-            continue  # what was thought before an answer is not shown to the model again
+            _pass_over_thought(Fields(block, where))
         else:
             raise unsupported_type(where, block)
     if texts or calls or not turns:
         turns.append({"role": role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})})
     return turns
+
+
+def _read_call(block: Fields) -> dict[str, Any]:
+    given = block.object("input") or {}
+    call = {"name": block.take("name"), "arguments": orjson.dumps(given).decode()}
+    read = {"id": block.take("id"), "type": "function", "function": call}
+    _finish_block(block)
+    return read
+
+
+def _read_result(block: Fields) -> dict[str, Any]:
+    told = _text(block.take("content") or "", block.path("content"))
+    block.boolean("is_error", False)  # no template knows it: the content says what went wrong
+    read = {"role": "tool", "tool_call_id": block.take("tool_use_id"), "content": told}
+    _finish_block(block)
+    return read
+
+
+def _pass_over_thought(block: Fields) -> None:
+    """What was thought before an answer is not shown to the model again."""
+    for name in ("thinking", "signature", "data"):
+        block.string(name, None, max_chars=INT32_MAX)
+    _finish_block(block)
+
+
+def _finish_block(block: Fields) -> None:
+    block.take("type")
+    block.object("cache_control")  # every prefix is cached
+    block.finish({"caller": ({"type": "direct"},), "citations": ([],)})
 
 
 def _text(content: Any, path: str) -> str:
@@ -162,20 +192,23 @@ def _block_text(block: Any, path: str) -> str:
     if type(block) is not dict or block.get("type") != "text":
         raise unsupported_type(path, block)
     fields = Fields(block, path)
-    fields.take("type")
-    fields.take("cache_control")  # every prefix is cached
     text = fields.string("text", None, max_chars=INT32_MAX)
     if text is None:
         raise bad_field(f"{path}.text", "is required")
-    fields.finish({"citations": ([],)})
+    _finish_block(fields)
     return text
 
 
 def _read_tool(tool: Any, path: str) -> dict[str, Any]:
     if type(tool) is not dict or tool.get("type", "custom") != "custom":
         raise unsupported_type(path, tool)
-    function = {"name": tool.get("name"), "description": tool.get("description"),
-                "parameters": tool.get("input_schema")}  # fmt: skip
+    fields = Fields(tool, path)
+    function = {"name": fields.take("name"), "description": fields.take("description"),
+                "parameters": fields.take("input_schema"), "strict": fields.take("strict")}  # fmt: skip
+    fields.take("type")
+    fields.object("cache_control")  # every prefix is cached
+    fields.boolean("eager_input_streaming", False)  # arguments come as the model writes them anyway
+    fields.finish(UNSUPPORTED_TOOL)
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 

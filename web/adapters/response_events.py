@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from pagebus.web.adapters.naming import RESPONSE_NAMES, rename
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.chat_messages import read_arguments
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
 """States of a response that nothing changes any more."""
+CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""OpenAI's words for the errors of a response by their status; all others are `server_error`."""
 
 
 def new_response(response_id: str, model: str, shown: dict[str, Any]) -> dict[str, Any]:
@@ -94,9 +95,8 @@ class ResponseEvents:
     def failed(self, error: ApiError, status: str = "failed") -> Iterator[Event]:
         """It cannot go on; what there is stays."""
         yield from self._close("incomplete")
-        rename(error, RESPONSE_NAMES)
         if status == "failed":
-            code = "server_error" if error.status >= 500 else "invalid_prompt"
+            code = CODES.get(error.status, "server_error")
             self.response["error"] = {"code": code, "message": error.message}
         yield self._over(status)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pagebus.web.adapters.field_names import RESPONSE_NAMES
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
+from pagebus.web.http.naming import naming
 from pagebus.web.requests.chat_messages import read_arguments
-from pagebus.web.requests.openai import METADATA_RULE, is_metadata
+from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_chat
+from pagebus.web.requests.parsed_request import ParsedRequest
+from pagebus.web.requests.served_model import ServedModel
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
@@ -23,6 +27,11 @@ SAME = (
     *("spaces_between_special_tokens", "chat_template_kwargs", "include_reasoning", "timeout"),
 )
 """Fields that mean the same in a chat: OpenAI's, then vLLM's."""
+_LABELS = ("type", "id", "status", "phase")
+"""Fields of items without effect: clients return what they got in an answer."""
+_PART_LABELS = ("type", "annotations", "logprobs", "prompt_cache_breakpoint")
+"""The same of parts of a content; every prefix is cached."""
+UNSUPPORTED_ITEM: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (
     *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
@@ -75,10 +84,12 @@ class Wanted:
         return {"items": self.items, "messages": messages, "chat": chat, "instructions": self.instructions}
 
 
-def chat_body(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of the chat that is kept like this. Instructions hold for this response only."""
+def parse_kept(kept: Mapping[str, Any], model: ServedModel) -> ParsedRequest:
+    """The chat that is kept like this. Instructions hold for this response only."""
     first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
-    return {**kept["chat"], "messages": [*first, *kept["messages"]]}
+    with naming(RESPONSE_NAMES):
+        parsed = parse_chat({**kept["chat"], "messages": [*first, *kept["messages"]]}, model)
+    return replace(parsed, names=RESPONSE_NAMES)
 
 
 def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:
@@ -102,7 +113,7 @@ def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wante
         Fields(options, "stream_options").finish({"include_obfuscation": (False,)})
     wanted = Wanted(chat, items, fields.string("instructions", None, max_chars=INT32_MAX),
                     fields.string("previous_response_id", None), stream, background, store)  # fmt: skip
-    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown)
+    fields.finish(UNSUPPORTED, allow_unknown=allow_unknown, names=RESPONSE_NAMES)
     chat |= {"stream": True, "stream_options": {"include_usage": True}}
     wanted.shown = _shown(wanted, data)
     return wanted
@@ -121,12 +132,10 @@ def _shown(wanted: Wanted, data: Mapping[str, Any]) -> dict[str, Any]:
         "reasoning": {"effort": chat.get("reasoning_effort"), "summary": None},
         "service_tier": "default",
         "store": wanted.store,
-        "temperature": chat.get("temperature", 1.0),
         "text": data.get("text") or {"format": {"type": "text"}},
         "tool_choice": data.get("tool_choice") or "auto",
         "tools": data.get("tools") or [],
         "top_logprobs": chat.get("top_logprobs", 0),
-        "top_p": chat.get("top_p", 1.0),
         "truncation": "disabled",
         "user": chat.get("user"),
     }
@@ -164,36 +173,55 @@ def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any
 
 
 def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    fields = Fields(item, path)
     kind = item.get("type", "message")
-    if kind == "message":
-        fields = Fields(item, path)
-        role, content = fields.string("role", None), fields.take("content")
-        for name in ("type", "id", "status", "phase"):
-            fields.take(name)
-        fields.finish({})
-        if role not in ROLES:
-            raise bad_field(f"{path}.role", f"must be one of {', '.join(ROLES)}")
-        return [{"role": role, "content": _read_content(content, f"{path}.content")}]
-    if kind == "function_call":
-        _check_call(item, path)
-        function = {"name": item["name"], "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    if kind == "function_call_output":
-        told = _read_content(item.get("output"), f"{path}.output")
-        if not isinstance(item.get("call_id"), str):
-            raise bad_field(f"{path}.call_id", "must be that of a call")
-        return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": told}]
-    if kind == "reasoning":
-        return []  # what was thought before an answer is not shown to the model again
-    raise unsupported_type(path, item)
+    read = _ITEMS.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        raise unsupported_type(path, item)
+    for name in _LABELS:
+        fields.take(name)
+    messages = read(fields)
+    fields.finish(UNSUPPORTED_ITEM)
+    return messages
 
 
-def _check_call(item: dict[str, Any], path: str) -> None:
-    """What the chat would say of it in other words."""
-    if not isinstance(item.get("name"), str):
-        raise bad_field(f"{path}.name", "must be that of a function")
-    read_arguments(item.get("arguments"), f"{path}.arguments")
+def _read_message(fields: Fields) -> list[dict[str, Any]]:
+    role = fields.string("role", None)
+    if role not in ROLES:
+        raise bad_field(fields.path("role"), f"must be one of {', '.join(ROLES)}")
+    return [{"role": role, "content": _read_content(fields.take("content"), fields.path("content"))}]
+
+
+def _read_call(fields: Fields) -> list[dict[str, Any]]:
+    name, arguments = fields.string("name", None), fields.take("arguments")
+    if name is None:
+        raise bad_field(fields.path("name"), "must be that of a function")
+    read_arguments(arguments, fields.path("arguments"))  # else the chat would say it in other words
+    function = {"name": name, "arguments": arguments}
+    call = {"id": fields.string("call_id", None), "type": "function", "function": function}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+def _read_call_output(fields: Fields) -> list[dict[str, Any]]:
+    told, call_id = _read_content(fields.take("output"), fields.path("output")), fields.string("call_id", None)
+    if call_id is None:
+        raise bad_field(fields.path("call_id"), "must be that of a call")
+    return [{"role": "tool", "tool_call_id": call_id, "content": told}]
+
+
+def _read_thought(fields: Fields) -> list[dict[str, Any]]:
+    """What was thought before an answer is not shown to the model again."""
+    for name in ("summary", "content", "encrypted_content"):
+        fields.take(name)
+    return []
+
+
+_ITEMS = {
+    "message": _read_message,
+    "function_call": _read_call,
+    "function_call_output": _read_call_output,
+    "reasoning": _read_thought,
+}
 
 
 def _read_content(content: Any, path: str) -> str:
@@ -205,9 +233,14 @@ def _read_content(content: Any, path: str) -> str:
     for index, part in enumerate(content):
         if type(part) is not dict or part.get("type") not in TEXT_PARTS:
             raise unsupported_type(f"{path}[{index}]", part)
-        if type(part.get("text")) is not str:
-            raise bad_field(f"{path}[{index}].text", "must be a string", code="invalid_type")
-        texts.append(part["text"])
+        fields = Fields(part, f"{path}[{index}]")
+        for name in _PART_LABELS:
+            fields.take(name)
+        text = fields.string("text", None, max_chars=INT32_MAX)
+        if text is None:
+            raise bad_field(fields.path("text"), "is required")
+        fields.finish({})
+        texts.append(text)
     return "".join(texts)
 
 
@@ -234,7 +267,10 @@ def _read_tools(fields: Fields) -> dict[str, Any]:
             body["tools"].append({"type": "function", "function": function})
     choice = fields.take("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        body["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        inner = Fields(choice, "tool_choice")
+        inner.take("type")
+        body["tool_choice"] = {"type": "function", "function": {"name": inner.string("name", None)}}
+        inner.finish({})
     elif choice is not None:
         body["tool_choice"] = choice
     return body

@@ -4,7 +4,7 @@ completion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pagebus.web.answers.null_fields import MESSAGE
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, unheard
+from pagebus.web.http.naming import naming
 from pagebus.web.requests.openai import parse_chat, parse_completion, read_model
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.sampling import check_token_ids
@@ -55,7 +56,7 @@ def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
     request = fields.object("chat_request")
     count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids")
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
-    parsed = None if request is None else unheard(parse_chat, request, model)
+    parsed = _parsed(parse_chat, request, "chat_request", model)
     choices = _choices(answer, ids, "generate_response", model)
     return _derender(name, [answer], choices, count, parsed)
 
@@ -76,13 +77,23 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
     if any(type(count) is not int or count < 0 for count in counts):
         raise bad_field("prompt_tokens", "must be numbers of tokens")
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
-    parsed = None if request is None else unheard(parse_completion, request, model)
+    parsed = _parsed(parse_completion, request, "completion_request", model)
     choices = [
         choice
         for index, (answer, ids) in enumerate(zip(answers, prompts, strict=True))
         for choice in _choices(answer, ids, f"generate_responses[{index}]", model)
     ]
     return _derender(name, answers, choices, sum(counts), parsed)
+
+
+def _parsed(
+    parse: Callable[..., ParsedRequest], request: dict[str, Any] | None, field: str, model: ServedModel
+) -> ParsedRequest | None:
+    """The request that was answered, which is in ``field``."""
+    if request is None:
+        return None
+    with naming(((r"(?=\w)", f"{field}."),)):
+        return unheard(parse, request, model)
 
 
 def _derender(

@@ -19,6 +19,7 @@ from pagebus.web.calls.answer_details import AnswerDetails, PromptInfo, TokenTex
 from pagebus.web.calls.output import ArrivedOutput
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
+from pagebus.web.http.naming import FieldNames
 
 COUNTED_ELSEWHERE = 2**31
 """Counted tokens of calls other than the newest one that reads a request, so that metrics count each token once."""
@@ -104,6 +105,7 @@ class OpenRequest:
         "held_batches",
         "is_sent",
         "message",
+        "names",
         "needs_prompt",
         "num_bytes",
         "num_cached_tokens",
@@ -157,10 +159,12 @@ class OpenRequest:
         """All open requests, past and present, that read the same replies, if there are several."""
         self.prompt_text: str | None = None
         """The prompt as the client sent it, if that was text."""
+        self.names: FieldNames = ()
+        """What fields are called in the client's body, where failures have other names."""
 
-    def carry(self, message: GenerateRequest, num_bytes: int) -> None:
-        """It is sent as this message, of about ``num_bytes``."""
-        self.message, self.num_bytes = message, num_bytes
+    def carry(self, message: GenerateRequest, num_bytes: int, names: FieldNames = ()) -> None:
+        """It is sent as this message, of about ``num_bytes``. ``names``: what the client has called its fields."""
+        self.message, self.num_bytes, self.names = message, num_bytes, names
         self.needs_prompt, self.tokens_only = message.sampling.returns_prompt, message.tokens_only
 
     # -- its turn among others of its call -----------------------------------------------------------------------------
@@ -224,8 +228,6 @@ class OpenRequest:
         if self.num_unfinished == 0:
             self.finished_s = now_s
         return self.num_unfinished == 0
-
-    # -- silence -------------------------------------------------------------------------------------------------------
 
     def sent_at(self, now_s: float) -> None:
         """Count silence from now on."""

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -71,8 +71,8 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.overloaded = overloaded
 
-    def rename(self, param: str, message: str) -> None:
-        """Name the field at fault as another API does, in the ``message`` too."""
+    def rename(self, param: str | None, message: str) -> None:
+        """Name the field at fault as the client does, in the ``message`` too."""
         self.param, self.message = param, message
 
     def body(self) -> dict[str, Any]:
@@ -85,6 +85,10 @@ class ApiError(Exception):
         return web.Response(
             status=self.status, body=orjson.dumps(self.body()), content_type="application/json", headers=self.headers
         )
+
+
+Refusal = Callable[[ApiError], web.Response]
+"""The response to a request that is refused, in the shape of one API."""
 
 
 def as_unicode(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pagebus.web.http.errors import MAX_SHOWN, bad_field, not_supported, unknown_field
 from pagebus.web.http.limits import MAX_NAME_CHARS
+from pagebus.web.http.naming import FieldNames, renamed
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -165,9 +166,10 @@ class Fields:
         harmless: Mapping[str, Harmless] | None = None,
         *,
         allow_unknown: bool | None = None,
+        names: FieldNames = (),
     ) -> None:
         """Refuse what is left, unless it is null, a neutral value of an unsupported field, or a harmless field.
-        ``allow_unknown`` is None where the setting has no say."""
+        ``allow_unknown`` is None where the setting has no say. ``names``: what fields of other APIs are called here."""
         if self._listener:
             self._listener(self._path, {"type": "object", "additionalProperties": ONLY_NULL})
             for name, neutral in unsupported.items():
@@ -186,9 +188,16 @@ class Fields:
                 if not any(same(value, neutral) for neutral in unsupported[name]):
                     raise not_supported(self.path(name), unsupported[name])
             elif not allow_unknown:
-                near = get_close_matches(name[:MAX_SHOWN], [*self._known, *harmless], 1, NEAR)
                 path = self.path(name if len(name) <= 100 else name[:100] + "...")
-                raise unknown_field(path, near[0] if near else None, may_allow=allow_unknown is not None)
+                near = self._near(name[:MAX_SHOWN], [*self._known, *harmless], names)
+                raise unknown_field(path, near, may_allow=allow_unknown is not None)
+
+    @staticmethod
+    def _near(name: str, known: Sequence[str], names: FieldNames) -> str | None:
+        """The field that may be meant by an unknown one."""
+        if (here := renamed(name, names)) != name:
+            return here
+        return next(iter(get_close_matches(name, known, 1, NEAR)), None)
 
 
 def same(value: object, neutral: object) -> bool:

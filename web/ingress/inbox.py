@@ -37,6 +37,7 @@ from pagebus.bus.streams import Names
 from pagebus.web.calls.answer_details import read_prompt
 from pagebus.web.calls.call import Call, Choice, LoggedChoice, OpenRequest
 from pagebus.web.http.errors import ApiError, aborted, bus_away, from_failure, internal, unavailable
+from pagebus.web.http.naming import FieldNames, rename
 from pagebus.web.ingress.fanout import Fanout
 from pagebus.web.ingress.mailbox import Mailbox
 from pagebus.web.ingress.readers import Readers
@@ -108,8 +109,12 @@ class Inbox:
         """Open requests; of those that several calls read, only the newest."""
         return list(self._readers.newest.values())
 
-    def submit(self, requests: Sequence[GenerateRequest], *, streaming: bool, num_bytes: int = 0) -> Call:
-        """Send the requests of one call, each of about ``num_bytes``. Every call is given back with :meth:`close`.
+    def submit(
+        self, requests: Sequence[GenerateRequest], names: Sequence[FieldNames] = (),
+        *, streaming: bool, num_bytes: int = 0,
+    ) -> Call:  # fmt: skip
+        """Send the requests of one call, each of about ``num_bytes``. ``names``: for each what fields are called in the
+        body, where failures have other names. Every call is given back with :meth:`close`.
 
         Raises:
             ApiError: 503, too much waits to be sent. The second half of the outbox is kept for aborts. 422, something
@@ -122,19 +127,18 @@ class Inbox:
         outbox = self._heavy if num_bytes > HEAVY_BYTES else self._outbox
         if outbox.depth + len(requests) > OUTBOX_LIMIT // 2:
             raise bus_away()
-        n = requests[0].sampling.n
-        ids = [request.request_id for request in requests]
+        n, ids = requests[0].sampling.n, [request.request_id for request in requests]
         attempt, kind = requests[0].attempt, LoggedChoice if self._is_logged(requests[0]) else Choice
         call = Call(
             ids, n, streaming=streaming, now_s=time.monotonic(), attempt=attempt, choice=kind,
             cache_block_size=self._cache_block_size,
         )  # fmt: skip
-        for request, opened in zip(requests, call.requests, strict=True):
+        for request, opened, known in zip(requests, call.requests, names or [()] * len(requests), strict=True):
             if self._request_log is not None:
                 self._request_log.received(request)
             if self._tracing is not None and not request.tokens_only:
                 request = self._tracing.begin(request, opened)
-            opened.carry(request, num_bytes)
+            opened.carry(request, num_bytes, known)
             self._readers.add(opened)
         self._fanout.submit(requests[0].client, requests[0].priority, call.requests)
         self._idle.clear()
@@ -360,7 +364,7 @@ class Inbox:
     def _deliver_failure(self, failure: RequestFailed) -> None:
         for request in self._readers.of(failure.request_id):
             if failure.attempt in ("", request.attempt):
-                self._fail(request, from_failure(failure))
+                self._fail(request, rename(from_failure(failure), request.names))
 
     def _fail(self, request: OpenRequest, error: ApiError, *, others_run: bool = False) -> None:
         """The system has ended ``request`` (except for other choices that run); its call ends with ``error``."""

@@ -42,7 +42,7 @@ class Readers:
         other = self.newest.get(request.request_id)
         if other is not None and other.message is not None and not is_same(other.message, request):
             text = "A request with this idempotency key is under way, and it is not the same as this one."
-            raise ApiError(422, text)
+            raise ApiError(422, text, param="Idempotency-Key", code="idempotency_key_in_use")
 
     def add(self, opened: OpenRequest) -> None:
         """Add a reader, which requests the output anew."""

@@ -97,7 +97,7 @@ class Worker:
         adapter = self._model.adapter_of(parsed.model, pooled=bool(parsed.sampling.pooling))
         messages = parsed.messages_for_bus(ids, self._address, arrived_s, adapter)
         requests = [structs.replace(each, is_job=True, attempt=attempt) for each in messages]
-        call = self._inbox.submit(requests, streaming=False, num_bytes=num_bytes(parsed, None))
+        call = self._inbox.submit(requests, parsed.names_by_prompt, streaming=False, num_bytes=num_bytes(parsed, None))
         try:
             set_details(call, parsed)
             await call.finished()

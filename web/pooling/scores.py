@@ -28,6 +28,7 @@ ONE: Schema = {
         {"type": "object", "properties": {"text": {"type": "string"}, "content": {"type": "array", "items": _PART}}},
     ]
 }
+Texts = tuple[Prompt, ...]
 MANY: Schema = {"type": "array", "items": ONE, "minItems": 1, "maxItems": MAX_CHOICES}
 
 
@@ -35,7 +36,7 @@ def parse_score(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /score``: two texts, one and several, or as many on both sides."""
     fields = Fields(data)
     name = read_model(fields, model)
-    left, right = next((pair for pair in PAIRS if all(fields.peek(each) is not None for each in pair)), PAIRS[0])
+    left, right = _sides(fields)
     first, second = _texts(fields, left), _texts(fields, right)
     if len(first) not in (1, len(second)):
         raise bad_field(
@@ -46,20 +47,27 @@ def parse_score(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     return parsed
 
 
+def _sides(fields: Fields) -> tuple[str, str]:
+    """The pair of names of which both are there; else of which one is, so that the other is missed."""
+    there = {pair: sum(fields.peek(side) is not None for side in pair) for pair in PAIRS}
+    return max(PAIRS, key=lambda pair: there[pair])
+
+
 def parse_rerank(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /rerank``, as Jina and Cohere have it: documents that a query is compared with."""
     fields = Fields(data)
     name = read_model(fields, model)
     query, documents = _text(fields.take("query", ONE), "query"), _texts(fields, "documents")
     top_n = fields.integer("top_n", 0, 0, INT32_MAX)
-    form = ScoreForm(documents=documents, top_n=top_n, with_texts=fields.boolean("return_documents", True))
+    texts = tuple(document.text or "" for document in documents)
+    form = ScoreForm(documents=texts, top_n=top_n, with_texts=fields.boolean("return_documents", True))
     parsed = _parsed(fields, name, model, (query,), documents, form)
     fields.finish(UNSUPPORTED, USER, allow_unknown=model.allow_unknown_fields)
     return parsed
 
 
 def _parsed(
-    fields: Fields, name: str, model: ServedModel, first: tuple[str, ...], second: tuple[str, ...], form: ScoreForm
+    fields: Fields, name: str, model: ServedModel, first: Texts, second: Texts, form: ScoreForm
 ) -> ParsedRequest:
     """Pairs for a model that scores them, else all texts, to be embedded."""
     pooler, activates = model.pooler, fields.boolean("use_activation", True)
@@ -69,7 +77,7 @@ def _parsed(
         prompts = tuple(_pair(one, other, model) for one, other in zip(firsts, second, strict=True))
         num_queries = None
     else:
-        prompts, num_queries = tuple(Prompt(text=text) for text in first + second), len(first)
+        prompts, num_queries = first + second, len(first)
     if len(prompts) > MAX_CHOICES:
         raise bad_field("documents" if form.documents else "text_2", f"must have at most {MAX_CHOICES} items")
     form = ScoreForm(num_queries, activation, form.documents, form.top_n, form.with_texts)
@@ -88,16 +96,18 @@ def _template_kwargs(fields: Fields, model: ServedModel) -> dict[str, object]:
     return given if instruction is None else {"instruction": instruction, **given}
 
 
-def _pair(query: str, document: str, model: ServedModel) -> Prompt:
+def _pair(query: Prompt, document: Prompt, model: ServedModel) -> Prompt:
     """By the server's template, as the tokenizer joins a pair, or one text behind the other."""
+    one, other, path = query.text or "", document.text or "", document.path
     if model.has_score_template:
-        return Prompt(messages=({"role": "query", "content": query}, {"role": "document", "content": document}))
+        messages = ({"role": "query", "content": one}, {"role": "document", "content": other})
+        return Prompt(messages=messages, path=path)
     if model.pooler is not None and model.pooler.joined:
-        return Prompt(text=query + document)
-    return Prompt(text=query, second_text=document)
+        return Prompt(text=one + other, path=path)
+    return Prompt(text=one, second_text=other, path=path)
 
 
-def _texts(fields: Fields, name: str) -> tuple[str, ...]:
+def _texts(fields: Fields, name: str) -> Texts:
     value = fields.take(name, {"anyOf": [ONE, MANY]})
     if value is None:
         raise bad_field(name, "is required")
@@ -110,19 +120,19 @@ def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(_text(each, f"{name}[{index}]") for index, each in enumerate(value))
 
 
-def _text(value: Any, path: str) -> str:
+def _text(value: Any, path: str) -> Prompt:
     """A text, ``{"text": ...}``, or vLLM's ``{"content": [{"type": "text", "text": ...}]}``."""
     if value is None:
         raise bad_field(path, "is required")
     if isinstance(value, str):
-        return value
+        return Prompt(text=value, path=path)
     if type(value) is not dict:
         raise bad_field(path, f"must be a string or an object with text, got {type_name(value)}", code="invalid_type")
     if isinstance(value.get("text"), str) and len(value) == 1:
-        return str(value["text"])
+        return Prompt(text=value["text"], path=path)
     parts = value.get("content")
     if len(value) == 1 and isinstance(parts, list) and parts and all(_is_text(part) for part in parts):
-        return "\n".join(part["text"] for part in parts)
+        return Prompt(text="\n".join(part["text"] for part in parts), path=path)
     raise bad_field(path, "must be a string or an object with text and nothing else: models here read text only")
 
 

@@ -52,4 +52,4 @@ def _read(given: list[Any], path: str) -> Prompt:
     if len(given) > MAX_MESSAGES:
         raise bad_field(path, f"must have at most {MAX_MESSAGES} items, got {len(given)}")
     messages = (unheard(read_message, message, f"{path}[{index}]") for index, message in enumerate(given))
-    return Prompt(messages=tuple(messages))
+    return Prompt(messages=tuple(messages), path=path)

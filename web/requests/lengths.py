@@ -26,8 +26,7 @@ def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | Non
                 f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has more "
                 f"than {model.max_model_len} tokens{needs}. Please reduce the length of the prompt."
             )
-            param = "messages" if prompt.messages is not None else "input" if parsed.sampling.pooling else "prompt"
-            raise ApiError(400, text, param=param, code="context_length_exceeded")
+            raise ApiError(400, text, param=prompt.path, code="context_length_exceeded")
 
 
 def num_chars(prompt: Prompt) -> int:

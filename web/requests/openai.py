@@ -29,6 +29,7 @@ from pagebus.web.http.limits import (
     MAX_TEMPLATE_CHARS,
     MAX_TIMEOUT_S,
 )
+from pagebus.web.http.naming import FieldNames, naming
 from pagebus.web.requests.beams import check_width, read_beams, wants_beams
 from pagebus.web.requests.chat_messages import read_documents, read_messages, read_prediction, read_template_kwargs
 from pagebus.web.requests.detail_fields import read_chat_details, read_completion_details
@@ -40,6 +41,7 @@ from pagebus.web.requests.structured import read_structured
 from pagebus.web.requests.tools import read_tools
 
 COMPLETION_MAX_TOKENS = 16
+NEWER_NAMES: FieldNames = ((r"max_tokens$", "max_completion_tokens"),)
 Side = Literal["left", "right"]
 
 _NEVER: tuple[Any, ...] = ()
@@ -171,9 +173,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     name = read_model(fields, model)
     beams = wants_beams(fields)
     stream, options = _read_stream(fields, model)
-    old_max_tokens = read_max_tokens(fields, "max_tokens", None, model)
-    max_tokens = read_max_tokens(fields, "max_completion_tokens", None, model)
-    sampling = read_sampling(fields, model, max_tokens=old_max_tokens if max_tokens is None else max_tokens)
+    sampling, names = _read_chat_sampling(fields, model)
     sampling = read_structured(fields, read_beams(fields, sampling, wanted=beams))
     check_width(sampling, model)
     messages = read_messages(fields)
@@ -184,7 +184,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     continues, generates = _read_continuation(fields)
     parsed = ParsedRequest(
         model=name,
-        prompts=(Prompt(messages=messages),),
+        prompts=(Prompt(messages=messages, path="messages"),),
         sampling=sampling,
         stream=stream,
         stream_options=options,
@@ -198,6 +198,7 @@ def parse_chat(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         **_read_common(fields, model),
         details=details,
         prediction=read_prediction(fields),
+        names=names,
     )
     fields.finish(UNSUPPORTED_CHAT, HARMLESS, allow_unknown=model.allow_unknown_fields)
     return parsed
@@ -214,6 +215,15 @@ def _read_common(fields: Fields, model: ServedModel) -> dict[str, Any]:
         "request_id": read_request_id(fields),
         "token_offsets": fields.boolean("return_token_offsets", False),
     }
+
+
+def _read_chat_sampling(fields: Fields, model: ServedModel) -> tuple[SamplingParams, FieldNames]:
+    """The sampling fields, of which the newer name of ``max_tokens`` counts; and the names that errors are to use."""
+    older = read_max_tokens(fields, "max_tokens", None, model)
+    newer = read_max_tokens(fields, "max_completion_tokens", None, model)
+    names = () if newer is None else NEWER_NAMES
+    with naming(names):
+        return read_sampling(fields, model, max_tokens=older if newer is None else newer), names
 
 
 def _read_continuation(fields: Fields) -> tuple[bool, bool]:
@@ -314,25 +324,26 @@ def read_prompts(fields: Fields, name: str, vocab_size: int | None, schema: Sche
     if value is None:
         raise bad_field(name, "is required")
     if isinstance(value, str):
-        return (Prompt(text=value),)
+        return (Prompt(text=value, path=name),)
     if type(value) is not list:
         raise bad_field(name, f"must be a string or an array, got {type_name(value)}", code="invalid_type")
     if not value:
         raise bad_field(name, "must not be empty")
     first = value[0]
     if not isinstance(first, str | list):
-        return (Prompt(token_ids=_token_array(value, name, vocab_size)),)
+        return (Prompt(token_ids=_token_array(value, name, vocab_size), path=name),)
     if len(value) > MAX_PROMPTS:
         raise bad_field(name, f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
     if isinstance(first, list):
         return tuple(
-            Prompt(token_ids=_token_array(ids, f"{name}[{index}]", vocab_size)) for index, ids in enumerate(value)
+            Prompt(token_ids=_token_array(ids, path := f"{name}[{index}]", vocab_size), path=path)
+            for index, ids in enumerate(value)
         )
     for index, text in enumerate(value):
         if not isinstance(text, str):
             raise bad_field(f"{name}[{index}]", f"must be a string like the first, got {type_name(text)}",
                             code="invalid_type")  # fmt: skip
-    return tuple(Prompt(text=text) for text in value)
+    return tuple(Prompt(text=text, path=f"{name}[{index}]") for index, text in enumerate(value))
 
 
 def _token_array(ids: Any, name: str, vocab_size: int | None) -> Int32Array:

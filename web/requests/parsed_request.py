@@ -10,6 +10,7 @@ import numpy as np
 
 from pagebus.bus.messages import AdapterSource, GenerateRequest, Int32Array, SamplingParams
 from pagebus.web.calls.answer_details import AnswerDetails
+from pagebus.web.http.naming import FieldNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] | None = None
     second_text: str | None = None
     """What ``text`` is paired with."""
+    path: str = ""
+    """Where it is in the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,13 @@ class ParsedRequest:
     """Whether a rendered prompt includes the text offsets of its tokens."""
     prediction: str | None = None
     """A text that the answer is expected to resemble."""
+    names: FieldNames = ()
+    """What fields are called in the client's body, where errors have other names."""
+
+    @property
+    def names_by_prompt(self) -> list[FieldNames]:
+        """The same for errors that are found in a prompt, which is named by its place."""
+        return [(*self.names, (r"(prompt|input|messages)$", prompt.path)) for prompt in self.prompts]
 
     def messages_for_bus(
         self, request_ids: Sequence[str], ingress: str, arrived_s: float, adapter: AdapterSource | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from pagebus.actors.model.token_bits import LONG_LIST, to_bits
 from pagebus.bus.messages import Int32Array, RepetitionDetection, SamplingParams
 from pagebus.bus.messages.field_types import int_array
-from pagebus.web.http.errors import bad_field
+from pagebus.web.http.errors import ApiError, bad_field
 from pagebus.web.http.fields import Fields, Schema, shown, type_name
 from pagebus.web.http.limits import (
     INT32_MAX,
@@ -104,7 +104,7 @@ def read_max_tokens(
 @cache
 def token_id(vocab_size: int | None) -> Schema:
     """The JSON Schema of a token id that :func:`check_token_ids` accepts."""
-    return {"type": "integer", "minimum": 0, "maximum": INT32_MAX if vocab_size is None else vocab_size - 1}
+    return {"type": "integer", "minimum": 0, "maximum": _last_token_id(vocab_size)}
 
 
 def check_token_ids(ids: list[Any], name: str, vocab_size: int | None) -> None:
@@ -113,15 +113,23 @@ def check_token_ids(ids: list[Any], name: str, vocab_size: int | None) -> None:
         index, wrong = next((i, v) for i, v in enumerate(ids) if type(v) is not int)
         raise bad_field(f"{name}[{index}]", f"must be a token id (an integer), got {type_name(wrong)}",
                         code="invalid_type")  # fmt: skip
-    limit = INT32_MAX if vocab_size is None else vocab_size - 1
+    limit = _last_token_id(vocab_size)
     if ids and (min(ids) < 0 or max(ids) > limit):
         index, wrong = next((i, v) for i, v in enumerate(ids) if not 0 <= v <= limit)
-        raise bad_field(f"{name}[{index}]", f"token id {shown(wrong)} is outside the vocabulary (0 to {limit})")
+        raise _outside(f"{name}[{index}]", wrong, limit)
+
+
+def _last_token_id(vocab_size: int | None) -> int:
+    return INT32_MAX if vocab_size is None else vocab_size - 1
+
+
+def _outside(path: str, token_id: int, limit: int) -> ApiError:
+    return bad_field(path, f"token id {shown(token_id)} is outside the vocabulary (0 to {limit})")
 
 
 def token_array(ids: list[Any], name: str, vocab_size: int | None) -> Int32Array:
     """Token ids that :func:`check_token_ids` accepts, in a tenth of the time that this takes with a conversion."""
-    found = _as_array(ids, INT32_MAX if vocab_size is None else vocab_size - 1)
+    found = _as_array(ids, _last_token_id(vocab_size))
     if found is None:
         check_token_ids(ids, name, vocab_size)
     return np.array(ids, np.int32) if found is None else found
@@ -220,11 +228,13 @@ def _read_logit_bias(fields: Fields, vocab_size: int | None) -> dict[int, float]
     if len(given) > MAX_LOGIT_BIAS:
         raise bad_field("logit_bias", f"must have at most {MAX_LOGIT_BIAS} entries, got {len(given)}")
     biases: dict[int, float] = {}
+    limit = _last_token_id(vocab_size)
     for key, value in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) <= 10 and str(int(key)) == key):
             raise bad_field("logit_bias", f"keys must be token ids, got {key[:20]!r}")
         if type(value) not in (int, float):
             raise bad_field(f"logit_bias.{key}", f"must be a number, got {type_name(value)}", code="invalid_type")
+        if int(key) > limit:
+            raise _outside(f"logit_bias.{key}", int(key), limit)
         biases[int(key)] = min(max(float(value), -MAX_BIAS), MAX_BIAS)
-    check_token_ids(list(biases), "logit_bias", vocab_size)
     return biases

@@ -52,15 +52,16 @@ def read_structured(fields: Fields, sampling: SamplingParams) -> SamplingParams:
     return constrain(sampling, given[0]) if given else sampling
 
 
-def constrain(sampling: SamplingParams, wanted: StructuredOutput) -> SamplingParams:
-    """The same with an output that is ``wanted``."""
+def constrain(sampling: SamplingParams, wanted: StructuredOutput, asked_by: str | None = None) -> SamplingParams:
+    """The same with an output that is ``wanted``. ``asked_by``: the field that wants it, if not its own."""
+    field = asked_by or wanted.field
     if sampling.structured_output is not None:
-        raise bad_field(wanted.field, f"cannot be combined with {sampling.structured_output.field}")
+        raise bad_field(field, f"cannot be combined with {sampling.structured_output.field}")
     allowed = sampling.allowed_token_ids or sampling.allowed_tokens
     conflicts = (sampling.min_tokens, sampling.bad_words, allowed, sampling.beam_width)
     for name, value in zip(NOT_BESIDE, conflicts, strict=True):
         if value:
-            raise bad_field(name, f"cannot be combined with {wanted.field}")
+            raise bad_field(name, f"cannot be combined with {field}")
     return replace(sampling, structured_output=wanted)
 
 

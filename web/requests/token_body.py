@@ -65,6 +65,7 @@ def _sampling(given: dict[str, Any], model: ServedModel) -> dict[str, Any]:
     told = {name: value for name, value in given.items() if value is not None}
     if not model.allow_unknown_fields and (unknown := sorted(told.keys() - {*SAMPLING, "output_kind"})):
         raise bad_field(f"sampling_params.{unknown[0]}", "is not available", code="unsupported_parameter")
+    Fields(given, "sampling_params").integer("output_kind", 0, 0, 2)  # of vLLM's engine; `stream` says it here
     for name in TEXTS if not model.has_tokenizer else ():
         if told.get(name):
             raise bad_field(f"sampling_params.{name}", "needs a tokenizer, which this server does without")

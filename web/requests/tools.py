@@ -45,7 +45,6 @@ _CHOICE: Schema = {
         },
     ]
 }
-DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ def read_tools(fields: Fields, sampling: SamplingParams, model: ServedModel) -> 
             sampling = structs.replace(sampling, structured_output=either)
         return sampling, Tools(told=tools, parsing=replace(parsing, tools=model.tool_parser, types=_types(tools)))
     wanted = _named_call(tools, named) if named else _required_calls(tools, parallel=parallel)
-    return constrain(_freed(sampling, named), wanted), Tools(told=tools, parsing=parsing)
+    return constrain(_freed(sampling, named), wanted, "tool_choice"), Tools(told=tools, parsing=parsing)
 
 
 def _freed(sampling: SamplingParams, named: str | None) -> SamplingParams:
@@ -162,33 +161,27 @@ def _types(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Types]]:
 
 def _named_call(tools: tuple[dict[str, Any], ...], name: str) -> StructuredOutput:
     """Constrain the output to the arguments of one tool."""
-    schema = next(_parameters(tool) for tool in tools if tool["function"]["name"] == name)
-    return StructuredOutput(kind="json", text=orjson.dumps(schema).decode(), field="tool_choice")
+    index = [tool["function"]["name"] for tool in tools].index(name)
+    text = orjson.dumps(_parameters(tools[index])).decode()
+    return StructuredOutput(kind="json", text=text, field=f"tools[{index}].function.parameters")
 
 
 def _required_calls(tools: tuple[dict[str, Any], ...], *, parallel: bool) -> StructuredOutput:
-    """Constrain the output to an array of calls, at least one. Definitions are moved to where references look for
-    them."""
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": MAX_TOOL_CALLS if parallel else 1}
+    """Constrain the output to an array of calls, at least one. Each tool's schema has an id, so that its references are
+    found in it and not in the whole; drafts that see nothing beside a reference do not count within another schema."""
     calls = []
     for index, tool in enumerate(tools):
-        parameters, path = dict(_parameters(tool)), f"tools[{index}].function.parameters"
-        for place in DEFINITIONS:
-            _merge(schema.setdefault(place, {}), parameters.pop(place, {}), f"{path}.{place}")
+        parameters = {"$id": f"tools:{index}", **_parameters(tool)}
+        parameters.pop("$schema", None)
         properties = {"name": {"const": tool["function"]["name"]}, "parameters": parameters}
         calls.append(
             {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
         )
-    text = orjson.dumps({**schema, "items": {"anyOf": calls}})
+    most = MAX_TOOL_CALLS if parallel else 1
+    text = orjson.dumps({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}})
     return StructuredOutput(kind="json", text=text.decode(), field="tools")
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A schema of arguments, which are an object whatever it says."""
     return {"type": "object", **tool["function"].get("parameters", {})}
-
-
-def _merge(known: dict[str, Any], more: object, path: str) -> None:
-    for name, definition in more.items() if isinstance(more, dict) else ():
-        if known.setdefault(name, definition) != definition:
-            raise bad_field(f"{path}.{name}", "is defined in another way by another tool")

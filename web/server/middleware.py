@@ -13,7 +13,7 @@ from pagebus.actors.runtime.actor import describe
 from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
 from pagebus.web.http.errors import ApiError, bus_away, from_http, internal, no_room
-from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
+from pagebus.web.server.context import CONTEXT, REFUSALS, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
 from pagebus.web.server.unknown_routes import unknown_route
 from pagebus.web.telemetry.load_report import TOLD, format_of, written
 
@@ -67,22 +67,28 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
             context.metrics.rejected(error.overloaded)
         if error.status >= 500:
             context.log.warning("request failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
-        return error.response()
+        return _refused(request, error)
     except BusUnavailable as error:
         context.log.warning("bus unavailable", request_id=request[REQUEST_ID], error=describe(error))
-        return bus_away().response()
+        return _refused(request, bus_away())
     except web.HTTPNotFound:
         return await unknown_route(request)
     except web.HTTPException as error:
-        return from_http(error).response() if error.status >= 400 else error
+        return _refused(request, from_http(error)) if error.status >= 400 else error
     except (asyncio.CancelledError, ConnectionResetError):
         raise  # the client is gone
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
             context.log.error("the disk is full", request_id=request[REQUEST_ID], error=describe(error))
-            return no_room().response()
+            return _refused(request, no_room())
         context.log.exception("handler failed", request_id=request[REQUEST_ID], error=describe(error))
-        return internal().response()
+        return _refused(request, internal())
+
+
+def _refused(request: web.Request, error: ApiError) -> web.Response:
+    """The error in the shape of the API that the client speaks."""
+    refusal = request.app[REFUSALS].get(request.match_info.route.name or "", ApiError.response)
+    return refusal(error)
 
 
 def route_of(request: web.Request) -> str:

@@ -161,9 +161,14 @@ REASONS = {
 """llguidance's reasons for the end of a matcher, and their meaning for the grammar's author."""
 
 
+SCHEMA_WITHIN = "failed to compile JSON schema: "
+
+
 def _short(text: str) -> str:
     """The part of an error that says what is wrong, without the state of the parser or the stack behind it."""
     text = text.split("<state>")[0].split("<backtrace>")[0].strip()
+    if SCHEMA_WITHIN in text:  # a grammar that we have written: where in it helps nobody
+        text = text.split(SCHEMA_WITHIN)[1].split("\n")[0]
     if not text or text.startswith("panic"):
         return "cannot be used: it is more than the grammar engine can take"
     for name, reason in REASONS.items():

@@ -15,6 +15,24 @@ from pagebus.actors.model.grammars.literals import Literals, pattern, without
 ANY_TEXT, TRIGGERED = "any_text", "triggered_tags"
 FREE = (ANY_TEXT, TRIGGERED)
 MAX_DEPTH = 32
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "sequence": ("elements",),
+    "or": ("elements",),
+    "tag": ("begin", "content", "end"),
+    ANY_TEXT: ("excludes", "max_tokens"),
+    TRIGGERED: ("triggers", "tags", "excludes", "at_least_one", "stop_after_first"),
+    "tags_with_separator": ("tags", "separator", "at_least_one", "stop_after_first"),
+    "const_string": ("value",),
+    "json_schema": ("json_schema", "schema", "style", "any_order", "excludes", "max_whitespace_cnt"),
+    "regex": ("pattern",),
+    "grammar": ("grammar",),
+    "token": ("token",),
+    "exclude_token": ("exclude_tokens",),
+    "any_tokens": ("exclude_tokens", "max_tokens"),
+    "repeat": ("min", "max", "content"),
+    **dict.fromkeys(("optional", "plus", "star"), ("content",)),
+}
+"""What each format may have besides its type."""
 Format = Mapping[str, Any]
 
 
@@ -53,6 +71,8 @@ class TagWriter:
         if not isinstance(form, Mapping):
             raise BadTag(f"{path} must be an object")
         kind = form.get("type")
+        if isinstance(kind, str) and kind in NAMES:
+            _check_names(form, NAMES[kind], path)
         if kind == "sequence":
             return self._sequence(_list(form, "elements", path), path, ends, begun=begun)
         if kind == "tag":
@@ -105,6 +125,7 @@ class TagWriter:
 
     def _tag(self, form: Format, path: str, *, begun: bool = False, read: str = "") -> str:
         """``read``: what of its beginning has been read already."""
+        _check_names(form, NAMES["tag"], path)
         begin = "" if begun else self._literals.lark(_string(form, "begin", path).removeprefix(read))
         end = form.get("end")
         ends = tuple(end) if isinstance(end, list) else (end,)
@@ -237,12 +258,15 @@ class TagWriter:
 
 def _root(tag: Format) -> Format:
     """The format of a tag; the older form has ``structures`` and ``triggers``."""
+    _check_names(tag, ("format", "structures", "triggers"), "structural_tag")
     if "structures" not in tag:
         form = tag.get("format")
         if not isinstance(form, Mapping):
             raise BadTag("needs a format, or structures and triggers")
         return form
     structures = _list(tag, "structures", "structural_tag")
+    for i, each in enumerate(structures):
+        _check_names(each, ("begin", "schema", "end"), f"structures[{i}]")
     tags = [
         {
             "begin": _string(each, "begin", f"structures[{i}]"),
@@ -252,6 +276,13 @@ def _root(tag: Format) -> Format:
         for i, each in enumerate(structures)
     ]
     return {"type": TRIGGERED, "triggers": tag.get("triggers"), "tags": tags}
+
+
+def _check_names(form: object, names: Sequence[str], path: str) -> None:
+    """Whether there is nothing else that would have an effect."""
+    for name, value in form.items() if isinstance(form, Mapping) else ():
+        if name not in ("type", *names) and value not in (None, []):
+            raise BadTag(f"{path}.{str(name)[:100]} is not supported")
 
 
 def _beginning(form: object, path: str) -> str:

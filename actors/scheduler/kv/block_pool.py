@@ -9,7 +9,6 @@ cannot be found. :meth:`BlockPool.allocate` takes from the head and removes the 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, pairwise
 
@@ -218,15 +217,16 @@ class BlockPool:
         Raises:
             AssertionError: they do not.
         """
-        expected = Counter(owned)
-        for block, count in enumerate(self._counts):
-            assert count == expected[block], f"block {block}: count {count}, {expected[block]} owners"
+        expected = np.bincount(np.fromiter(owned, np.intp), minlength=self.num_blocks)
+        assert len(expected) == self.num_blocks, "a held block does not exist"
+        for block in np.flatnonzero(self._all_counts != expected):
+            raise AssertionError(f"block {block}: count {self._counts[block]}, {expected[block]} owners")
         free = self.free_blocks()
-        assert len(free) == self.num_free == self.num_blocks - len(+expected), "free list and counts differ"
+        assert len(free) == self.num_free == np.count_nonzero(expected == 0), "free list and counts differ"
         assert len(set(free)) == len(free), "a block is in the free list twice"
-        assert all(self._counts[block] == 0 for block in free), "a held block is in the free list"
-        block = self._end
-        for _ in range(len(free) + 1):
-            assert self._prev[self._next[block]] == block, f"broken link at block {block}"
-            block = self._next[block]
+        assert not self._all_counts[as_rows(free)].any(), "a held block is in the free list"
+        chain = as_rows([self._end, *free, self._end])
+        assert np.array_equal(self._all_next[chain[:-1]], chain[1:]), "the free list is no circle"
+        for block in chain[:-1][self._all_prev[chain[1:]] != chain[:-1]]:
+            raise AssertionError(f"broken link at block {block}")
         self._index.check_integrity(self.num_blocks)

@@ -125,6 +125,6 @@ class HostPool:
         places = [*self._counts, *self._empty, *self._cached]
         assert sorted(places) == list(range(self._num_used)), "a host block is nowhere, or in two places"
         assert self._num_used <= self.num_blocks
-        assert all(block in self.index for block in self._cached), "a cached host block is not listed"
-        assert not any(block in self.index for block in self._empty), "an empty host block is listed"
+        assert all(self.index.hashes_of([*self._cached])), "a cached host block is not listed"
+        assert not any(self.index.hashes_of(self._empty)), "an empty host block is listed"
         self.index.check_integrity(self.num_blocks)

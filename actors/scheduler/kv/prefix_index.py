@@ -265,8 +265,8 @@ class PrefixIndex:
             AssertionError: they do not.
         """
         assert len(self.blocks) == len(self._hashes) - self._hashes.count(None)
-        for block_hash, block in self.blocks.items():
-            assert self._hashes[block] == block_hash, f"block {block} is listed under two hashes"
-            assert 0 <= block < num_blocks, f"block {block} does not exist"
+        blocks = list(self.blocks.values())
+        assert not blocks or 0 <= min(blocks) <= max(blocks) < num_blocks, "a listed block does not exist"
+        assert self.hashes_of(blocks) == list(self.blocks), "a block is listed under two hashes"
         listed = [content is not None for content in self._hashes]
         assert [step >= 0 for step in self._steps] == listed, "listed blocks and their plans differ"

@@ -1,5 +1,5 @@
-"""Every benchmark on a CPU with the shipped model, at tiny sizes: it ends, and its figures hold together. No time is
-asserted."""
+"""Every benchmark on a CPU with the shipped model or a smaller one, at tiny sizes: it ends, and its figures hold
+together. No time is asserted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import pagebus.actors.shipped_model
 from pagebus.actors.commands.cli import main
 from pagebus.bus.private_redis.server import find_redis_server
+from tests.helpers.model_factory import make_model
 from tests.system.serving import serving
 
 pytestmark = [
@@ -26,6 +27,13 @@ ONE_DEPLOYMENT = [
     "--enable-prefix-caching", "--max-model-len", "700", "--num-gpu-blocks-override", "46", "--max-num-seqs", "16",
 ]  # fmt: skip
 """Settings in which the workloads would differ; the blocks are those of ``swap``."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A model for workloads of many tokens, which the shipped one computes for twice as long."""
+    folder = tmp_path_factory.mktemp("small")
+    return ["--model", str(make_model(folder, "llama2", seed=0, max_position_embeddings=1024))]
 
 
 def run(path: Path, *arguments: str) -> dict[str, Any]:
@@ -52,12 +60,12 @@ def check_figures(results: dict[str, Any]) -> dict[str, dict[str, float]]:
     return medians
 
 
-def test_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine(tmp_path: Path, small: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Rows in the order asked for; a cached prefix is found on the device, and in the host tier."""
     workloads = ["decode", "mixed256", "chat1000", "prefill", "prefix", "swap"]
     results = run(
         tmp_path / "r.json", "engine", "--workloads", *workloads, "--batches", "1", "3", "--scale", "0.02",
-        "--requests", "6", "--repeats", "1", *ONE_DEPLOYMENT, *CPU,
+        "--requests", "6", "--repeats", "1", *ONE_DEPLOYMENT, *small, *CPU,
     )  # fmt: skip
     figures = check_figures(results)
     assert list(figures) == [
@@ -75,11 +83,11 @@ def test_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in table[1:11]] == list(figures)
 
 
-def test_long_contexts(tmp_path: Path) -> None:
+def test_long_contexts(tmp_path: Path, small: list[str]) -> None:
     """Longer prompts are read in more steps, with adapters too."""
     results = run(
         tmp_path / "r.json", "engine", "--workloads", "longctx", "--scale", "0.005", "--repeats", "1",
-        "--max-num-batched-tokens", "64", "--loras", "2", "--lora-rank", "4", *CPU,
+        "--max-num-batched-tokens", "64", "--loras", "2", "--lora-rank", "4", *small, *CPU,
     )  # fmt: skip
     assert {"--enable-lora", "--max-loras=2", "--max-lora-rank=4"} < set(results["settings"])
     figures = check_figures(results)

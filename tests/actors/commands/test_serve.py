@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import socket
 from pathlib import Path
 
+import httpx
+import huggingface_hub
+import huggingface_hub.constants
 import pytest
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
 
-from pagebus.actors.commands.before_start import is_path
+from pagebus.actors.commands.before_start import check_settings, is_path
 from pagebus.actors.commands.cli import main
 from pagebus.actors.commands.serve import banner, bus_text, ready_text
 from pagebus.actors.runtime.one_machine import check_one_process, uses_one_process
@@ -17,6 +23,7 @@ from pagebus.actors.runtime.readiness import ingress_addresses
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus import connect
 from pagebus.bus.contract import LeaseInfo
+from pagebus.bus.streams import Names
 from pagebus.web.server.listener import listen_on_path
 
 
@@ -129,6 +136,47 @@ def test_a_socket_in_use_is_all_that_is_told(capfd: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize(
+    ("model", "files", "problem"),
+    [
+        ("org/none", None, "model 'org/none': no such folder and no such repository on the hub"),
+        ("org/none:Q4_K_M", None, "model 'org/none': no such folder and no such repository on the hub"),
+        ("a b", None, "model 'a b' is neither a folder nor an id of the Hugging Face hub"),
+        ("org/text", {"README.md": ""}, "config.json: no such file, so this is not a Hugging Face model folder"),
+        ("org/foreign", {"config.json": '{"architectures": ["FooForCausalLM"]}'}, "FooForCausalLM"),
+        ("org/many", {"a-Q8_0.gguf": "", "a-Q4_0.gguf": ""}, "org/many has several GGUF files"),
+        ("org/text:Q4_0", {"README.md": ""}, "model 'org/text:Q4_0': the repository has no GGUF file"),
+    ],
+)
+def test_a_name_of_the_hub_without_a_model_is_all_that_is_told(
+    model: str, files: dict[str, str] | None, problem: str,
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Nothing of it has been fetched yet, so the hub is asked once, before any actor is started."""
+
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        if files is None:
+            validate_repo_id(name)
+            raise RepositoryNotFoundError(
+                "no", response=httpx.Response(404, request=httpx.Request("GET", "http://hub"))
+            )
+        for each, text in files.items():
+            (tmp_path / each).write_text(text)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, name, revision=None: list(files or ()))
+    assert problem in ends_with(capfd, model)
+
+
+def test_a_repository_in_the_cache_is_left_to_the_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read it from there, without waiting for the hub before they are started."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--name" / "snapshots").mkdir(parents=True)
+    check_settings(Settings(model="org/name", device="cpu"))
+
+
+@pytest.mark.parametrize(
     ("model", "told"),
     [("", True), ("/models/a", True), ("./a", True), ("a/b/c", True), ("org/name", False), ("org/name:Q4_K_M", False)],
 )
@@ -150,6 +198,27 @@ def test_a_redis_that_is_down_is_told_twice(
         "no bus",
     ]
     assert lines[-1].startswith(f"pagebus: no connection to Redis at {bus} (")
+
+
+def test_a_deployment_with_another_model_is_all_that_is_told(
+    capfd: pytest.CaptureFixture[str], redis_url: str, redis_names: Names
+) -> None:
+    """No tokenizer or jobs actor takes part in it before."""
+
+    async def there_is_one() -> None:
+        bus = connect.open_bus(redis_url, redis_names.deployment)
+        await bus.connect()
+        await bus.acquire_lease("executor", "executor-0", {"model": "other"}, ttl_s=60)
+        await bus.close()
+
+    asyncio.run(there_is_one())
+    name = redis_names.deployment
+    words = ("--bus", redis_url, "--name", name, "--port", "0", "--lease-ttl-s", "0.2")
+    assert main(["serve", *words]) == 2
+    out, text = capfd.readouterr()
+    assert out.startswith("Pagebus ")
+    problem = f"executor-0 of the deployment {name!r} serves another model on this bus: give this one another --name"
+    assert text == f"pagebus: {problem}\n"
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,8 @@ class FakeExecutor:
         counts = plan.num_scheduled.tolist()
         assert len(set(plan.slots.tolist())) == len(counts)
         assert sum(counts) <= self.budget, "beyond the token budget"
-        writes = [self._row(slot, count) for slot, count in zip(plan.slots.tolist(), counts, strict=True)]
+        seen = {slot: self._seen(state) for slot, state in self.slots.items()}
+        writes = [self._row(slot, count, seen) for slot, count in zip(plan.slots.tolist(), counts, strict=True)]
         for row, slot in enumerate(plan.slots.tolist()):
             state = self.slots[slot]
             is_decode = counts[row] == 1 and state.computed + 1 == len(state.tokens)
@@ -241,17 +242,22 @@ class FakeExecutor:
             state.computed = positions.stop
         return self._sample(plan)
 
-    def _row(self, slot: int, count: int) -> tuple[Slot, range]:
+    def _row(self, slot: int, count: int, seen: dict[int, set[int | None]]) -> tuple[Slot, range]:
+        """What a row writes, after what must be true of it. ``seen``: by slot, what something to come may read."""
         state = self.slots[slot]
         positions = range(state.computed, state.computed + count)
         assert count >= 1
         assert positions.stop <= len(state.tokens), "computes tokens that are not there"
         assert positions.stop < state.new.max_total_tokens, "computes beyond the end"
         assert positions.stop <= len(state.blocks) * self.block_size, "computes beyond its blocks"
-        for position in range(self._oldest(positions.start), positions.start):
-            block = state.blocks[position // self.block_size]
-            held = int(self.cache[block, position % self.block_size])
-            assert held == state.prefixes[position], f"slot {slot}: wrong content at position {position}"
+        before = np.arange(self._oldest(positions.start), positions.start)
+        if len(before):
+            first = before[0] // self.block_size
+            blocks = np.array(state.blocks[first : before[-1] // self.block_size + 1])
+            held = self.cache[blocks[before // self.block_size - first], before % self.block_size]
+            expected = np.array(state.prefixes[before[0] : positions.start], np.uint64)
+            for position in before[held != expected]:
+                raise AssertionError(f"slot {slot}: wrong content at position {position}")
         assert not self.pulls.written & {state.blocks[position // self.block_size] for position in positions}
         written = {state.blocks[position // self.block_size] for position in positions}
         if self.windowed_pages:
@@ -260,9 +266,9 @@ class FakeExecutor:
                     held = int(self.cache[page, position % self.block_size])
                     assert held == content, f"slot {slot}: wrong content at position {position} of page {page}"
             written.update(page for position in positions for page, _ in self._pages(state, position))
-        for other in self.slots.values():
+        for number, other in self.slots.items():
             if other is not state:
-                assert not written & self._seen(other), f"slot {slot} writes into {other.new.sequence_id}'s block"
+                assert not written & seen[number], f"slot {slot} writes into {other.new.sequence_id}'s block"
         return state, positions
 
     def _pages(self, state: Slot, position: int) -> list[tuple[int, int]]:

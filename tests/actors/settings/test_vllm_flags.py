@@ -30,7 +30,7 @@ from tests.vllm_names import stored
 
 
 def settings_of(line: str) -> Settings:
-    return load_settings(build_parser().parse_args(["serve", *undotted(line.split())]), {})
+    return load_settings(build_parser("serve").parse_args(["serve", *undotted(line.split())]), {})
 
 
 def test_every_flag_of_vllm_is_known() -> None:
@@ -160,6 +160,13 @@ def test_a_usual_line() -> None:
     )
     assert (told.swap_space, told.api_key, told.enable_prefix_caching, told.port) == (8, ("k1", "k2"), False, 8080)
     assert settings_of("here --model there --max-model-len auto") == Settings(model="here")
+
+
+def test_lists_in_json() -> None:
+    """vLLM takes no others for origins; what only looks like one is a value."""
+    assert settings_of('--allowed-origins ["http://a","http://b"]').allowed_origins == ("http://a", "http://b")
+    assert settings_of("--allowed-origins *").allowed_origins == ("*",)
+    assert settings_of("--api-key [k").api_key == ("[k",)
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,11 @@ def test_a_lender_dies_under_a_pull() -> None:
 
 @pytest.mark.parametrize("faults", ["", "kill executor-1 at 9", "drain executor-0 at 12; add 1 at 13"])
 def test_executors_share_their_host_tiers(faults: str) -> None:
-    """24 prefixes of 4096 tokens, of which a device holds six."""
+    """24 prefixes of 1024 tokens, of which a device holds six, and a host the double of all."""
     rng = np.random.default_rng(0)
     groups, arrivals = rng.integers(0, 24, 120), np.cumsum(rng.exponential(0.25, 120))
-    trace = make_trace([4100] * 120, [16] * 120, arrivals, prefix_groups=groups, prefix_tokens=4096)
-    deployment = run(trace, faults=faults, check=True, num_gpu_blocks_override=1600, swap_space=8.0)
+    trace = make_trace([1028] * 120, [16] * 120, arrivals, prefix_groups=groups, prefix_tokens=1024)
+    deployment = run(trace, faults=faults, check=True, num_gpu_blocks_override=400, swap_space=2.0)
     replicas = deployment.simulation.core.replicas.values()
     assert faults or sum(replica.moves.num_pulled_hosts for replica in replicas) > 0
     assert all(bool(replica.kv_host) for replica in replicas)

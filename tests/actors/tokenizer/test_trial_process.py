@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -20,6 +21,7 @@ import pagebus.actors.shipped_model
 from pagebus.actors.settings import Settings
 from pagebus.actors.tokenizer import trial_process
 from pagebus.actors.tokenizer.grammar_check import GrammarChecker, Verdict
+from pagebus.actors.tokenizer.render_process import RenderProcess
 from pagebus.bus.messages import StructuredOutput
 from tests.actors.tokenizer.test_grammar_check import ENDLESS as TOO_COMPLEX
 
@@ -112,25 +114,34 @@ async def test_how_a_child_has_ended_is_known_however_late_asyncio_looks(
 ) -> None:
     """Killing one that is dead already would hide it: asyncio then reports 255. The end of its output comes after its
     own end, from a process that it leaves behind, and asyncio looks only when somebody waits for it."""
-    waitpid, wait, waits = os.waitpid, asyncio.subprocess.Process.wait, threading.Event()
+    wait, waits = asyncio.subprocess.Process.wait, threading.Event()
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
-    def late(pid: int, options: int) -> tuple[int, int]:
-        if not options:  # the thread of asyncio that waits for the child
+    class Late(ModuleType):
+        """``os``, as asyncio's thread that waits for the child sees it."""
+
+        def waitpid(self, pid: int, options: int) -> tuple[int, int]:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             gate.open("w").close()
             waits.wait()
-        return waitpid(pid, options)
+            return os.waitpid(pid, options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
 
     async def waited_for(process: asyncio.subprocess.Process) -> int:
         waits.set()
         return await wait(process)
 
-    monkeypatch.setattr(os, "waitpid", late)
+    monkeypatch.setattr(asyncio.unix_events, "os", Late("os"))
     monkeypatch.setattr(asyncio.subprocess.Process, "wait", waited_for)
 
+    rendering = [RenderProcess(lambda _: "rendered", refusals=ValueError)]
+    assert rendering[0].render({}) == "rendered"
+
     async def command() -> list[str]:
+        rendering.clear()  # as garbage is collected, at any time: only asyncio may be late to wait for a child
         return [sys.executable, "-c", DYING, str(gate)]
 
     with pytest.raises(trial_process.OutOfTime):

@@ -31,6 +31,8 @@ from pagebus.kernels.quantized.choice import MOST_OF_RESIDUALS, choose_quantized
 from pagebus.kernels.quantized.coding import Kind, coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Rows, num_bytes
 from pagebus.kernels.quantized.library import library_product
+from pagebus.kernels.quantized.word_choice import few_config, word_config
+from pagebus.kernels.specialized.hopper_few import MOST_TOKENS
 from tests.helpers.quantized.random_layouts import TILES_ONLY, w4_words, w8_blocks, w8_rows
 
 COPY_BYTES_PER_US, ROTATED_BYTES = 4.30e6, 200_000_000
@@ -114,6 +116,11 @@ def candidates(product: Product, kind: Kind, tokens: int) -> Iterator[Config]:
     if tokens == 1 and depth == 128 and kind.code <= Code.WORDS and not kind.lows:
         for shape in VECTORS:
             yield VectorConfig(*shape)
+    target = target_of(CUDA)
+    assert target is not None
+    if kind.code == Code.WORDS and tokens <= MOST_TOKENS:  # both kernels, as their rules say
+        few = few_config(product, tokens, kind, target)
+        yield from (config for config in (few, word_config(product, tokens, kind, target)) if config is not None)
     splits = (1, 2, 4, 8) if product.form in ("partial", "residual") else (1,)
     for width, (rows, warps, stages), parts in combinations(
         (max(16, tokens),) if tokens <= 64 else (64, 128), FEW if tokens <= 32 else MANY, splits

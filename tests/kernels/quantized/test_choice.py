@@ -29,7 +29,8 @@ from pagebus.kernels.quantized.choice import (
 from pagebus.kernels.quantized.coding import Kind, kind_of
 from pagebus.kernels.quantized.library import fits_scratch
 from pagebus.kernels.quantized.products import gated_linear, linear, linear_invariant, partial_linear
-from pagebus.kernels.quantized.word_choice import widening_config, word_config
+from pagebus.kernels.quantized.word_choice import few_config, widening_config, word_config
+from pagebus.kernels.specialized.hopper_few import FewConfig
 from pagebus.kernels.specialized.hopper_words import WideningConfig
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS
 
@@ -121,6 +122,29 @@ def test_words_are_widened_where_that_was_fastest() -> None:
         if isinstance(config, WideningConfig):
             chosen = f"{config.rows}x{config.tokens} {config.splits}"
         assert times[chosen] <= 1.06 * min(times.values()), (product.name, tokens)
+
+
+def test_few_tokens_of_words_come_through_a_ring() -> None:
+    """On Hopper, of what the kernel reads, as long as its registers have room; one token may take several passes."""
+
+    def found(form: str, tokens: int, rows: int, inputs: int, kind: Kind = ZEROS, target: Target = H200) -> object:
+        return few_config(Product(form, rows, inputs), tokens, kind, target)
+
+    for kind in (ZEROS, ZEROS._replace(zeros=False)):
+        assert found("plain", 1, 6144, 4096, kind) == found("gated", 8, 28672, 4096, kind) == FewConfig(8, 4)
+        assert found("plain", 16, 6144, 4096, kind) == FewConfig(16, 4)
+        assert found("gated", 8, 57344, 8192, kind) == FewConfig(8, 8)
+        assert found("residual", 1, 4096, 14336, kind) == FewConfig(8, 7, 2)
+    assert found("residual", 2, 4096, 14336) == found("plain", 16, 10240, 8192) is None
+    assert found("plain", 17, 6144, 4096) is None
+    assert found("residual", 1, 65536, 14336) is None  # too many sums to hold
+    assert found("plain", 1, 6144, 4096, target=A100) == found("plain", 1, 6144, 4000) is None
+    assert found("plain", 1, 6152, 4096) == found("gated", 1, 6160, 4096) is None
+    for kind in (Kind(Code.WORDS, 1, 32), Kind(Code.WORDS, 1, 128, lows=True), Kind(Code.E2M1, 1, 32), FP8):
+        assert found("plain", 1, 6144, 4096, kind) is None
+    half = choose_quantized("gated", 1, 28672, 4096, ZEROS, BF16, H200, half_normed=True)
+    assert half.kernel == LinearKernel.HOPPER_FEW
+    assert choose_quantized_residual(1, 4096, 14336, ZEROS, BF16, H200).config == FewConfig(8, 7, 2)
 
 
 def test_many_words_are_widened_up_to_a_thousand_tokens() -> None:

@@ -23,6 +23,7 @@ from pagebus.kernels.quantized.experts import (
     moe_experts_reference,
 )
 from pagebus.kernels.quantized.layouts import Layout, W8Blocks, W8Rows
+from pagebus.kernels.specialized.hopper_few import FewConfig
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, stacked
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 136, 40, 3, 2
@@ -35,7 +36,7 @@ PAIRS = [
 ]  # fmt: skip
 """The layouts of both products, which need not be the same."""
 H200, L4, A100 = Target(90, 132), Target(89, 58), Target(80, 108)
-QWEN3 = Shape(128, 8, 2048, 768)
+QWEN3, GPT_OSS = Shape(128, 8, 2048, 768), Shape(32, 4, 2880, 2880)
 BLOCKS, INT8 = Kind(Code.E4M3, 128, 128, rounded=True), Kind(Code.INT8, rounded=True)
 
 
@@ -161,6 +162,30 @@ def test_what_is_chosen() -> None:
     assert kernel(8, "nvfp4") == kernel(8, "nf4") == kernel(8, "int4 groups of 32, lows") == ExpertsKernel.CODED
     assert kernel(8, "mxfp4", dtype=torch.float32) == kernel(8, "int4 groups of 24") == ExpertsKernel.DEQUANTIZED
     assert kernel(8, "mxfp4", None) == ExpertsKernel.TORCH
+
+
+def test_words_of_single_pairs_come_through_a_ring() -> None:
+    """On Hopper, integers in groups of 128 and MXFP4 in bfloat16; the two products may differ."""
+    mxfp4, groups, narrow = Kind(Code.E2M1, 1, 32), Kind(Code.WORDS, 1, 128, zeros=True), Kind(Code.WORDS, 1, 32)
+
+    def rings(
+        *kinds: Kind, shape: Shape = GPT_OSS, dtype: torch.dtype = torch.bfloat16, target: Target = H200
+    ) -> list[bool]:
+        config = choose_quantized_experts(1, shape, (kinds[0], kinds[-1]), dtype, target).config
+        assert isinstance(config, CodedConfig)
+        return [isinstance(each, FewConfig) for each in config[:2]]
+
+    assert choose_quantized_experts(1, GPT_OSS, (mxfp4, mxfp4), torch.bfloat16, H200).config == CodedConfig(
+        FewConfig(8, 3), FewConfig(8, 3), ordered=False
+    )
+    assert rings(groups) == rings(groups, dtype=torch.float16) == [True, True]
+    assert rings(mxfp4, narrow) == [True, False]
+    assert rings(mxfp4, dtype=torch.float16) == rings(mxfp4, target=A100) == [False, False]
+    assert rings(mxfp4, shape=Shape(8, 2, 1032, 344)) == [False, False]
+    sorted_pairs = choose_quantized_experts(64, GPT_OSS, (mxfp4, mxfp4), torch.bfloat16, H200).config
+    assert isinstance(sorted_pairs, CodedConfig)
+    assert sorted_pairs.ordered
+    assert isinstance(sorted_pairs.gate_up, TileConfig)
 
 
 def test_sorted_pairs_are_rounded() -> None:

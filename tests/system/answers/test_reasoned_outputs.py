@@ -125,6 +125,35 @@ async def test_a_budget_of_completions(client, ids):
     assert told == [opens, opens, opens, opens, closes] * 2 + [opens, opens]
 
 
+def function(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "other", "parameters": parameters}}
+
+
+def schema(**schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+SECOND = "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "problem"),
+    [
+        ({"tools": [TOOL, function(type="strin")], "tool_choice": "required"}, SECOND, "strin"),
+        ({"tools": [TOOL, function(type="strin")],
+          "tool_choice": {"type": "function", "function": {"name": "other"}}}, SECOND, "strin"),
+        ({"tools": [TOOL, function(type="strin")], **schema(type="object")}, SECOND, "strin"),
+        ({"tools": [TOOL, function()], **schema(type="objec")}, "response_format.json_schema.schema", "objec"),
+    ],
+)  # fmt: skip
+async def test_which_schema_is_at_fault(client, asked, param, problem):
+    """Where a grammar is made of several, the field of the one that cannot be compiled is named, and what is wrong
+    with it, but nothing of the grammar around it."""
+    error = await client.refused("chat/completions", **BODY, **asked)
+
+    assert (error["param"], error["message"]) == (param, f"{param}: Invalid type: {problem}")
+
+
 async def test_too_costly_a_grammar_is_the_clients_error(client):
     """Found out while it is followed: a 400, and others are served."""
     costly = {"structured_outputs": {"grammar": COSTLY}}

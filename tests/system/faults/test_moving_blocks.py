@@ -188,6 +188,7 @@ async def test_a_kill_under_a_pull(
         assert replicas[LENDER].moves.num_lent == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "victim"), RANK_KILLS)
 async def test_a_kill_of_a_rank_under_a_pull(
     model: Path, case: Case, tmp_path: Path, redis_url: str, redis_names: Names, way: str, victim: str

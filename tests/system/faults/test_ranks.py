@@ -51,6 +51,7 @@ async def until_new(deployment: Deployment, before: dict[str, int]) -> None:
     await asyncio.to_thread(deployment.until_ready, min(before))
 
 
+@pytest.mark.slow
 async def test_a_rank_is_killed(ranks: tuple[Deployment, Load], tell: Tell) -> None:
     """Both start anew, and answers go on with the same tokens."""
     deployment, load = ranks

@@ -27,6 +27,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deploymen
     yield from loaded(tmp_path_factory.mktemp("stages"), "--pipeline-parallel-size=2")
 
 
+@pytest.mark.slow
 async def test_each_stage_is_killed(stages: tuple[Deployment, Load], tell: Tell) -> None:
     """Both start anew, and answers go on with the same tokens."""
     deployment, load = stages

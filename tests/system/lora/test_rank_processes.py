@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.chaos.deployment import deployed
 from tests.helpers.lora.adapters import greedy, make_adapter, merged
@@ -17,6 +18,7 @@ PROMPT = [5, 9, 200, 31, 7]
 ASKED = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
+@pytest.mark.slow
 async def test_load_serve_unload_and_a_killed_rank(tmp_path: Path) -> None:
     """All answers are those of the model with the adapter merged in; after a kill both ranks are others."""
     base = make_model(tmp_path / "model", "llama2", seed=3, num_attention_heads=4, num_key_value_heads=2)

@@ -44,6 +44,7 @@ def expected() -> list[Any]:
     return asyncio.run(ask())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [DRAFTS, EAGLE3, ITSELF], ids=["lookup", "head", "small model"])
 async def test_kills_change_no_token(
     drafter: dict[str, Any], expected: list[Any], monkeypatch: pytest.MonkeyPatch

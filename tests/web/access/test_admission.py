@@ -294,6 +294,20 @@ async def test_deadline_of_a_queued_request(serve, http):
     assert served.backend.left == []
 
 
+async def test_deadline_of_a_response(serve, http):
+    """It is a 408 for who waits, and the end of one in the background."""
+    served = await serve(answers=False)
+    body = {"input": "x", "timeout": 0.001}
+    async with http.post(served.url + "/v1/responses", json=body) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["param"], error["reason"]) == (408, "timeout", "timeout")
+    async with http.post(served.url + "/v1/responses", json={**body, "background": True, "stream": True}) as response:
+        last = (await response.text()).split("data: ")[-1]
+    failed = json.loads(last)["response"]
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert len(await served.backend.aborted(2)) == 2
+
+
 async def test_deadline_in_a_stream(serve, http):
     """After the first token the deadline is an event, and the last one."""
     served = await serve(answers=False)

@@ -163,7 +163,8 @@ async def test_another_request_under_the_same_key_does_not_disturb(serve, http):
     first = asyncio.create_task(http.post(url, json=BODY, headers=KEY))
     (sent,) = await served.backend.requested()
     async with http.post(url, json={**BODY, "prompt": "y"}, headers=KEY) as response:
-        assert response.status == 422
+        error = (await response.json())["error"]
+        assert (response.status, error["param"], error["reason"]) == (422, "Idempotency-Key", "idempotency_key_in_use")
     end = Delta(sent.request_id, "y", 1, text_offset=0, finish_reason="stop")
     await served.backend.send(sent.ingress, batch([end]))
     async with await first as response:

@@ -21,13 +21,12 @@ from openai.types.responses import input_item_list_params, response_create_param
 
 from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.web.adapters.messages import read_count, read_message
-from pagebus.web.adapters.response_input import chat_body, read_response
+from pagebus.web.adapters.response_input import parse_kept, read_response
 from pagebus.web.answers.derendered import parse_derender_chat, parse_derender_completion
 from pagebus.web.app import ROUTES
 from pagebus.web.pooling.classes import parse_classify, parse_pooling
 from pagebus.web.pooling.scores import parse_rerank, parse_score
 from pagebus.web.requests.embeddings import parse_embedding
-from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.token_body import parse_generate
 from pagebus.web.routes.body_schema import Parser, body_schema
 from pagebus.web.routes.generate.messages import parse_count, parse_message
@@ -98,7 +97,7 @@ RESPONSE = Body(
     ),
     vllm=vllm_fields("POST /v1/responses"),
     read=lambda data, model: read_response(data, allow_unknown=model.allow_unknown_fields),
-    parse=lambda data, model: parse_chat(chat_body(read_response(data).kept([])), model),
+    parse=lambda data, model: parse_kept(read_response(data).kept([]), model),
     samples=(
         {
             "input": "Hi", "instructions": "Be brief", "model": MODEL.name, "background": True, "store": True,

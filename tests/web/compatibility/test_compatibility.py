@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pagebus.web.adapters.response_input import SAME, chat_body, read_response
+from pagebus.web.adapters.response_input import SAME, read_response
 from pagebus.web.app import ROUTES
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.openai import parse_chat, parse_completion
@@ -101,7 +101,7 @@ def test_what_other_routes_refuse(body):
 def test_fields_of_a_response_that_mean_the_same_in_a_chat():
     """They reach it as they are."""
     for sample in RESPONSE.samples:
-        chat = chat_body(read_response(dict(sample)).kept([]))
+        chat = read_response(dict(sample)).chat
         assert {name: chat[name] for name in SAME if name in sample} == {
             name: sample[name] for name in SAME if name in sample
         }

@@ -115,7 +115,7 @@ WHY = {
     "prompt": "no prompts are kept here",
     "prompt_cache_options": "every prefix is cached",
     "prompt_embeds": "prompts are texts or token ids",
-    "request_id": "the header `X-Request-Id`",
+    "request_id": "the server chooses the ids of responses",
     "return_mm_kwargs": _TEXT,
     "return_prompt_text": "`echo`",
     "service_tier": "there is one",

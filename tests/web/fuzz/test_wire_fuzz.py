@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tests.helpers.waiting import TEST_LIMIT_S, until
 from tests.web.fake_backend import SENTENCE
@@ -107,6 +108,8 @@ async def test_requests_gone_wrong(serve, http, monkeypatch, tmp_path):
     monkeypatch.setattr("pagebus.web.access.arrival.BODY_TIMEOUT_S", 3.0)
     monkeypatch.setattr("pagebus.web.http.connection.HEAD_TIMEOUT_S", 3.0)
     monkeypatch.setattr("pagebus.web.observatory.scheduler_queries.ANSWER_TIMEOUT_S", 60.0)
+    lingering = web.RequestHandler.__init__.__kwdefaults__  # for the rest of a body, after the answer: 10 seconds
+    monkeypatch.setitem(lingering, "lingering_time", 0.5)
     served = await serve(files_dir=str(tmp_path))
     ids = await made(http, served.url)
     port, done, numbers = served.actor.port, asyncio.Event(), iter(range(COUNT))

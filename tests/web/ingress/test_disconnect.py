@@ -52,6 +52,18 @@ async def test_leaving_before_the_first_token(serve, stream):
     assert served.actor.context.inbox.num_open == 0
 
 
+async def test_closing_the_sending_side_is_leaving(serve):
+    """TCP tells the server no more of it than of a client that is gone."""
+    served = await serve(answers=False)
+    async with RawClient(served) as client:
+        client.post(prompt="a")
+        (request,) = await served.backend.requested()
+        client.writer.write_eof()
+
+        assert await served.backend.aborted() == [request.request_id]
+        assert await client.reader.read() == b""
+
+
 async def test_leaving_during_a_stream(serve):
     """What has ended is not aborted, what still runs is."""
     served = await serve(answers=False)

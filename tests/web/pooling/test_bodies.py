@@ -59,7 +59,10 @@ def test_both_sides_by_any_name(names: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
+        ({}, "text_1"),
         ({"text_1": "a"}, "text_2"),
+        ({"documents": "a"}, "queries"),
+        ({"data_1": "a"}, "data_2"),
         ({"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
         ({"text_1": [], "text_2": "c"}, "text_1"),
         ({"text_1": "a", "text_2": 5}, "text_2"),

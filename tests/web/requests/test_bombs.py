@@ -121,9 +121,9 @@ async def test_a_victim_beside_a_bomb(
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (COMPLETIONS, {"prompt": ["x", HOPELESS]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x", HOPELESS]}, "prompt[1]"),
         (CHAT, {"messages": [{"role": "system", "content": HOPELESS}, {"role": "user", "content": "x"}]}, "messages"),
-        ("/v1/embeddings", {"input": [HOPELESS]}, "input"),
+        ("/v1/embeddings", {"input": [HOPELESS]}, "input[0]"),
     ],
 )
 async def test_a_hopelessly_long_prompt_is_refused_at_the_door(

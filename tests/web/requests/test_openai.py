@@ -137,6 +137,20 @@ def test_unsupported_completion_fields(name, value):
     assert "not supported; leave it out" in error.message
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logit_bias": {"5": 1, "100": 1}}, "logit_bias.100"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
+        ({"stop_token_ids": [5, 100]}, "stop_token_ids[1]"),
+        ({"prompt": [5, 100]}, "prompt[1]"),
+    ],
+)
+def test_which_token_is_none(body, param):
+    """It is named by the key or place where it was sent."""
+    assert refused(completion, **body).param == param
+
+
 def test_integers_may_be_written_as_numbers():
     """To JSON Schema, and so to our own description of the routes, 2.0 is an integer. Some clients write no others."""
     parsed = completion(max_tokens=2.0, seed=-1e3)

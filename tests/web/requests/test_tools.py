@@ -16,6 +16,7 @@ from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import ApiError
 from pagebus.web.requests.native_calls import ENVELOPES
 from pagebus.web.requests.openai import parse_completion
+from tests.actors.model.grammars.test_grammar import accepts
 from tests.web.fake_backend import MODEL
 from tests.web.requests.tool_cases import CLOCK, PARAMETERS, SERVED, WEATHER, chat, refused, user
 
@@ -195,7 +196,7 @@ def test_messages_with_headers(tool_parser, reasoning_parser):
 
 
 def test_definitions_of_several_tools():
-    """References within parameters still find what they refer to; two meanings of one name are refused."""
+    """Each tool's schema stays a whole of its own, so that references within it find what they refer to."""
     defined = [
         {
             "type": "function",
@@ -206,10 +207,34 @@ def test_definitions_of_several_tools():
         }
         for name, value in (("one", 1), ("two", 1), ("three", 2))
     ]  # fmt: skip
-    asked = chat(tools=defined[:2], tool_choice="required")
+    asked = chat(tools=defined, tool_choice="required")
 
-    assert json.loads(asked.sampling.structured_output.text)["$defs"] == {"a": {"const": 1}}
-    assert refused(tools=defined, tool_choice="required").param == "tools[2].function.parameters.$defs.a"
+    calls = json.loads(asked.sampling.structured_output.text)["items"]["anyOf"]
+    parameters = [call["properties"]["parameters"] for call in calls]
+    assert [each["$defs"]["a"]["const"] for each in parameters] == [1, 1, 2]
+    assert len({each["$id"] for each in parameters}) == 3
+
+
+def test_references_within_several_tools():
+    """``#`` is the tool's own schema also where the output is an array of calls of any."""
+    tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    tools = [CLOCK, {"type": "function", "function": {"name": "tree", "parameters": tree}}]
+    wanted = chat(tools=tools, tool_choice="required").sampling.structured_output
+
+    assert accepts('[{"name":"tree","parameters":{"next":{"next":{}}}}]', kind="json", text=wanted.text)
+    assert not accepts('[{"name":"tree","parameters":{"next":[]}}]', kind="json", text=wanted.text)
+
+
+@pytest.mark.parametrize("draft", [None, "http://json-schema.org/draft-07/schema#"])
+def test_a_tool_that_refers_to_its_definitions_only(draft):
+    """As generators of schemas write types with a name; draft 7 sees nothing beside a reference, so no id either."""
+    whole = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    schema = {"$ref": "#/definitions/Whole", "definitions": {"Whole": whole}} | ({"$schema": draft} if draft else {})
+    tools = [CLOCK, {"type": "function", "function": {"name": "named", "parameters": schema}}]
+    wanted = chat(tools=tools, tool_choice="required").sampling.structured_output
+
+    assert accepts('[{"name":"named","parameters":{"a":1}}]', kind="json", text=wanted.text)
+    assert not accepts('[{"name":"named","parameters":{"a":"1"}}]', kind="json", text=wanted.text)
 
 
 @pytest.mark.parametrize(
@@ -268,5 +293,11 @@ def test_structured_output_of_tools_names_its_field():
     """So that a schema which cannot be served is the tool's."""
     wanted = chat(tools=[CLOCK], tool_choice={"type": "function", "function": {"name": "clock"}}).sampling
     assert wanted.structured_output == StructuredOutput(
-        kind="json", text='{"type":"object"}', field="tool_choice", reasoning="qwen3"
+        kind="json", text='{"type":"object"}', field="tools[0].function.parameters", reasoning="qwen3"
     )
+
+
+def test_what_a_forced_call_excludes():
+    """The choice excludes it, not the tool."""
+    error = refused(tools=[CLOCK], tool_choice="required", min_tokens=2)
+    assert (error.param, error.message) == ("min_tokens", "min_tokens: cannot be combined with tool_choice")

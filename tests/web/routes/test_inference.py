@@ -69,6 +69,7 @@ async def test_abort(serve, http):
         ({"token_ids": [5, 1000]}, "token_ids[1]"),
         ({"token_ids": [5], "sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
         ({"token_ids": [5], "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
+        ({"token_ids": [5], "sampling_params": {"output_kind": "all"}}, "sampling_params.output_kind"),
         ({"token_ids": [5], "sampling_params": {"extra_args": {"a": 1}}}, "sampling_params.extra_args"),
         ({"token_ids": [5], "sampling_params": {"logit_bias": [1]}}, "sampling_params.logit_bias"),
         ({"token_ids": [5], "output_mode": "derender"}, "output_mode"),

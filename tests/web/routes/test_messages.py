@@ -82,8 +82,10 @@ async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
     assert caught.value.body["error"]["type"] == "invalid_request_error"
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.create(**ASK | {"model": "other"})
-    with pytest.raises(anthropic.AuthenticationError):
+    with pytest.raises(anthropic.AuthenticationError) as refused:
         await client.with_options(api_key="wrong").messages.create(**ASK)
+    assert refused.value.body["type"] == "error"
+    assert refused.value.body["error"]["type"] == "authentication_error"
     assert served.backend.requests == []
 
 

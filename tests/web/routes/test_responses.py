@@ -139,6 +139,9 @@ async def test_in_the_background(client: openai.AsyncOpenAI) -> None:
     for wrong in ("--5", "²", "1.5", "9" * 10):
         with pytest.raises(openai.BadRequestError, match="starting_after"):
             await client.responses.retrieve(response.id, extra_query={"stream": "true", "starting_after": wrong})
+    for name in ("stream", "include_obfuscation"):
+        with pytest.raises(openai.BadRequestError, match=f"{name}: must be true or false"):
+            await client.responses.retrieve(response.id, extra_query={name: "maybe"})
 
 
 async def test_a_reader_comes_back(served: Served, client: openai.AsyncOpenAI) -> None:

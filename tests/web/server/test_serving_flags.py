@@ -13,7 +13,9 @@ import pytest
 
 from pagebus.actors.runtime.health_check import http_status
 from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.messages import RequestFailed
 from pagebus.web.server.listener import is_listened_to, listen_on_path
+from tests.helpers.waiting import until
 from tests.web.fake_backend import MODEL, Delta, batch
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -54,6 +56,38 @@ async def test_stream_interval(serve, http):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("background", [False, True])
+async def test_stream_interval_of_a_response(serve, http, background):
+    """Its deltas have as many tokens."""
+    served = await serve(answers=False, stream_interval=2)
+    body = {"input": "x", "stream": True, "background": background}
+    asking = asyncio.create_task(http.post(served.url + "/v1/responses", json=body))
+    (request,) = await served.backend.requested()
+    (opened,) = served.actor.context.inbox.open_requests()
+
+    async def say(count: int, **more: object) -> None:
+        delta = Delta(request.request_id, f"<{count}>", count, text_offset=3 * (count - 1), **more)
+        await served.backend.send(served.address, batch([delta]))
+        await until(lambda: opened.choices[0].num_tokens == count)
+
+    await say(1)
+    await say(2)
+    await say(3)
+    await say(4, finish_reason="stop")
+    async with await asking as response:
+        told = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: ")]
+    deltas = [event["delta"] for event in told if event["type"] == "response.output_text.delta"]
+    assert deltas == ["<1>", "<2><3>", "<4>"]
+
+
+async def test_a_response_tells_what_was_sampled_with(serve, http):
+    """What the client leaves out is the model's own default, not that of OpenAI's API."""
+    served = await serve(model=replace(MODEL, default_sampling={"temperature": 0.6, "top_p": 0.9}))
+    async with http.post(served.url + "/v1/responses", json={"input": "x", "top_p": 0.5}) as response:
+        told = await response.json()
+    assert (told["temperature"], told["top_p"]) == (0.6, 0.5)
+
+
 async def test_stream_interval_in_steps(serve, http):
     """What is held back is told with the next event, or before an error."""
     served = await serve(answers=False, stream_interval=2)
@@ -89,6 +123,49 @@ async def test_keep_alive(serve, http):
         text = await response.text()
     assert "so" in text
     assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_keep_alive_of_a_response(serve, http, background):
+    """Its events come another way, and so do their comments."""
+    served = await serve(answers=False, sse_keep_alive_interval=1)
+    body = {"input": "x", "stream": True, "background": background}
+    asking = asyncio.create_task(http.post(served.url + "/v1/responses", json=body))
+    (request,) = await served.backend.requested()
+    async with await asking as response:
+        while await response.content.readuntil(b"\n\n") != b": keep-alive\n\n":
+            pass
+        await served.backend.send(served.address, batch([Delta(request.request_id, "so", 1, finish_reason="stop")]))
+        text = await response.text()
+    assert '"delta":"so"' in text
+    assert "event: response.completed" in text
+
+
+async def test_an_error_behind_a_comment(serve, http):
+    """The status is told by then, so it is an event."""
+    served = await serve(answers=False, sse_keep_alive_interval=1)
+    asking = asyncio.create_task(http.post(served.url + "/v1/responses", json={"input": "x", "stream": True}))
+    (request,) = await served.backend.requested()
+    async with await asking as response:
+        assert await response.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+        failure = RequestFailed(
+            request_id=request.request_id, status=400, error_type="", message="No.", param="messages"
+        )
+        await served.backend.send(served.address, failure)
+        event, data = [line for line in (await response.text()).splitlines() if not line.startswith(":")][-3:-1]
+    assert event == "event: error"
+    assert json.loads(data.removeprefix("data: "))["param"] == "input"
+
+
+async def test_leaving_a_silent_response(serve, http):
+    """What is computed for it ends."""
+    served = await serve(answers=False, sse_keep_alive_interval=1)
+    asking = asyncio.create_task(http.post(served.url + "/v1/responses", json={"input": "x", "stream": True}))
+    (request,) = await served.backend.requested()
+    async with await asking as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    assert await served.backend.aborted() == [request.request_id]
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 1}])

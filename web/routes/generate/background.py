@@ -23,10 +23,9 @@ from pagebus.web.access.admission import Charge, of_client
 from pagebus.web.access.auth import ApiKey
 from pagebus.web.access.key_share import key_share
 from pagebus.web.adapters.response_events import OVER, ResponseEvents
-from pagebus.web.adapters.response_input import chat_body
+from pagebus.web.adapters.response_input import parse_kept
 from pagebus.web.adapters.translated import written
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, internal
-from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes.generate.responses import computed, used_tokens
 from pagebus.web.server.context import Context
@@ -178,7 +177,7 @@ class Background:
             if deliveries > MAX_DELIVERIES or await self._context.responses.is_cancelled(response_id):
                 raise internal()
             key = self._key_of(record)
-            parsed = of_client(parse_chat(chat_body(record), self._context.model), key)
+            parsed = of_client(parse_kept(record, self._context.model), key)
             async with self._admitted(key, parsed) as charge:
                 checked = False
                 async with aclosing(

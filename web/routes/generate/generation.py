@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from pagebus.web.answers.sse import Chunks, EventStream
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
+from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
 from pagebus.web.http.reply import send
 from pagebus.web.pooling.tasks import check_task
@@ -56,8 +58,9 @@ async def generate(
         return endpoint, of_client(endpoint.parse(data, context.model), key)
 
     endpoint, parsed = await context.bodies.read_as(request, parse)
-    check_task(parsed, context.model)
-    check_length(parsed, context.model, context.membership.max_prompt_chars)
+    with naming(parsed.names):
+        check_task(parsed, context.model)
+        check_length(parsed, context.model, context.membership.max_prompt_chars)
     if before is not None:
         await before()
     if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
@@ -78,26 +81,35 @@ async def answer(
     if resumption is not None:
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
     size = num_bytes(parsed, request.content_length)
-    call = context.inbox.submit(messages, streaming=parsed.stream, num_bytes=size)
+    call = context.inbox.submit(messages, parsed.names_by_prompt, streaming=parsed.stream, num_bytes=size)
     interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.answer_as(public_id, interval=interval, tells_times=context.settings.enable_per_request_metrics)
     delivered = False
-    deadline = None
-    if parsed.timeout_s is not None:
-        end, error = context.inbox.end, too_late(parsed.timeout_s)
-        deadline = asyncio.get_running_loop().call_later(parsed.timeout_s, end, call, error)
     try:
-        await asyncio.sleep(0)  # the outbox sends it
-        set_details(call, parsed)
-        response = await _respond(request, endpoint, parsed, call, seen, int(arrived_s))
+        with until_timeout(context, call, parsed.timeout_s):
+            await asyncio.sleep(0)  # the outbox sends it
+            set_details(call, parsed)
+            response = await _respond(request, endpoint, parsed, call, seen, int(arrived_s))
         delivered = call.done
         return response
     finally:
-        if deadline is not None:
-            deadline.cancel()
         goes_on = context.inbox.close(call, delivered=delivered)
         charge.settle(sum(each.num_prompt_tokens + each.num_output_tokens for each in call.requests))
         charge.leave(delivered=delivered, stays_s=context.settings.resume_timeout_s * goes_on)
+
+
+@contextmanager
+def until_timeout(context: Context, call: Call, timeout_s: float | None) -> Iterator[None]:
+    """Let a call take as long as its client has said, if it has."""
+    if timeout_s is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    deadline = loop.call_later(timeout_s, context.inbox.end, call, too_late(timeout_s))
+    try:
+        yield
+    finally:
+        deadline.cancel()
 
 
 def _public_id(request: web.Request, endpoint: Endpoint, resumption: Resumption | None) -> str:

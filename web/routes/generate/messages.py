@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
+from pagebus.web.adapters.field_names import MESSAGE_NAMES
 from pagebus.web.adapters.messages import MessageEvents, message_of, read_count, read_message
-from pagebus.web.adapters.naming import MESSAGE_NAMES, TURN_NAMES, naming, rename
 from pagebus.web.adapters.translated import TranslatedChunks, named
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, record
 from pagebus.web.answers.endpoints import Chat
 from pagebus.web.answers.sse import Chunks
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError
+from pagebus.web.http.naming import naming
 from pagebus.web.requests.openai import parse_chat, parse_prompt
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
@@ -36,15 +38,15 @@ ERROR_TYPES = {
 def parse_message(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages``."""
     chat = read_message(data, allow_unknown=model.allow_unknown_fields)
-    with naming(TURN_NAMES):
-        return parse_chat(chat, model)
+    with naming(MESSAGE_NAMES):
+        return replace(parse_chat(chat, model), names=MESSAGE_NAMES)
 
 
 def parse_count(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages/count_tokens``."""
     chat = read_count(data, allow_unknown=model.allow_unknown_fields)
-    with naming(TURN_NAMES):
-        return parse_prompt(chat, model)
+    with naming(MESSAGE_NAMES):
+        return replace(parse_prompt(chat, model), names=MESSAGE_NAMES)
 
 
 class Messages(Chat):
@@ -66,7 +68,7 @@ MESSAGES = Messages()
 def error_body(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {**rename(error, MESSAGE_NAMES).body()["error"], "type": kind}}
+    return {"type": "error", "error": {**error.body()["error"], "type": kind}}
 
 
 def error_event(error: ApiError) -> bytes:
@@ -84,21 +86,15 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as its named events, from `message_start` to `message_stop`.
     """
-    try:
-        return await generate(request, lambda _: MESSAGES)
-    except ApiError as error:
-        return refusal(error)
+    return await generate(request, lambda _: MESSAGES)
 
 
 async def count_tokens(request: web.Request) -> web.StreamResponse:
     """Count the tokens of a conversation."""
     context = request.app[CONTEXT]
-    try:
-        context.check_ready()
-        parsed = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
-        prompt, _ = await ask_tokenizer(request, parsed)
-    except ApiError as error:
-        return refusal(error)
+    context.check_ready()
+    parsed = await context.bodies.read_as(request, lambda data: parse_count(data, context.model))
+    prompt, _ = await ask_tokenizer(request, parsed)
     return json_response({"input_tokens": len(prompt.tokens)})
 
 
@@ -106,7 +102,7 @@ MESSAGE = record(id=TEXT, type={"const": "message"}, role={"const": "assistant"}
                  usage=record(input_tokens=COUNT, output_tokens=COUNT))  # fmt: skip
 ROUTES = (
     Route("POST", "/v1/messages", "messages", messages,
-          About(tag="Messages", body=OBJECT, answer=MESSAGE, answer_types=(JSON, EVENTS))),
+          About(tag="Messages", body=OBJECT, answer=MESSAGE, answer_types=(JSON, EVENTS)), refusal),
     Route("POST", "/v1/messages/count_tokens", "messages_count_tokens", count_tokens,
-          About(tag="Messages", body=OBJECT, answer=record(input_tokens=COUNT))),
+          About(tag="Messages", body=OBJECT, answer=record(input_tokens=COUNT)), refusal),
 )  # fmt: skip

@@ -15,8 +15,7 @@ from aiohttp import web
 from msgspec import structs
 
 from pagebus.bus.messages import SamplingParams
-from pagebus.web.adapters.naming import RESPONSE_NAMES, naming
-from pagebus.web.adapters.response_input import chat_body, read_response
+from pagebus.web.adapters.response_input import parse_kept, read_response
 from pagebus.web.answers.answer_schemas import CHAT, COMPLETION, COUNT, OBJECT, TEXT, array, nullable, record
 from pagebus.web.answers.derendered import (
     Derender,
@@ -40,8 +39,7 @@ Parse = Callable[[dict[str, Any], ServedModel], Any]
 def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of a response as a chat, if it continues no other response."""
     wanted = read_response(data, allow_unknown=model.allow_unknown_fields)
-    with naming(RESPONSE_NAMES):
-        return replace(parse_chat(chat_body(wanted.kept([])), model), stream=wanted.stream)
+    return replace(parse_kept(wanted.kept([]), model), stream=wanted.stream)
 
 
 async def render_chat(request: web.Request) -> web.Response:
@@ -98,7 +96,8 @@ async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[
     prompts = [list(choice.tail) + more for choice in derender.choices for more in (choice.ids, [])]
     sampling = derender.parsed.sampling if derender.parsed is not None else SamplingParams()
     parsed = ParsedRequest(
-        model=derender.model, prompts=tuple(Prompt(token_ids=np.array(ids, np.int32)) for ids in prompts if ids),
+        model=derender.model,
+        prompts=tuple(Prompt(token_ids=np.array(ids, np.int32), path="token_ids") for ids in prompts if ids),
         sampling=structs.replace(SamplingParams(), skip_special_tokens=sampling.skip_special_tokens), stream=False,
         stream_options=StreamOptions(), add_special_tokens=False,
     )  # fmt: skip

@@ -18,23 +18,25 @@ from msgspec.structs import replace
 
 from pagebus.web.access.admission import of_client
 from pagebus.web.access.auth import API_KEY
-from pagebus.web.adapters.naming import RESPONSE_NAMES, naming
 from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
-from pagebus.web.adapters.response_input import INCLUDES, Wanted, chat_body, read_response
-from pagebus.web.adapters.translated import TranslatedChunks, written
+from pagebus.web.adapters.response_input import INCLUDES, Wanted, parse_kept, read_response
+from pagebus.web.adapters.translated import TranslatedChunks, named, written
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
 from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
+from pagebus.web.answers.keep_alive import with_comments
 from pagebus.web.answers.resume import Had, Place
 from pagebus.web.answers.returning import CatchUp
 from pagebus.web.answers.sse import EventStream
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from pagebus.web.http.limits import LONG_BODY_BYTES
+from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
+from pagebus.web.http.queries import switch
 from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
-from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
+from pagebus.web.routes.generate.generation import until_timeout
 from pagebus.web.routes.store.files import limit_of
 from pagebus.web.server.context import CONTEXT, Context
 from pagebus.web.storage.files import page
@@ -50,11 +52,6 @@ async def create(request: web.Request) -> web.StreamResponse:
 
     With `stream`, as named events with sequence numbers. A background response can be read from any number on.
     """
-    with naming(RESPONSE_NAMES):
-        return await _create(request)
-
-
-async def _create(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], request[API_KEY]
     context.check_ready()
     context.admission.check_room(key)
@@ -67,11 +64,13 @@ async def _create(request: web.Request) -> web.StreamResponse:
     size = request.content_length
     if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
         raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
-    parse = partial(parse_chat, chat_body(kept), context.model)
+    parse = partial(parse_kept, kept, context.model)
     parsed = of_client(await offload(parse, long=size is None or size > LONG_BODY_BYTES), key)
-    check_task(parsed, context.model)
-    check_length(parsed, context.model, context.membership.max_prompt_chars)
-    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown))
+    with naming(parsed.names):
+        check_task(parsed, context.model)
+        check_length(parsed, context.model, context.membership.max_prompt_chars)
+    sampled = {"temperature": parsed.sampling.temperature, "top_p": parsed.sampling.top_p}
+    events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown | sampled))
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
             charge.settle(0)  # charged where it is computed; this only checked for room
@@ -133,7 +132,9 @@ async def computed(
     adapter = context.model.adapter_of(parsed.model)
     (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s, adapter)
     size = num_bytes(parsed, None)
-    call = context.inbox.submit([replace(message, attempt=attempt)], streaming=True, num_bytes=size)
+    requests = [replace(message, attempt=attempt)]
+    call = context.inbox.submit(requests, parsed.names_by_prompt, streaming=True, num_bytes=size)
+    call.answer_as(response_id, interval=context.settings.stream_interval, tells_times=False)
     (choice,) = call.choices
     chat = make_chunks(CHAT, parsed, response_id, int(arrived_s))
     chunks = TranslatedChunks(chat, events, lambda _: b"")
@@ -141,16 +142,17 @@ async def computed(
     told, delivered = b"", True
     try:
         set_details(call, parsed)
-        while changed := await call.changes():
-            told = b"" if events.begun else written(events.begin())
-            if not catch_up.waits(choice):
-                catch_up.pass_over(choice)
-                told += chunks.of(changed)
-            if call.done:
-                break
-            if told:
-                yield Piece(told, (choice.num_tokens, choice.num_chars))
-                told = b""
+        with until_timeout(context, call, parsed.timeout_s):
+            while changed := await call.changes():
+                told = b"" if events.begun else written(events.begin())
+                if not catch_up.waits(choice):
+                    catch_up.pass_over(choice)
+                    told += chunks.of(changed)
+                if call.done:
+                    break
+                if told:
+                    yield Piece(told, (choice.num_tokens, choice.num_chars))
+                    told = b""
         told += chunks.last(call)
     except ApiError as error:
         if not events.begun or (attempt and error.code == ASKED_ELSEWHERE):
@@ -167,11 +169,18 @@ async def computed(
 
 async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.StreamResponse:
     """Write events as they come."""
-    events = EventStream(request, request.app[CONTEXT].streams)
+    context = request.app[CONTEXT]
+    events, silence_s = EventStream(request, context.streams), context.settings.sse_keep_alive_interval
     try:
-        async for data in told:
+        async for data in with_comments(told, silence_s) if silence_s else told:
             await events.write(data)
         return await events.end(b"")
+    except ApiError as error:
+        if not events.opened:
+            raise
+        context.metrics.error(error.status)
+        problem = {"code": error.code, "message": error.message, "param": error.param, "sequence_number": 0}
+        return await events.end(named({"type": "error", **problem}))
     finally:
         events.close()
 
@@ -191,10 +200,11 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
     """A stored response; with `stream`, the events of a background response after `starting_after`."""
     context, response_id = request.app[CONTEXT], request.match_info["response_id"]
     check_includes(request)
-    if request.query.get("include_obfuscation", "false").lower() != "false":
+    if switch(request.query, "include_obfuscation"):
         raise not_supported("include_obfuscation")
+    streams = switch(request.query, "stream")
     found = await find(context, response_id, request[API_KEY].name)
-    if request.query.get("stream") not in ("true", "True", "1"):
+    if not streams:
         return json_response(found["response"])
     after = request.query.get("starting_after", "-1")
     if not re.fullmatch(r"-?[0-9]{1,9}", after):

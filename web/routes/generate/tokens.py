@@ -41,7 +41,7 @@ def parse_tokenize(data: dict[str, Any], model: ServedModel) -> tuple[ParsedRequ
         raise bad_field("prompt", "is required, or messages in its place")
     special = fields.boolean("add_special_tokens", True)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
-    return _parsed(name, Prompt(text=text), special), wants_texts
+    return _parsed(name, Prompt(text=text, path="prompt"), special), wants_texts
 
 
 def parse_detokenize(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
@@ -52,7 +52,7 @@ def parse_detokenize(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
         raise bad_field("tokens", "is required")
     tokens = token_array(ids, "tokens", model.vocab_size)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
-    return _parsed(name, Prompt(token_ids=tokens), special=True)
+    return _parsed(name, Prompt(token_ids=tokens, path="tokens"), special=True)
 
 
 def _parsed(model: str, prompt: Prompt, special: bool) -> ParsedRequest:
@@ -110,7 +110,9 @@ async def ask_for_all(request: web.Request, parsed: ParsedRequest) -> tuple[list
                     sampling=structs.replace(sampling, max_tokens=room))
             for each in parsed.messages_for_bus(ids, context.address, time.time())
         ]  # fmt: skip
-        call = context.inbox.submit(messages, streaming=False, num_bytes=num_bytes(parsed, None))
+        call = context.inbox.submit(
+            messages, parsed.names_by_prompt, streaming=False, num_bytes=num_bytes(parsed, None)
+        )
         try:
             await call.finished()
             told = [each.prompt for each in call.requests if each.prompt is not None]

@@ -17,12 +17,12 @@ from pagebus.bus.messages import HOLD_ABORT, HOLD_KEEP, HOLD_WAIT
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, nullable, record
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Schema
+from pagebus.web.http.queries import switch
 from pagebus.web.ingress.operations import TAGS
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.routes.operate.debug import installed
 from pagebus.web.server.context import CONTEXT
 
-TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 MODE: Schema = {"enum": [HOLD_ABORT, HOLD_WAIT, HOLD_KEEP], "default": HOLD_ABORT}
 SWITCH: Schema = {"type": "boolean", "default": False}
 LEVEL: Schema = {"type": "integer", "minimum": 0, "maximum": 2, "default": 1}
@@ -36,7 +36,7 @@ async def pause(request: web.Request) -> web.Response:
     the last, new ones get a 503, and the caches are emptied (`clear_cache`). Jobs stand still in any case.
     """
     query = _query(request, "mode", "clear_cache")
-    resets = _switch(query, "clear_cache", default=True)
+    resets = switch(query, "clear_cache", default=True)
     await request.app[CONTEXT].operations.hold(_choice(query, "mode", MODE), resets=resets)
     return json_response({"status": "paused"})
 
@@ -60,7 +60,7 @@ async def reset_prefix_cache(request: web.Request) -> web.Response:
     With `reset_external` nothing in host memory either; with `reset_running_requests` what runs is computed anew.
     """
     query = _query(request, "reset_running_requests", "reset_external")
-    host, running = _switch(query, "reset_external"), _switch(query, "reset_running_requests")
+    host, running = switch(query, "reset_external"), switch(query, "reset_running_requests")
     await request.app[CONTEXT].operations.reset_caches(host=host, running=running)
     return json_response({"success": True})
 
@@ -119,13 +119,6 @@ def _query(request: web.Request, *names: str) -> Mapping[str, str]:
         if name not in names:
             raise bad_field(name, "unknown parameter", code="unknown_parameter")
     return request.query
-
-
-def _switch(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
-    value = query.get(name, str(default)).lower()
-    if value not in TRUE + FALSE:
-        raise bad_field(name, "must be true or false")
-    return value in TRUE
 
 
 def _choice(query: Mapping[str, str], name: str, schema: Schema) -> str:

@@ -54,6 +54,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [needs_full(1), 2])
 def test_kernels_of_each_choice_are_compiled(world: int, tmp_path: Path) -> None:
     """With today's, once each, and in the order in which they were begun; of a rank too, whose others are not there."""

@@ -103,6 +103,7 @@ def test_tokens_by_name_and_by_number(model: Model):  # noqa: F811
         ([], "must be an object"),
         ({}, "needs a format"),
         ({"format": {"type": "unheard_of"}}, "'unheard_of' is not supported"),
+        ({"format": {"type": ["or"]}}, "is not supported"),
         ({"format": {"type": "const_string"}}, "format.value must be a string"),
         ({"format": {"type": "sequence", "elements": [{"type": "tag", "begin": "a"}]}}, r"elements\[0\].end"),
         ({"format": sequence(ANY, SCHEMA)}, "must be a fixed one"),
@@ -111,6 +112,11 @@ def test_tokens_by_name_and_by_number(model: Model):  # noqa: F811
         ({"format": {"type": "repeat", "min": 3, "max": 1, "content": ANY}}, "min and max"),
         ({"structures": [5], "triggers": ["a"]}, r"structures\[0\].begin"),
         ({"format": {"type": "or", "elements": []}}, "nothing"),
+        ({"format": {**ANY, "exclude": ["a"]}}, r"format\.exclude is not supported"),
+        ({"format": {"type": "regex", "pattern": "a", "excludes": ["b"]}}, r"format\.excludes is not supported"),
+        ({"format": triggered({**F, "stop": 1})}, r"format\.tags\[0\]\.stop is not supported"),
+        ({"format": ANY, "strict": True}, r"structural_tag\.strict is not supported"),
+        ({"structures": [{"begin": "a", "end": "b", "stop": 1}], "triggers": ["a"]}, r"structures\[0\]\.stop is not"),
     ],
 )
 def test_what_is_refused(model: Model, tag, problem):  # noqa: F811

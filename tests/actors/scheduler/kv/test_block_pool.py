@@ -143,3 +143,22 @@ def test_a_block_may_be_used_by_the_plan_after_its_release() -> None:
     index.step = 9
     pool.use_next(blocks[1])
     assert [pool.last_used([block]) for block in blocks] == [8, 10, 0]
+
+
+@pytest.mark.parametrize(
+    ("array", "block", "number", "told"),
+    [
+        ("_counts", 1, 2, "block 1: count 2, 1 owners"),
+        ("_counts", 5, 1, "block 5: count 1, 0 owners"),
+        ("_next", 6, 5, "a block is in the free list twice"),
+        ("_next", 7, 4, "the free list is no circle"),
+        ("_prev", 6, 4, "broken link at block 5"),
+    ],
+)
+def test_damage_is_told(array: str, block: int, number: int, told: str) -> None:
+    """Of counts, and of links in either direction."""
+    pool, _ = make(8)
+    pool.allocate(4)
+    getattr(pool, array)[block] = number
+    with pytest.raises(AssertionError, match=told):
+        pool.check_integrity(range(4))

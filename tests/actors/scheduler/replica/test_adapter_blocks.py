@@ -74,11 +74,11 @@ class Adapting(FakeExecutor):
             self.num_placed += 1
         assert not blocks
 
-    def _row(self, slot: int, count: int) -> tuple[Slot, range]:
+    def _row(self, slot: int, count: int, seen: dict[int, set[int | None]]) -> tuple[Slot, range]:
         digest = self.slots[slot].new.adapter
         for page, block in enumerate(self.placed[digest] if digest else ()):
             assert (self.cache[block] == _content(digest, page)).all(), f"page {page} of {digest} is gone"
-        return super()._row(slot, count)
+        return super()._row(slot, count, seen)
 
 
 def _digest(name: str) -> str:

@@ -1,0 +1,42 @@
+"""Errors in the names that a client has used, where its body is read under other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pagebus.web.http.errors import ApiError
+
+FieldNames = Sequence[tuple[str, str]]
+"""Beginnings of paths as they are read, as expressions, and what stands there in the client's body. The first that fits
+counts."""
+_NAME = re.compile(r"^[a-z]\w*(?=:)|(?<![\w.'`-])(?=\w*[_.\[]\w)[a-z]\w*(?:\.\w+|\[\d+\])*")
+"""What looks like a name in the text of an error: what it begins with, or a path. "messages" is also a word, and the
+client has sent what is quoted."""
+
+
+@contextmanager
+def naming(names: FieldNames) -> Iterator[None]:
+    """Rename the fields in errors."""
+    try:
+        yield
+    except ApiError as error:
+        rename(error, names)
+        raise
+
+
+def rename(error: ApiError, names: FieldNames) -> ApiError:
+    """``error``, with the names of the client in place of those that were read, also in its text."""
+    message = _NAME.sub(lambda found: renamed(found[0], names), error.message)
+    error.rename(renamed(error.param, names) if error.param else error.param, message)
+    return error
+
+
+def renamed(name: str, names: FieldNames) -> str:
+    """What stands in the client's body in place of ``name``."""
+    for pattern, there in names:
+        new, count = re.subn(f"^{pattern}", there, name)
+        if count:
+            return new
+    return name

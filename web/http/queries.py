@@ -1,0 +1,21 @@
+"""Reads parameters of a query, whose values are all text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagebus.web.http.errors import bad_field
+
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+def switch(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+    """A parameter that is on or off, in any of the words that clients have for it.
+
+    Raises:
+        ApiError: 400, it is something else.
+    """
+    value = query.get(name, str(default)).lower()
+    if value not in TRUE + FALSE:
+        raise bad_field(name, "must be true or false")
+    return value in TRUE

@@ -107,19 +107,24 @@ class RankActor(ExecutorActor):
         return rank_config(config, self.settings)
 
     async def _watch_leases(self, kind: str, epochs: dict[str, int]) -> None:
-        """End with an error when one of the leases is lost."""
+        """End with an error when one of the leases is lost, or without as soon as one is missed if the group has
+        ended."""
         missed: dict[str, int] = {}
         while True:
             await asyncio.sleep(self.settings.lease_ttl_s / LOOKS_PER_LEASE)
             with contextlib.suppress(BusUnavailable):  # the next look will do
                 leases = await self.bus.leases(kind)
-                if (name := lost_rank(epochs, leases, missed, PATIENCE)) is not None:
-                    await self._rank_lost(name)
+                lost = lost_rank(epochs, leases, missed, PATIENCE)
+                if (lost or any(missed.values())) and await self._has_ended():
+                    return
+                if lost is not None:
+                    self._engine_failed(EngineError(f"{lost} is gone, and no rank goes on without it"))
                     return
                 self._others_live([lease for lease in leases if lease.name in epochs])
 
-    async def _rank_lost(self, name: str) -> None:
-        self._engine_failed(EngineError(f"{name} is gone, and no rank goes on without it"))
+    async def _has_ended(self) -> bool:
+        """Whether the group has ended on purpose; if so, this rank ends too."""
+        return False
 
     def _others_live(self, leases: list[LeaseInfo]) -> None:
         """Called with the live leases of the ranks on which it depends."""
@@ -244,13 +249,13 @@ class FollowingRank(RankActor):
             if self.bus_is_away:
                 await asyncio.sleep(RETRY_S)
 
-    async def _rank_lost(self, name: str) -> None:
+    async def _has_ended(self) -> bool:
         [state] = await self.bus.get_state(record_state(self._replica))
-        if state is not None and state.get("ended") and state["generation"] == self._generation:
-            self.request_drain()
-            self._over.set()
-        else:
-            await super()._rank_lost(name)
+        if state is None or not state.get("ended") or state["generation"] != self._generation:
+            return False
+        self.request_drain()
+        self._over.set()
+        return True
 
     def _publish(self, result: FromExecutor) -> None:
         """Results are rank 0's to write; what becomes of adapters and pulls each rank says for itself."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pagebus.actors.executor import rank_actors
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.rank_actors import FollowingRank, LeadingRank
@@ -214,6 +215,18 @@ async def test_a_group_drains_as_one(rank: int, folder: Path) -> None:
         await running.ended(0)
         await running.ended(1)
         assert await running.bus.leases() == []
+
+
+async def test_a_group_that_ended_on_purpose_is_known_by_the_first_lease_missed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a lost rank is waited for."""
+    monkeypatch.setattr(rank_actors, "PATIENCE", 1 << 30)
+    async with group(folder, 0, 1) as running:
+        await running.generate(2)
+        running.actors[0].request_drain()
+        await running.ended(0)
+        await running.ended(1)
 
 
 async def test_ranks_sleep_and_wake_together(folder: Path) -> None:

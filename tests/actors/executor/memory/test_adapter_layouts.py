@@ -176,14 +176,15 @@ def calls_of(action: Callable[[], object]) -> int:
 
 
 def test_what_was_trained_alike_takes_few_calls(tmp_path: Path) -> None:
-    """Steps want Python's lock meanwhile. Of a second adapter each module costs a look at its scale, and no more."""
+    """Steps want Python's lock meanwhile. Of a second adapter each module costs a look at its scale, and no more. What
+    else is called while one is used, such as when garbage is collected, is not called with each."""
     counts = []
     for layers in (2, 6):
         config = model(tmp_path / f"base-{layers}", num_hidden_layers=layers)
         layouts, read = Layouts(images_of(config), config), reader(config, 16, torch.bfloat16)
-        first, second = write_adapters(tmp_path / f"loras-{layers}", config, 2, 16)
+        first, *others = write_adapters(tmp_path / f"loras-{layers}", config, 4, 16)
         layouts.image(read(first))
-        counts.append(calls_of(partial(use, layouts, read, second)))
+        counts.append(min(calls_of(partial(use, layouts, read, other)) for other in others))
     assert counts[0] < 800
     assert counts[1] - counts[0] <= 4 * 7 * 3
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pagebus.actors.executor import engine
+from pagebus.actors.executor.loading.loaded import Loaded
 from tests.helpers.oracle import make_oracle
 from tests.system.harness import System, running
 
@@ -48,9 +49,8 @@ async def test_out_of_memory(tmp_path, redis_bus_factory, monkeypatch):
     options = {"load_format": "dummy", "max_num_seqs": 16, "num_gpu_blocks_override": 512, "swap_space": 0.0}
     async with running(folder, redis_bus_factory, **options) as system:
         expected = await system.generate(PROMPTS, max_tokens=TOKENS)
-        copy = engine.Engine._copy  # what a step does once it is in the batch
-        monkeypatch.setattr(engine.Engine, "_copy", lambda self, queued: steps(self, queued))
-        steps = scarce(copy, FAILING_STEPS)
+        steps = scarce(Loaded.copy, FAILING_STEPS)  # what a step does once it is in the batch
+        monkeypatch.setattr(Loaded, "copy", lambda self, plan, epoch: steps(self, plan, epoch))
         monkeypatch.setattr(engine, "load", scarce(engine.load, (FAILING_START,)))
         assert await generate_despite(system, PROMPTS) == expected
         assert await generate_despite(system, PROMPTS) == expected

@@ -52,10 +52,10 @@ def test_no_heads_of_512_with_little_shared_memory(wide: Path, capability: int) 
     check_gpu(Settings(), config, None)
 
 
-def test_serve_ends_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_ends_at_once(wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With a line on standard error, and 2."""
     monkeypatch.setattr(pagebus.actors.executor.device.gpu_limits, "first_target", lambda: Target(86, 84))
-    assert main(["serve", "model", "--kv-cache-dtype", "fp8"]) == 2
+    assert main(["serve", str(wide), "--kv-cache-dtype", "fp8"]) == 2
     assert "use --kv-cache-dtype int8" in capsys.readouterr().err
 
 

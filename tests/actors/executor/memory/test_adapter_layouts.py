@@ -185,7 +185,7 @@ def test_what_was_trained_alike_takes_few_calls(tmp_path: Path) -> None:
         first, *others = write_adapters(tmp_path / f"loras-{layers}", config, 4, 16)
         layouts.image(read(first))
         counts.append(min(calls_of(partial(use, layouts, read, other)) for other in others))
-    assert counts[0] < 800
+    assert counts[0] < 1000
     assert counts[1] - counts[0] <= 4 * 7 * 3
 
 

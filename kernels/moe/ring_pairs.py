@@ -24,14 +24,18 @@ from pagebus.kernels.specialized.hopper_few import (
 )
 from pagebus.kernels.specialized.hopper_fragments import WARPS
 from pagebus.kernels.specialized.hopper_gemm import activate_gate
-from pagebus.kernels.specialized.hopper_ring import ROWS, add_bias, apart, read_tokens, tile_sum
+from pagebus.kernels.specialized.hopper_ring import ROWS, add_bias, apart, read_tokens, ring_barriers, tile_sum
 from pagebus.kernels.specialized.hopper_word_loads import next_of
 
 
 @gluon.jit
-def _tiles_of(item, tiles, begin, end):
-    """The tiles of an item that this program has."""
-    return gl.maximum(begin - item * tiles, 0), gl.minimum(end - item * tiles, tiles)
+def _tiles_of(experts_ptr, item, tiles, begin, end):
+    """The expert of an item, and which of its tiles this program has: none without an expert."""
+    expert = gl.load(experts_ptr + item)
+    low, high = gl.maximum(begin - item * tiles, 0), gl.minimum(end - item * tiles, tiles)
+    if expert < 0:
+        high = low
+    return expert, low, high
 
 
 @gluon.jit
@@ -59,10 +63,7 @@ def _fill(
         gdc_launch_dependents()
         gdc_wait()
     for item in range(first, last + 1):
-        expert = gl.load(experts_ptr + item)
-        low, high = _tiles_of(item, tiles, begin, end)
-        if expert < 0:
-            high = low
+        expert, low, high = _tiles_of(experts_ptr, item, tiles, begin, end)
         for tile in range(low, high):
             for half in gl.static_range(HALVES):
                 row = half * num_columns + tile * ROWS
@@ -115,10 +116,7 @@ def _multiply(
     if PDL:
         gdc_wait()
     for item in range(first, last + 1):
-        expert = gl.load(experts_ptr + item)
-        low, high = _tiles_of(item, tiles, begin, end)
-        if expert < 0:
-            high = low
+        expert, low, high = _tiles_of(experts_ptr, item, tiles, begin, end)
         source = item // TOP_K if GATED else item
         x, sums = read_tokens(x_ptr + source * stride_x, 0, 1, size, 0, CODE, 8, STEPS, EVEN_K, LAYOUT)
         for tile in range(low, high):
@@ -168,7 +166,6 @@ def pairs_kernel(
     LOADING_REGISTERS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    barriers: gl.constexpr = hopper.mbarrier.MBarrierLayout()
     GROUPS: gl.constexpr = scale.block_shape[1]
     FLAT: gl.constexpr = gl.NVMMASharedLayout(0, scale.dtype.primitive_bitwidth, 2)
     words_shared = gl.allocate_shared_memory(words.dtype, [STAGES * STEPS, WARPS, ROWS, 16], words.layout)
@@ -179,11 +176,7 @@ def pairs_kernel(
     if ZEROS:
         zero_shared = gl.allocate_shared_memory(zero.dtype, [STAGES * STEPS, 1, GROUPS, ROWS], zero.layout)
         zeros = zero_shared._reinterpret(zero.dtype, [STAGES * STEPS, GROUPS, ROWS], gl.NVMMASharedLayout(0, 8, 2))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-    for stage in gl.static_range(STAGES):
-        hopper.mbarrier.init(full.index(stage), count=1)
-        hopper.mbarrier.init(empty.index(stage), count=1)
+    full, empty = ring_barriers(STAGES)
     gl.warp_specialize([
         (_multiply, (
             x_ptr, bias_ptr, out_ptr, words_shared, scales, zeros, full, empty, experts_ptr, count, tiles, num_columns,

@@ -45,7 +45,8 @@ class FewConfig:
 def reads_few(weight: Coded) -> bool:
     """Whether the kernel reads a weight like this."""
     exact = weight.code == Code.WORDS and weight.low is None and weight.whole is None
-    return exact and weight.width == WORD_TILE and weight.row_stride == 1 and weight.height == 1
+    groups = weight.width == WORD_TILE and weight.row_stride == 1 and weight.height == 1
+    return exact and groups and weight.scale.dtype == torch.float32
 
 
 def few_linear(

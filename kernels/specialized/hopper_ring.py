@@ -41,6 +41,18 @@ def apart() -> Any:
 
 
 @gluon.jit
+def ring_barriers(STAGES: gl.constexpr):
+    """For each stage, what says that it is full, and that it is empty again."""
+    barriers: gl.constexpr = hopper.mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+    for stage in gl.static_range(STAGES):
+        hopper.mbarrier.init(full.index(stage), count=1)
+        hopper.mbarrier.init(empty.index(stage), count=1)
+    return full, empty
+
+
+@gluon.jit
 def fill_ring(
     words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns,
     STEPS: gl.constexpr, PASSES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, ZEROS: gl.constexpr,
@@ -290,17 +302,12 @@ def ring_kernel(
     LOADING_REGISTERS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    barriers: gl.constexpr = hopper.mbarrier.MBarrierLayout()
     words_shared = gl.allocate_shared_memory(words.dtype, [STAGES * STEPS, WARPS, ROWS, 16], words.layout)
     scale_shared = gl.allocate_shared_memory(scale.dtype, [STAGES * STEPS, WARPS, ROWS], scale.layout)
     zero_shared = scale_shared
     if ZEROS:
         zero_shared = gl.allocate_shared_memory(zero.dtype, [STAGES * STEPS, WARPS, ROWS], zero.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-    for stage in gl.static_range(STAGES):
-        hopper.mbarrier.init(full.index(stage), count=1)
-        hopper.mbarrier.init(empty.index(stage), count=1)
+    full, empty = ring_barriers(STAGES)
     gl.warp_specialize([
         (multiply_ring, (
             x_ptr, bias_ptr, out_ptr, squares_ptr, residual_ptr, norm_ptr, new_squares_ptr, words_shared, scale_shared,

@@ -84,6 +84,7 @@ QWEN3, GPT_OSS = (128, 8, 2048, 768), (32, 4, 2880, 2880)
 EXPERTS: dict[str, tuple[Callable[[int, int], Layout], tuple[int, ...], int]] = {
     "fp8 128x128": (KINDS["fp8 128x128"], QWEN3, 4096),
     "mxfp4": (partial(floats, 32, torch.uint8), GPT_OSS, 512),
+    "mxfp4 of one token": (partial(floats, 32, torch.uint8), GPT_OSS, 1),
     "rounded fp8 128x128": (rounded_blocks, QWEN3, 4096),
     "int4 128 zeros": (KINDS["int4 128 zeros"], QWEN3, 1),
     "nvfp4": (partial(floats, 16, E4M3), QWEN3, 16),
@@ -151,7 +152,7 @@ def quantized_experts(arch: int) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _experts(name: str) -> None:
     make, (count, top_k, hidden, width), tokens = EXPERTS[name]
-    biased = name == "mxfp4"
+    biased = name.startswith("mxfp4")
     layer = QuantizedExperts(
         _of_experts(make(2 * width, hidden), count),
         _of_experts(make(hidden, width), count),

@@ -189,7 +189,7 @@ def test_calls_and_thoughts_become_blocks() -> None:
 
 
 def test_a_named_tool_ends_with_tool_use() -> None:
-    """As Anthropic's messages do, whole and streamed: a chat whose tool was named ends with "stop", as in OpenAI's API."""
+    """As Anthropic's messages do, whole and streamed; the chat ends with "stop", as OpenAI's do."""
     call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     usage = {"prompt_tokens": 9, "completion_tokens": 4}
     choice = {"index": 0, "message": {"tool_calls": [call]}, "finish_reason": "stop", "stop_reason": None}

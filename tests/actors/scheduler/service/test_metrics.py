@@ -9,8 +9,9 @@ from pagebus.actors.scheduler.core.new_request import make_request
 from pagebus.actors.scheduler.order import Order
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.telemetry.metrics import Metrics
+from pagebus.bus.messages import AbortRequest, RequestsDone, StopSequence
 from tests.actors.scheduler.moves.test_pulls import LONG, Pair
-from tests.actors.scheduler.world import request
+from tests.actors.scheduler.world import World, request
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,29 @@ def test_inference_and_preemptions() -> None:
     found = {name: data["sum"] for name, _, data in metrics.snapshot()["series"] if "sum" in data}
     assert (found["vllm:request_inference_time_seconds"], found["vllm:request_num_preemptions"]) == (6.0, 2)
     assert told == ["over"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_stop_string_is_the_end_of_inference(*, is_told: bool) -> None:
+    """At the newest step, also where the scheduler hears only that the client has everything (not ``is_told``). It has
+    no such time if its client has left."""
+    world, metrics = World(), Metrics()
+    world.join().step_s = 1.0
+    world.send(request("a", [1, 2, 3], max_tokens=100), request("gone", [4, 5, 6], max_tokens=100))
+    for _ in range(5):
+        result = world.step()
+    over, gone = world.core.requests["a"], world.core.requests["gone"]
+    if is_told:
+        world.send(StopSequence(request_id="a", sequence_id=over.sequences[0].id))
+    world.send(RequestsDone(request_ids=("a",), attempts=(over.readers.newest.attempt,)))
+    world.send(AbortRequest(request_id="gone", attempt=gone.readers.newest.attempt))
+    counts = SchedulerMetrics(metrics)
+    for each in (over, gone):
+        each.started_s = 1.0
+        counts.over(each)
+    series = {name: data for name, _, data in metrics.snapshot()["series"]}
+    found = series["vllm:request_inference_time_seconds"]
+    assert (found["sum"], sum(found["counts"])) == (result.done_s - 1.0, 1)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ def test_an_outage_is_said_on_all_views_and_ends(page: Page, deployment: Deploym
     """The only executor dies in the middle of an answer: every view says so, the answer is paused and not "writing",
     the last map is greyed, and no view claims that there is nothing to do. Then it goes on to the same end."""
     whole = answer_of(deployment)
+    announcer = page.locator("#announcer")
+    expect(announcer).to_be_empty()  # all is well, but not again
     deployment.hold(after=6)
     page.locator("[name=temperature]").fill("0")
     page.get_by_label("Message").fill(QUESTION)
@@ -40,6 +42,7 @@ def test_an_outage_is_said_on_all_views_and_ends(page: Page, deployment: Deploym
     expect(status).to_have_text("Outage")
     expect(page.locator(".answer footer")).to_contain_text("paused: executor-0 died")
     expect(page.locator(".glance.stale")).to_contain_text("The engine when it was there last")
+    expect(announcer).to_contain_text("executor-0 died")
     for view in VIEWS:
         page.goto(f"/#/{view}")
         expect(banner).to_be_visible()

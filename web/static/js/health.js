@@ -14,13 +14,16 @@ const ACCESS = {
   forbidden: ["This key may use the playground and batches. What the engine does needs a key of an operator.", "Enter another key"],
 };
 
+/** The label until the first connection, after which nothing is well "again". */
+export const CONNECTING = "Connecting";
+
 /** { level: good, warn or bad; label; text, "" if all is well; action: null or the text of a button that asks for a key }. */
 export function healthOf(world, nowS = world.nowS()) {
   const access = ACCESS[world.access];
   if (access) return { level: "warn", label: world.access === "forbidden" ? "No access" : "Key needed", text: access[0], action: access[1] };
   if (!world.connected) {
     const text = world.problem ? `${world.problem} Trying again.` : "";
-    return { level: world.problem ? "bad" : "warn", label: world.problem ? "Not connected" : "Connecting", text, action: null };
+    return { level: world.problem ? "bad" : "warn", label: world.problem ? "Not connected" : CONNECTING, text, action: null };
   }
   const troubles = world.actors.map((row) => troubleOf(row, nowS)).filter(Boolean);
   const missing = world.missing.length ? world.missing : world.away && !troubles.length ? ["scheduler"] : [];

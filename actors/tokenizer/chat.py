@@ -71,8 +71,7 @@ class ChatTemplate:
             TokenizerError: ``override`` is neither, or cannot be parsed.
         """
         self._tokenizer = tokenizer
-        self._template = None if override is None else read_template(override)
-        _check_syntax(self._template or "")
+        self._template = None if override is None else own_template(override)
         special = {t.content for t in tokenizer.backend_tokenizer.get_added_tokens_decoder().values() if t.special}
         longest_first = sorted(special, key=lambda token: (-len(token), token))
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
@@ -159,12 +158,18 @@ class ChatTemplate:
         return tuple(piece or "" for piece in self._marked.split(text))
 
 
-def _check_syntax(template: str) -> None:
-    """Refuse ``--chat-template`` at the start, before it refuses every chat."""
+def own_template(setting: str) -> str:
+    """The template that ``--chat-template`` names or is.
+
+    Raises:
+        TokenizerError: there is no such file, or it cannot be parsed: it would refuse every chat.
+    """
+    template = read_template(setting)
     try:
         Environment(extensions=[loopcontrols, _Generation]).parse(template)
     except TemplateSyntaxError as error:
         raise TokenizerError(f"--chat-template, line {error.lineno}: {error.message}") from error
+    return template
 
 
 def _plain_message(index: int, message: JsonValue) -> dict[str, Any]:

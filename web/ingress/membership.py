@@ -61,6 +61,11 @@ class Membership:
         """Whether every executor with steps to compute makes progress; neither busy nor idle counts as stalled."""
         return not any(is_stalled(lease.info) for lease in self.leases)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator has paused the work."""
+        return any(lease.info.get("held") for lease in self.leases if lease.kind == "scheduler")
+
     def states(self) -> dict[str, dict[str, object]]:
         """States for display: kind -> name -> what the actor reports as its state. Ranks are there if there are any."""
         view: dict[str, dict[str, object]] = {kind: {} for kind in NEEDED}

@@ -9,6 +9,7 @@ from typing import Any
 from pagebus.actors.runtime.health_check import is_stalled
 from pagebus.actors.telemetry.progress import graphs_of
 from pagebus.bus.contract import Bus, LeaseInfo
+from pagebus.web.observatory.roster import hold_of
 
 REFRESH_S = 0.5
 FRESH_S = 2.5
@@ -64,7 +65,7 @@ class Membership:
     @property
     def is_held(self) -> bool:
         """Whether an operator has paused the work."""
-        return any(lease.info.get("held") for lease in self.leases if lease.kind == "scheduler")
+        return bool(hold_of(self.leases))
 
     def states(self) -> dict[str, dict[str, object]]:
         """States for display: kind -> name -> what the actor reports as its state. Ranks are there if there are any."""

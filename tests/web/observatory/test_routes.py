@@ -182,6 +182,18 @@ async def test_who_comes_during_an_outage_hears_of_it(serve, http, monkeypatch) 
             assert (await events.next("actors"))["missing"] == ["executor"]
 
 
+async def test_a_pause_is_told(serve, http) -> None:
+    """As the scheduler's lease has it; while there is none, nothing is held."""
+    served = await serve()
+    async with http.get(served.url + "/api/events") as response:
+        assert (await Events(response).next("actors"))["held"] == ""
+    await served.backend.leave("scheduler")
+    await served.backend.join("scheduler", held="keep")
+    await served.refresh()
+    async with http.get(served.url + "/api/events") as response:
+        assert (await Events(response).next("actors"))["held"] == "keep"
+
+
 async def test_incidents_and_errors_are_told_when_they_change(serve, http, monkeypatch) -> None:
     """At once to a page that comes, then only what is new, and to all; the figures go on from before it came."""
     monkeypatch.setattr("pagebus.web.observatory.observatory.VITALS_EVERY_S", 0.01)

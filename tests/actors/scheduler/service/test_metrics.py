@@ -76,6 +76,20 @@ def test_a_stop_string_is_the_end_of_inference(*, is_told: bool) -> None:
     assert (found["sum"], sum(found["counts"])) == (result.done_s - 1.0, 1)
 
 
+def test_a_first_token_behind_a_preemption_has_a_time() -> None:
+    """Also where a sequence gave its blocks up while the step with its first token was computed."""
+    world, over = World(), []
+    world.join(num_blocks=8, budget=8, max_num_seqs=6).step_s = 1.0
+    for name, length, max_tokens, steps in (("a", 12, 7, 2), ("b", 3, 4, 1), ("c", 6, 3, 0)):
+        world.send(request(name, [(each * 7 + ord(name)) % 90 for each in range(length)], max_tokens=max_tokens))
+        over.append(world.core.requests[name])
+        for _ in range(steps):
+            world.step()
+    world.run()
+    assert any(each.num_preemptions for each in over)
+    assert all(each.first_token_s for each in over)
+
+
 @pytest.mark.parametrize(
     ("fails", "expected"),
     [

@@ -90,6 +90,16 @@ def test_a_first_token_behind_a_preemption_has_a_time() -> None:
     assert all(each.first_token_s for each in over)
 
 
+def test_the_first_token_of_a_beam_search() -> None:
+    """Is chosen with the result of its prompt, and so has that step's time."""
+    world = World()
+    world.join().step_s = 1.0
+    world.send(request("a", [1, 2, 3], max_tokens=4, beam_width=2, n=2))
+    over, result = world.core.requests["a"], world.step()
+    world.run()
+    assert 0 < result.done_s == over.first_token_s < over.ended_s
+
+
 @pytest.mark.parametrize(
     ("fails", "expected"),
     [

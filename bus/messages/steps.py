@@ -52,6 +52,8 @@ class NewSequence(Record, frozen=True, kw_only=True):
     It begins with the prompt's last ``CONTEXT_TOKENS``, if there are so many."""
     adapter: str = ""
     """The digest of its adapter, which an :class:`AdapterRead` has said to be there; empty: it has none."""
+    first_token: int = 0
+    """Where its tokens in ``new_token_ids`` begin. Those before are computed, and nothing reads what they were."""
 
 
 class AdapterPlaced(Record, frozen=True, kw_only=True):
@@ -65,7 +67,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     """One forward pass, as a delta to the executor's persistent batch. Applied strictly in this order.
 
     1. ``freed_slots`` [k]: these slots are empty now.
-    2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, ``new_block_ids`` their block tables.
+    2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, each from its ``first_token`` on, and
+       ``new_block_ids`` their block tables.
     3. ``cut_slots`` / ``cut_blocks`` [b]: keep that many blocks of the slot's table. ``chosen_slots`` and
        ``chosen_tokens`` [t]: the slot's last token is this one, whatever was sampled. (So a beam takes over another's
        past; what the slot's earlier tokens were is not said, because nothing reads them.)

@@ -139,7 +139,10 @@ class Recording:
         sequence.over = False
         request = sequence.request
         if not request.blocks:  # of a request that was not seen, or without prefix caching
-            request.blocks = hash_blocks(tokens[: new.num_prompt_tokens], self._block_size)
+            unsaid = np.zeros(new.first_token, np.int32)  # which are others' for every request
+            salt = str(new.sequence_id) if new.first_token else ""
+            tokens = np.concatenate((unsaid, tokens))[: new.num_prompt_tokens]
+            request.blocks = hash_blocks(tokens, self._block_size, salt=salt)
 
     def _end(self, sequence_id: int) -> None:
         sequence = self._sequences.pop(sequence_id, None)
@@ -180,8 +183,9 @@ class Recording:
         at = 0
         for new in plan.new_sequences:
             replica.sequences[new.slot] = new.sequence_id
-            self._enter(new, plan.new_token_ids[at : at + new.num_tokens])
-            at += new.num_tokens
+            end = at + new.num_tokens - new.first_token
+            self._enter(new, plan.new_token_ids[at:end])
+            at = end
         replica.pending.append((plan, plan_work(replica.computed, plan) | _tables(plan)))
         if len(replica.pending) > MAX_PENDING_STEPS:  # of an executor that is gone
             replica.pending.popleft()

@@ -49,7 +49,8 @@ class Pull:
     several that were made at about the same time. ``hosts``: the sources are blocks of the lender's host tier.
     ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is lost. ``step``: the lender's
     last one that may write the blocks. ``probes``: it is to tell the link's rate. ``is_void``: the contents are not
-    wanted any more, or not to be trusted. ``told``: what the target's ranks have said of it."""
+    wanted any more, or not to be trusted. ``is_over``: its blocks are there; they are still held. ``told``: what the
+    target's ranks have said of it."""
 
     number: int
     lender: Replica | None
@@ -66,6 +67,7 @@ class Pull:
     probes: bool = False
     is_ordered: bool = False
     is_void: bool = False
+    is_over: bool = False
     told: dict[int, PullReport] = field(default_factory=dict)
 
     def add(self, part: Part, blocks: list[int]) -> None:
@@ -102,6 +104,7 @@ class Pulls:
     """Those that told a link's rate, of late."""
     _held: Counter[Side] = field(default_factory=Counter)
     """Blocks that pulls hold, once for each pull."""
+    _over: list[Pull] = field(default_factory=list)
     _last: int = 0
     num_full: int = 0
     """Pulls so far that are as large as they are to be: another loan like the last would make another pull."""
@@ -263,7 +266,7 @@ class Pulls:
         """Apply a report of this target's executor. Returns the blocks that hold now what was wanted: none as long as
         one of its ranks has not said that its part is there."""
         pull = self._live.get(report.pull)
-        if pull is None or pull.target is not target or not pull.is_ordered:
+        if pull is None or pull.target is not target or not pull.is_ordered or pull.is_over:
             return []
         if (said := together(pull.told, report)) is None:
             return []
@@ -280,8 +283,25 @@ class Pulls:
             target.index.new_anchors.extend(pull.anchors)
             if pull.lender is not None and pull.lender is not target:
                 pull.lender.moves.lent(count)
-        self._drop(pull)
+        if lands and not pull.hosts and target.has_spare and (pull.lender is None or pull.lender.has_spare):
+            pull.is_over = True
+            self._void(pull)
+            self._over.append(pull)
+        else:
+            self._drop(pull)
         return pull.blocks if lands else []
+
+    def settle(self) -> list[Replica]:
+        """Give back what pulls hold whose blocks are there, and list these: what the next plan need not wait for.
+        Returns the replicas that have got blocks back."""
+        changed: list[Replica] = []
+        while self._over:
+            pull = self._over.pop()
+            pull.target.index.settle()
+            if pull.number in self._live:
+                changed += [each for each in (pull.target, pull.lender) if each is not None]
+                self._drop(pull)
+        return changed
 
     def _drop(self, pull: Pull) -> None:
         """Give back what a pull holds on both sides."""

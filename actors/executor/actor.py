@@ -285,8 +285,10 @@ class ExecutorActor(Actor):
         try:
             if not isinstance(result, StepResult):
                 told = self._reports.note(result, self.replica, self.generation)
-                return self._outbox.publish(self.names.control, told)
+                self._outbox.publish(self.names.control, told)
+                return self._outbox.hurry()
             self._outbox.append(self.names.results(self.name), result)
+            self._outbox.hurry()
             self._count(result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -114,6 +116,25 @@ def test_a_full_prefix_hit_still_computes_the_last_block() -> None:
     world.check_end()
     assert [each.started.num_cached_tokens for each in world.heard.values()] == [0, 8]
     assert executor.num_computed == 12 + 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, 4), ({"repetition_penalty": 1.1}, 12), ({"bad_words_token_ids": ((3,),)}, 12), ({"beam_width": 2, "n": 2}, 12)],
+)
+def test_tokens_that_are_cached_are_not_said_unless_they_are_read(options: dict[str, Any], said: int) -> None:
+    """Of a prompt of which two of three blocks are found the plan has the last one's tokens."""
+    world = World()
+    world.join()
+    world.send(request("first", prompt(12), max_tokens=1))
+    world.run()
+    world.send(request("second", prompt(12), max_tokens=2, **options))
+    world.run()
+    plan, *_ = [plan for _, plan in world.plans if plan.new_sequences and plan.new_sequences[0].num_computed_tokens]
+    (new, *_) = plan.new_sequences
+    assert (new.num_tokens - new.first_token, new.num_computed_tokens) == (said, 8)
+    assert plan.new_token_ids.tolist()[:said] == prompt(12)[-said:]
+    world.check_end()
 
 
 def test_generated_tokens_are_cached_too() -> None:

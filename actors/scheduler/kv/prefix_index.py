@@ -162,7 +162,7 @@ class PrefixIndex:
         self._steps[block] = self.step if step is None else step
         return True
 
-    def insert_new(self, hashes: Sequence[bytes], blocks: list[int]) -> None:
+    def insert_new(self, hashes: Sequence[bytes], blocks: list[int], step: int | None = None) -> None:
         """:meth:`insert` all of them, many at a time; quicker if none of the blocks is listed yet. What takes longest
         is left to :meth:`settle`: until then only a prefix of all of them is found as quickly as later."""
         rows = as_rows(blocks)
@@ -171,9 +171,9 @@ class PrefixIndex:
         self._reach(int(rows.max()))
         if np.count_nonzero(self._all_steps[rows] >= 0):
             for block_hash, block in zip(hashes, blocks, strict=True):
-                self.insert(block_hash, block)
+                self.insert(block_hash, block, step)
             return
-        self._all_steps[rows] = self.step
+        self._all_steps[rows] = self.step if step is None else step
         first, by = blocks[0], blocks[-1] >= blocks[0] or -1
         if np.array_equal(rows, np.arange(first, first + by * len(rows), by)):
             self._hashes[min(first, blocks[-1]) : max(first, blocks[-1]) + 1] = hashes[::by]

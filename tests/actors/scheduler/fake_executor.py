@@ -127,6 +127,7 @@ class FakeExecutor:
 
     def run_one(self) -> StepResult:
         plan = self.queue.popleft()
+        self.pulls.keep_promises(plan.step)
         self._apply(plan)
         return self._run(plan)
 

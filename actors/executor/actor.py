@@ -278,7 +278,7 @@ class ExecutorActor(Actor):
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
-        if isinstance(result, PullReport):
+        if isinstance(result, PullReport) and not result.promised:
             self._watch.pulled(result.pull)
             if result.error:
                 self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)

@@ -111,7 +111,7 @@ class StepPlan(Record, frozen=True, kw_only=True):
 
     ``pulls`` copy blocks of other executors: ``pull_sources`` [p] of theirs into ``pull_blocks`` [p], beside this and
     later steps. They begin behind the steps before this plan and its copies. A :class:`PullReport` says what has become
-    of each. Until then no plan names their device blocks.
+    of each, or promises it. Until then no plan names their device blocks.
 
     ``is_last``: the executor drains, and nobody pulls from it any more.
 

@@ -164,7 +164,10 @@ class PersistentBatch:
                 ranges(first_blocks + layout.block_tables + slots * np.int32(self._table_width), num_blocks),
                 plan.new_block_ids,
             ),
-            (ranges(first_tokens + layout.tokens + slots * np.int32(layout.max_tokens), num_tokens), plan.new_token_ids),
+            (
+                ranges(first_tokens + layout.tokens + slots * np.int32(layout.max_tokens), num_tokens),
+                plan.new_token_ids,
+            ),
         ]
         if len(plan.new_predicted):
             counts = np.array([new.num_predicted for new in plan.new_sequences], np.int32)

@@ -163,10 +163,10 @@ class Planner:
 
     def _touch(self, replicas: Iterable[Replica]) -> bool:
         """Mark these as possibly having something new to plan; whether there are any."""
-        count = -1
-        for count, replica in enumerate(replicas):
+        touched = list(replicas)
+        for replica in touched:
             self.fleet.touch(replica)
-        return count >= 0
+        return bool(touched)
 
     def _plan(self, replica: Replica, now_s: float) -> bool:
         """Plan the next step of a replica; False if it has nothing to do."""

@@ -120,7 +120,12 @@ def test_a_full_prefix_hit_still_computes_the_last_block() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({}, 4), ({"repetition_penalty": 1.1}, 12), ({"bad_words_token_ids": ((3,),)}, 12), ({"beam_width": 2, "n": 2}, 12)],
+    [
+        ({}, 4),
+        ({"repetition_penalty": 1.1}, 12),
+        ({"bad_words_token_ids": ((3,),)}, 12),
+        ({"beam_width": 2, "n": 2}, 12),
+    ],
 )
 def test_tokens_that_are_cached_are_not_said_unless_they_are_read(options: dict[str, Any], said: int) -> None:
     """Of a prompt of which two of three blocks are found the plan has the last one's tokens."""

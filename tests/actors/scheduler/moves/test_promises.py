@@ -1,4 +1,4 @@
-"""Pulls that are promised before their blocks are there: plans may use these at once, and nobody else what they read."""
+"""Pulls that are promised before their blocks are there: plans may use these, and nobody gets what is still read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from pagebus.actors.model.block_hash import hash_blocks
 from tests.actors.scheduler.moves.test_pulls import LONG, Pair
 from tests.actors.scheduler.world import prompt, request
-
 
 HASHES = hash_blocks(LONG, 4)
 

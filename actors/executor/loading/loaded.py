@@ -10,10 +10,10 @@ import torch
 from pagebus.actors.executor.adapters.residents import Residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.executor.device.promises import Promise
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.swap import NO_LOADS, Copies
 from pagebus.actors.executor.moves.moves import Moves
-from pagebus.actors.executor.moves.promises import Promise
 from pagebus.actors.executor.step.prefill_backend import PrefillBackend
 from pagebus.actors.executor.step.runner import Runner
 from pagebus.bus.messages import StepPlan

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.block_cuts import Cut
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
-from pagebus.actors.executor.moves.promises import Early
 from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
 

@@ -16,12 +16,12 @@ import torch
 from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.errors import EngineError, PlanError
+from pagebus.actors.executor.device.promises import Promises
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.own_cache import OwnCache
-from pagebus.actors.executor.moves.promises import Promises
 from pagebus.actors.executor.moves.puller import Pull, Puller, Waits
 from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import BlockPull, Int32Array, PullReport, StepPlan

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
+from pagebus.actors.executor.device.promises import AHEAD_S, Early
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.divided import DividedSource
-from pagebus.actors.executor.moves.promises import AHEAD_S, Early
 from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.moves import PATIENCE_S

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.moves.carriers.address import Address, host_id
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
@@ -17,7 +18,6 @@ from pagebus.actors.executor.moves.carriers.network import Network
 from pagebus.actors.executor.moves.carriers.own_hosts import OwnHosts
 from pagebus.actors.executor.moves.carriers.shared_file import SharedFile, is_there
 from pagebus.actors.executor.moves.nixl.carrier import nixl_carriers
-from pagebus.actors.executor.moves.promises import Early
 from pagebus.bus.messages import Int32Array
 
 

@@ -11,8 +11,8 @@ import torch
 
 from pagebus.actors.executor.batch.results import ResultBuilder, without_rows
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.promises import Promise
 from pagebus.actors.executor.memory.swap import CopyWatch
-from pagebus.actors.executor.moves.promises import Promise
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.sampling.logprobs import Scores
 from pagebus.actors.executor.step.readback import Origin, Readback, ReadbackPool

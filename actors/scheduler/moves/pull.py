@@ -39,8 +39,10 @@ class Pull:
     is_promised: bool = False
     told: dict[int, PullReport] = field(default_factory=dict)
 
-    def add(self, part: Part, blocks: list[int]) -> None:
-        """Bring what is lent into these blocks, too."""
+    def add(self, part: Part, blocks: list[int], step: int, *, probes: bool) -> None:
+        """Bring what is lent into these blocks, too; the lender's ``step`` is the last that may write it."""
+        self.step = max(self.step, step)
+        self.probes |= probes
         self.contents += part.contents
         self.sources += part.blocks
         self.blocks += blocks
@@ -52,3 +54,28 @@ class Pull:
         """Whether the lender's blocks hold what is to be pulled."""
         lender = self.lender
         return lender is not None and (lender.has_copied if self.hosts else lender.has_landed)(self.step)
+
+    def since(self, now_s: float) -> float:
+        """When it was first asked about."""
+        self.since_s = now_s if self.since_s is None else self.since_s
+        return self.since_s
+
+    def order(self) -> None:
+        """The target's next plan has it."""
+        self.is_ordered = True
+
+    def promise(self) -> None:
+        """Every plan from now on finds its blocks there."""
+        self.is_promised = True
+
+    def void(self) -> None:
+        """Nobody waits for it any more."""
+        self.is_void = True
+
+    def end(self) -> None:
+        """Its blocks are there."""
+        self.is_over = True
+
+    def lose_lender(self) -> None:
+        """It holds nothing of the lender's any more."""
+        self.lender = None

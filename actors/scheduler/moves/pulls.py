@@ -158,13 +158,11 @@ class Pulls:
         index = lender.host_tier.pool.index if part.hosts else lender.index
         step = index.newest_step(part.blocks)
         pull = self._gathering(part, lender, target, step)
-        pull.probes |= probes
         blocks = target.pool.allocate(len(part.blocks))
         pull.link.begin(len(blocks))
         self._held[lender.name, part.hosts] += len(blocks)
         self._held[target.name, False] += len(blocks)
-        pull.step = max(pull.step, step)
-        pull.add(part, blocks)
+        pull.add(part, blocks, step, probes=probes)
         self.num_full += (len(pull.blocks) + len(blocks)) * target.block_bytes > MOST_BYTES
         self._unread.setdefault(target.name, []).append((pull.number, part.contents))
         return pull.number
@@ -196,8 +194,7 @@ class Pulls:
     def give_up(self, now_s: float) -> None:
         """Nobody waits any more for what was begun too long ago."""
         for pull in self._live.values():
-            pull.since_s = now_s if pull.since_s is None else pull.since_s
-            if now_s - pull.since_s > PATIENCE_S and not pull.is_void:
+            if now_s - pull.since(now_s) > PATIENCE_S and not pull.is_void:
                 self._void(pull)
                 pull.link.ended(len(pull.blocks), there=False, bytes_per_s=0.0)
 
@@ -213,7 +210,8 @@ class Pulls:
                 if lender.ask_for_copies():
                     ordered.append(lender)
                 continue
-            pull.is_ordered, target = True, pull.target
+            pull.order()
+            target = pull.target
             target.builder.pulled.add(
                 pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts,
                 at_once=target.has_finished_with(pull.blocks),
@@ -241,7 +239,7 @@ class Pulls:
         if there and is_awaited:
             self._land(pull)
         if there and is_awaited and not pull.hosts and all(each.has_spare for each in (target, pull.lender) if each):
-            pull.is_over = True
+            pull.end()
             self._void(pull)
             self._over.append(pull)
         else:
@@ -252,7 +250,7 @@ class Pulls:
         """What a pull brings is there for every plan from now on. Both sides hold the blocks until it is over."""
         if pull.is_void or pull.is_promised:
             return []
-        pull.is_promised = True
+        pull.promise()
         self._void(pull)
         self._land(pull, later=1)
         return pull.blocks
@@ -291,13 +289,13 @@ class Pulls:
         if pull.lender is not None:
             _pool(pull.lender, hosts=pull.hosts).release(reversed(pull.sources))
             self._held[pull.lender.name, pull.hosts] -= len(pull.blocks)
-            pull.lender = None
+            pull.lose_lender()
 
     def _void(self, pull: Pull) -> None:
         """Nobody waits any more for what a pull brings."""
         if pull.is_void:
             return
-        pull.is_void = True
+        pull.void()
         pull.link.expect_no_more(len(pull.blocks))
         if all(each.is_void for each in self._live.values() if each.target is pull.target):
             self._bringing.pop(pull.target.name, None)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.block_cuts import Cut, put
 from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.moves.carriers.driver import Driver
 from pagebus.actors.executor.moves.carriers.errors import Abandoned
 from pagebus.actors.executor.moves.carriers.runs import Run, chunks, num_last, runs
-from pagebus.actors.executor.moves.promises import Early
 from pagebus.bus.messages import Int32Array
 
 CHUNK_BYTES = 16 << 20

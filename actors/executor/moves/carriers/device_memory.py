@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
 from pagebus.actors.executor.moves.carriers.driver import HANDLE_BYTES
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 from pagebus.actors.executor.moves.carriers.shared_file import check_page, open_page
-from pagebus.actors.executor.moves.promises import Early
 from pagebus.bus.messages import Int32Array
 
 

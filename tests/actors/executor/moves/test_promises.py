@@ -14,13 +14,13 @@ import torch
 from msgspec.structs import replace
 
 from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.device.promises import Early, Promises
 from pagebus.actors.executor.moves.carriers import device_blocks, device_memory
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.errors import MoveError
 from pagebus.actors.executor.moves.carriers.runs import num_last
 from pagebus.actors.executor.moves.group import Group
 from pagebus.actors.executor.moves.moves import Moves
-from pagebus.actors.executor.moves.promises import Early, Promises
 from pagebus.actors.executor.moves.source import Source
 from pagebus.actors.executor.step.completion import Completion, Launched
 from pagebus.bus.messages import BlockPull, PullReport, StepPlan
@@ -252,7 +252,7 @@ def test_a_promise_that_nobody_keeps_is_not_waited_for_for_ever(
     stream: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy may never return."""
-    monkeypatch.setattr("pagebus.actors.executor.moves.promises.PATIENCE_S", 0.0)
+    monkeypatch.setattr("pagebus.actors.executor.device.promises.PATIENCE_S", 0.0)
     promises = Promises()
     promises.give(1, cast("Any", "event"))
     with pytest.raises(EngineError, match="not there after"):

@@ -53,7 +53,8 @@ class NewSequence(Record, frozen=True, kw_only=True):
     adapter: str = ""
     """The digest of its adapter, which an :class:`AdapterRead` has said to be there; empty: it has none."""
     first_token: int = 0
-    """Where its tokens in ``new_token_ids`` begin. Those before are computed, and nothing reads what they were."""
+    """Where its tokens in ``new_token_ids`` begin. Those before are the prompt's, and computed, and nothing reads what
+    they were."""
 
 
 class AdapterPlaced(Record, frozen=True, kw_only=True):

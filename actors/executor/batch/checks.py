@@ -92,8 +92,11 @@ def _new_sequence(new: NewSequence, limits: BatchLimits) -> None:
         raise PlanError(f"{who}: {new.num_prompt_tokens} prompt tokens of {new.num_tokens}")
     if not 0 <= new.num_computed_tokens < new.num_tokens:
         raise PlanError(f"{who}: {new.num_computed_tokens} tokens computed of {new.num_tokens}")
-    if not 0 <= new.first_token <= new.num_computed_tokens:
-        raise PlanError(f"{who}: token {new.num_computed_tokens} is computed, and tokens begin with {new.first_token}")
+    if not 0 <= new.first_token <= min(new.num_computed_tokens, new.num_prompt_tokens):
+        raise PlanError(
+            f"{who}: {new.num_computed_tokens} tokens computed, {new.num_prompt_tokens} of the prompt, but the first "
+            f"{new.first_token} are not said"
+        )
     if not 0 <= new.num_predicted <= (MOST_PREDICTED_TOKENS if limits.num_drafts else 0):
         raise PlanError(f"{who}: {new.num_predicted} predicted tokens, at most {MOST_PREDICTED_TOKENS} and with drafts")
     _table(who, new, limits)

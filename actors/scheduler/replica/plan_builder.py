@@ -194,11 +194,12 @@ class PlanBuilder:
 
 def _first_token(sequence: Sequence) -> int:
     """From which token on the executor is told what they are: behind those of blocks that it has, if nothing reads
-    them. The 60 kB of a long prompt take a while on their way."""
+    them. Those of the output are said, because a grammar follows them. The 60 kB of a long prompt take a while on
+    their way."""
     sampling = sequence.request.sampling
     if sampling.reads_past or sampling.scores_prompt or sequence.beam_group is not None or sequence.first_block:
         return 0
-    return sequence.num_cached
+    return min(sequence.num_cached, len(sequence.request.prompt))
 
 
 def _tokens(entering: list[Sequence], firsts: list[int]) -> Int32Array:

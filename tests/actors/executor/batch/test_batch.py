@@ -236,7 +236,10 @@ BAD_PLANS: dict[str, tuple[StepPlan, str]] = {
     "a table that begins before its tokens": (entering(new(2, 1, first_block=-1)), "2 blocks from -1 on"),
     "a table that ends too late": (entering(new(2, 1, first_block=3)), "2 blocks from 3 on, at most 4 fit"),
     "not computed, and not said": (
-        entering(new(2, 1, 20, num_computed_tokens=16, first_token=17)), "tokens begin with 17"),
+        entering(new(2, 1, 20, num_computed_tokens=16, first_token=17)), "the first 17 are not said"),
+    "output that is not said": (
+        entering(new(2, 1, 20, num_prompt_tokens=15, num_computed_tokens=18, first_token=16)), "first 16 are not said"
+    ),
     "more prompt than tokens": (entering(new(2, 1, 3, num_prompt_tokens=4)), "4 prompt tokens of 3"),
     "sequence id 0": (entering(new(0, 1, 3)), "ids are from 1"),
     "free of an empty slot": (plan(freed_slots=[1]), "freed_slots names slot 1"),

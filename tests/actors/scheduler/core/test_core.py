@@ -225,6 +225,17 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     assert any(new.num_computed_tokens for new in again)
 
 
+def test_output_is_said_again_though_it_is_cached() -> None:
+    """A grammar follows it. Of a sequence that comes back the prompt alone is left out."""
+    world = World()
+    world.join(num_blocks=8)
+    world.send(request("a", prompt(4), max_tokens=20), request("b", prompt(4, 1), max_tokens=20))
+    world.run()
+    again = [new for _, plan in world.plans for new in plan.new_sequences if new.num_computed_tokens > 4]
+    assert [new.first_token for new in again] == [new.num_prompt_tokens for new in again] == [4] * len(again)
+    assert again
+
+
 @pytest.mark.parametrize(
     ("length", "max_tokens", "param"), [(128, 1, "prompt"), (60, 60, "max_tokens"), (0, 1, "prompt")]
 )

@@ -135,8 +135,9 @@ class Puller:
         self._done(pull, seconds, error)
 
     def _early(self, pull: Pull) -> Early | None:
-        """What the copy may promise, if it is known how long the rest takes then."""
-        if self._promise is None or pull.hosts or not self._blocks_per_s:
+        """What the copy may promise, if it is known how long the rest takes then. While others wait behind it, as in a
+        drain, one more report of each would be in the way of the rest."""
+        if self._promise is None or pull.hosts or not self._blocks_per_s or not self._pulls.empty():
             return None
         return Early(int(AHEAD_S * self._blocks_per_s), partial(self._promise, pull))
 

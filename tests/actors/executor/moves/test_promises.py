@@ -239,6 +239,18 @@ def test_no_step_follows_a_promise_that_was_not_kept(
     assert waiting.earlies[-1] is None  # how fast they are is known anew
 
 
+def test_of_many_pulls_the_last_is_promised(
+    order: Callable[..., Moves], waiting: Waiting, told: Told, stream: Device
+) -> None:
+    """The others have ended when the last one begins."""
+    for number in range(1, 5):
+        order(number)
+    for _ in range(4):
+        waiting.gate.put("")
+    reports = [said(told) for _ in range(5)]
+    assert reports == [(1, True, False), (2, True, False), (3, True, False), (4, True, True), (4, True, False)]
+
+
 def test_ranks_promise_nothing(order: Callable[..., Moves], waiting: Waiting, told: Told) -> None:
     """None knows when the others' parts are there."""
     for number in (1, 2):

@@ -27,6 +27,7 @@ class View:
         self.vitals: Mapping[str, float | None] = {}
         self.replicas: Sequence[Mapping[str, Any]] = ()
         self.away = ""
+        self.held = ""
         self._figures: Sequence[str] = ()
         self._seen: Counter[str] = Counter()
 
@@ -47,7 +48,7 @@ class View:
             case "away":
                 self.replicas, self.away = (), str(data["message"])
             case "actors":
-                self.actors, self.streams = data["actors"], data["streams"]
+                self.actors, self.streams, self.held = data["actors"], data["streams"], data.get("held", "")
             case "vitals":
                 self.vitals = dict(zip(self._figures, data["figures"], strict=True))
 
@@ -56,6 +57,8 @@ class View:
         parts: list[RenderableType] = [Text(f"Pagebus {self.version}  {self.model}", style="bold"), self._summary()]
         if self.away:
             parts.append(Text(self.away, style="red"))
+        if self.held:
+            parts.append(Text(f"An operator has paused the work ({self.held}).", style="yellow"))
         above = Group(*parts, self._replicas(), self._actors())
         return Fitting(above, Columns("stream", "entries"), self._streams(), height)
 

@@ -80,6 +80,16 @@ def test_a_silent_scheduler_is_said(options, server, monkeypatch, capsys) -> Non
     assert "ingress-0" in out
 
 
+def test_a_pause_is_said() -> None:
+    """Until the work goes on; a server of an earlier version says nothing of it."""
+    view, event = View(), {"actors": [], "streams": []}
+    for held, said in (({"held": "keep"}, True), ({"held": ""}, False), ({}, False)):
+        view.take("actors", event | held)
+        console = Console(file=io.StringIO(), width=100)
+        console.print(view.draw())
+        assert ("An operator has paused the work (keep)." in console.file.getvalue()) == said
+
+
 def test_no_deployment(capsys) -> None:
     """A frame of nothing is an error."""
     assert main(["top", "--once", "--url", "http://127.0.0.1:9/v1"]) == 1

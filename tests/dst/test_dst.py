@@ -82,6 +82,12 @@ def test_actors_start_while_the_bus_is_in_trouble() -> None:
         assert simulate(seed, story, []).problems == []
 
 
+@pytest.fixture(autouse=True)
+def learned() -> None:
+    """What the oracle says is known before a test plants a fault, which would spoil it."""
+    expected()
+
+
 def until_noticed(
     victim: str | None, holds: Callable[[str], bool], patience_s: float = PLANTED_PATIENCE_S, first: int = 0
 ) -> int:

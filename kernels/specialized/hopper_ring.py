@@ -16,7 +16,6 @@ from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
 from pagebus.kernels.common.triton import constant, gl, gluon, hopper, tl
 from pagebus.kernels.specialized.hopper_fragments import (
-    WARPS,
     group_product,
     read_groups,
     sums_factor,
@@ -35,9 +34,11 @@ ROWS = constant(16)
 
 
 @gluon.constexpr_function
-def apart() -> Any:
-    """Sums of a tile [WARPS, ROWS, tokens], those of all warps in one thread."""
-    return gl.BlockedLayout([8, 1, 1], [1, 4, 8], [1, 4, 2], [2, 1, 0])
+def apart(warps: int) -> Any:
+    """Sums of a tile [warps, ROWS, tokens], those of all warps in one thread, or in four lanes."""
+    if warps == 8:
+        return gl.BlockedLayout([8, 1, 1], [1, 4, 8], [1, 4, 2], [2, 1, 0])
+    return gl.BlockedLayout([4, 1, 1], [4, 1, 8], [1, 16, 1], [2, 1, 0])
 
 
 @gluon.jit
@@ -55,7 +56,8 @@ def ring_barriers(STAGES: gl.constexpr):
 @gluon.jit
 def fill_ring(
     words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns,
-    STEPS: gl.constexpr, PASSES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, ZEROS: gl.constexpr,
+    WARPS: gl.constexpr, STEPS: gl.constexpr, PASSES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
+    ZEROS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: a stage has one part of K of a tile. It waits for no other kernel."""
     HALVES: gl.constexpr = 2 if GATED else 1
@@ -79,13 +81,13 @@ def fill_ring(
 
 @gluon.jit
 def read_tokens(
-    x_ptr, stride_x, num_tokens, size, first, CODE: gl.constexpr, TOKENS: gl.constexpr, STEPS: gl.constexpr,
-    EVEN_K: gl.constexpr, LAYOUT: gl.constexpr,
+    x_ptr, stride_x, num_tokens, size, first, CODE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr,
+    STEPS: gl.constexpr, EVEN_K: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The operands of all tokens for the tiles of columns from ``first`` on, and their sums, which whole numbers need.
     The last token stands for those that do not exist."""
     TYPE: gl.constexpr = x_ptr.dtype.element_ty
-    READ: gl.constexpr = tokens_layout(TOKENS)
+    READ: gl.constexpr = tokens_layout(TOKENS, WARPS)
     SMALL: gl.constexpr = 1.0 / (sums_factor(CODE, TYPE) * tokens_factor(TYPE))
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, gl.SliceLayout(2, READ)))
     column = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, READ)))[None, None, :]
@@ -121,13 +123,14 @@ def tile_sum(
 ):  # fmt: skip
     """The products [ROWS, tokens] of a stage."""
     STEPS: gl.constexpr = len(x)
+    WARPS: gl.constexpr = x[0][0].shape[0]
     GROUPS: gl.constexpr = scale_shared.shape[1] // WARPS
     FACTOR: gl.constexpr = sums_factor(CODE, TYPE)
     acc = gl.full([WARPS, ROWS, x[0][0].shape[2]], 0.0, gl.float32, LAYOUT)
     hopper.mbarrier.wait(full.index(stage), phase)
     for step in gl.static_range(STEPS):
         at = stage * STEPS + step
-        words = words_shared.index(at).load(words_layout(ROWS))
+        words = words_shared.index(at).load(words_layout(ROWS, WARPS))
         w = word_operands(words, CODE, TYPE, gl.DotOperandLayout(0, LAYOUT, 2))
         scales = read_groups(scale_shared.index(at), GROUPS, LAYOUT)
         for group in gl.static_range(GROUPS):
@@ -139,20 +142,21 @@ def tile_sum(
                 product -= sums[step] * 8.0
             acc += product * _widen_scale(scales[group])[:, :, None]
     hopper.mbarrier.arrive(empty.index(stage))
-    return gl.sum(gl.convert_layout(acc, apart()), axis=0) * FACTOR
+    return gl.sum(gl.convert_layout(acc, apart(WARPS)), axis=0) * FACTOR
 
 
 @gluon.jit
 def _inverse_rms(
-    squares_ptr, num_tokens, size, eps, TOKENS: gl.constexpr, PARTS: gl.constexpr, BLOCK: gl.constexpr
+    squares_ptr, num_tokens, size, eps, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr,
+    BLOCK: gl.constexpr,
 ):  # fmt: skip
     """Of each token's inputs, as `pagebus.kernels.linear.epilogue.inverse_rms`."""
-    READ: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [8, 1], [1, 0])
+    READ: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [WARPS, 1], [1, 0])
     part = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, READ))[:, None]
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, READ))[None, :]
     squares = gl.load(squares_ptr + part * num_tokens + token, mask=(part < PARTS) & (token < num_tokens), other=0.0)
     inverse = gl.rsqrt(gl.sum(squares, axis=0) / size + eps)
-    return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, apart())))
+    return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, apart(WARPS))))
 
 
 @gluon.jit
@@ -181,7 +185,7 @@ def _finish(
     GATED: gl.constexpr, BIASED: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """What becomes of a tile's sums [ROWS, tokens], or of those of gates and of what they multiply."""
-    TILE: gl.constexpr = gl.SliceLayout(0, apart())
+    TILE: gl.constexpr = totals[0].type.layout
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     total = totals[0]
     row = tile * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))
@@ -207,9 +211,9 @@ def _finish(
 def multiply_ring(
     x_ptr, bias_ptr, out_ptr, squares_ptr, residual_ptr, norm_ptr, new_squares_ptr, words_shared, scale_shared,
     zero_shared, full, empty, num_tiles, num_columns, stride_x, num_tokens, size, eps, TOKENS: gl.constexpr,
-    STEPS: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
-    BIASED: gl.constexpr, ZEROS: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr, PARTS: gl.constexpr,
-    BLOCK_PARTS: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
+    WARPS: gl.constexpr, STEPS: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr, STAGES: gl.constexpr,
+    GATED: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr,
+    PARTS: gl.constexpr, BLOCK_PARTS: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply."""
     TYPE: gl.constexpr = x_ptr.dtype.element_ty
@@ -220,11 +224,11 @@ def multiply_ring(
         gdc_wait()
     inverse = 1.0
     if NORMED:
-        inverse = _inverse_rms(squares_ptr, num_tokens, size, eps, TOKENS, PARTS, BLOCK_PARTS)
+        inverse = _inverse_rms(squares_ptr, num_tokens, size, eps, TOKENS, WARPS, PARTS, BLOCK_PARTS)
     stage = 0
     phase = 0
     if PASSES == 1:
-        x, sums = read_tokens(x_ptr, stride_x, num_tokens, size, 0, WORDS, TOKENS, STEPS, EVEN_K, LAYOUT)
+        x, sums = read_tokens(x_ptr, stride_x, num_tokens, size, 0, WORDS, TOKENS, WARPS, STEPS, EVEN_K, LAYOUT)
         for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
             totals: tl.tuple = ()
             for _half in gl.static_range(HALVES):
@@ -242,10 +246,10 @@ def multiply_ring(
     else:
         held: tl.tuple = ()
         for _tile in gl.static_range(HELD * HALVES):
-            held += (gl.full([ROWS, TOKENS], 0.0, gl.float32, gl.SliceLayout(0, apart())),)
+            held += (gl.full([ROWS, TOKENS], 0.0, gl.float32, gl.SliceLayout(0, apart(WARPS))),)
         for part in range(PASSES):
             x, sums = read_tokens(
-                x_ptr, stride_x, num_tokens, size, part * (STEPS * WARPS), WORDS, TOKENS, STEPS, EVEN_K, LAYOUT
+                x_ptr, stride_x, num_tokens, size, part * (STEPS * WARPS), WORDS, TOKENS, WARPS, STEPS, EVEN_K, LAYOUT
             )  # fmt: skip
             added: tl.tuple = ()
             for index in gl.static_range(HELD * HALVES):
@@ -287,7 +291,8 @@ def ring_kernel(
     size,  # K
     eps,
     TOKENS: gl.constexpr,  # T rounded up: 8 or 16
-    STEPS: gl.constexpr,  # of a part of K: eight tiles of 128 columns each
+    WARPS: gl.constexpr,  # that multiply: 8 or 16
+    STEPS: gl.constexpr,  # of a part of K: for each of those warps a tile of 128 columns
     PASSES: gl.constexpr,  # parts of K
     HELD: gl.constexpr,  # tiles of a program, at most; of interest if there are several passes
     STAGES: gl.constexpr,
@@ -311,11 +316,11 @@ def ring_kernel(
     gl.warp_specialize([
         (multiply_ring, (
             x_ptr, bias_ptr, out_ptr, squares_ptr, residual_ptr, norm_ptr, new_squares_ptr, words_shared, scale_shared,
-            zero_shared, full, empty, num_tiles, num_columns, stride_x, num_tokens, size, eps, TOKENS, STEPS, PASSES,
-            HELD, STAGES, GATED, BIASED, ZEROS, NORMED, ADDED, PARTS, BLOCK_PARTS, EVEN_K, PDL,
+            zero_shared, full, empty, num_tiles, num_columns, stride_x, num_tokens, size, eps, TOKENS, WARPS, STEPS,
+            PASSES, HELD, STAGES, GATED, BIASED, ZEROS, NORMED, ADDED, PARTS, BLOCK_PARTS, EVEN_K, PDL,
         )),
         (fill_ring, (
-            words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns, STEPS,
-            PASSES, STAGES, GATED, ZEROS,
+            words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns, WARPS,
+            STEPS, PASSES, STAGES, GATED, ZEROS,
         )),
     ], [1], [LOADING_REGISTERS])  # fmt: skip

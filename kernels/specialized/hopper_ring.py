@@ -29,6 +29,8 @@ from pagebus.kernels.specialized.hopper_fragments import (
 from pagebus.kernels.specialized.hopper_gemm import activate_gate
 from pagebus.kernels.specialized.hopper_word_loads import next_of
 
+JOINED = constant(0)
+EARLY = constant(0)
 ROWS = constant(16)
 """Of a tile. Gates have tiles of their own, each before that of the rows which it multiplies."""
 
@@ -117,15 +119,14 @@ def _widen_scale(scale):
 
 
 @gluon.jit
-def tile_sum(
-    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, CODE: gl.constexpr,
-    TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
+def _tile_products(
+    x, sums, words_shared, scale_shared, zero_shared, full, stage, phase, CODE: gl.constexpr, TYPE: gl.constexpr,
+    ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The products [ROWS, tokens] of a stage."""
+    """The sums [WARPS, ROWS, tokens] of each warp's products of a stage."""
     STEPS: gl.constexpr = len(x)
     WARPS: gl.constexpr = x[0][0].shape[0]
     GROUPS: gl.constexpr = scale_shared.shape[1] // WARPS
-    FACTOR: gl.constexpr = sums_factor(CODE, TYPE)
     acc = gl.full([WARPS, ROWS, x[0][0].shape[2]], 0.0, gl.float32, LAYOUT)
     hopper.mbarrier.wait(full.index(stage), phase)
     for step in gl.static_range(STEPS):
@@ -141,20 +142,66 @@ def tile_sum(
             elif CODE == WORDS:
                 product -= sums[step] * 8.0
             acc += product * _widen_scale(scales[group])[:, :, None]
-    hopper.mbarrier.arrive(empty.index(stage))
-    return gl.sum(gl.convert_layout(acc, apart(WARPS)), axis=0) * FACTOR
+    return acc
 
 
 @gluon.jit
-def _inverse_rms(
-    squares_ptr, num_tokens, size, eps, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr,
-    BLOCK: gl.constexpr,
+def tile_sum(
+    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, CODE: gl.constexpr,
+    TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Of each token's inputs, as `pagebus.kernels.linear.epilogue.inverse_rms`."""
+    """The products [ROWS, tokens] of a stage."""
+    acc = _tile_products(
+        x, sums, words_shared, scale_shared, zero_shared, full, stage, phase, CODE, TYPE, ZEROS, LAYOUT
+    )  # fmt: skip
+    hopper.mbarrier.arrive(empty.index(stage))
+    return gl.sum(gl.convert_layout(acc, apart(acc.shape[0])), axis=0) * sums_factor(CODE, TYPE)
+
+
+@gluon.constexpr_function
+def _apart_twice(warps: int) -> Any:
+    """Those of two tiles [warps, ROWS, tokens, 2]."""
+    if warps == 8:
+        return gl.BlockedLayout([8, 1, 1, 2], [1, 4, 8, 1], [1, 4, 2, 1], [3, 2, 1, 0])
+    return gl.BlockedLayout([4, 1, 1, 2], [4, 1, 8, 1], [1, 16, 1, 1], [3, 2, 1, 0])
+
+
+@gluon.jit
+def two_tile_sums(
+    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, STAGES: gl.constexpr,
+    CODE: gl.constexpr, TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Those of a stage and of the one behind it, which warps exchange at once; and what comes then."""
+    first = _tile_products(
+        x, sums, words_shared, scale_shared, zero_shared, full, stage, phase, CODE, TYPE, ZEROS, LAYOUT
+    )  # fmt: skip
+    behind, phase = next_of(stage, phase, STAGES)
+    second = _tile_products(
+        x, sums, words_shared, scale_shared, zero_shared, full, behind, phase, CODE, TYPE, ZEROS, LAYOUT
+    )  # fmt: skip
+    hopper.mbarrier.arrive(empty.index(stage))
+    hopper.mbarrier.arrive(empty.index(behind))
+    WARPS: gl.constexpr = first.shape[0]
+    SUMS: gl.constexpr = gl.SliceLayout(0, apart(WARPS))
+    both = gl.sum(gl.convert_layout(gl.join(first, second), _apart_twice(WARPS)), axis=0) * sums_factor(CODE, TYPE)
+    first, second = both.split()
+    stage, phase = next_of(behind, phase, STAGES)
+    return (gl.convert_layout(first, SUMS), gl.convert_layout(second, SUMS)), stage, phase
+
+
+@gluon.jit
+def _read_squares(
+    squares_ptr, num_tokens, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
     READ: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [WARPS, 1], [1, 0])
     part = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, READ))[:, None]
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, READ))[None, :]
-    squares = gl.load(squares_ptr + part * num_tokens + token, mask=(part < PARTS) & (token < num_tokens), other=0.0)
+    return gl.load(squares_ptr + part * num_tokens + token, mask=(part < PARTS) & (token < num_tokens), other=0.0)
+
+
+@gluon.jit
+def _inverse_rms(squares, size, eps, WARPS: gl.constexpr):
+    """Of each token's inputs, as `pagebus.kernels.linear.epilogue.inverse_rms`."""
     inverse = gl.rsqrt(gl.sum(squares, axis=0) / size + eps)
     return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, apart(WARPS))))
 
@@ -224,21 +271,31 @@ def multiply_ring(
         gdc_wait()
     inverse = 1.0
     if NORMED:
-        inverse = _inverse_rms(squares_ptr, num_tokens, size, eps, TOKENS, WARPS, PARTS, BLOCK_PARTS)
+        squares = _read_squares(squares_ptr, num_tokens, TOKENS, WARPS, PARTS, BLOCK_PARTS)
+        if not EARLY:
+            inverse = _inverse_rms(squares, size, eps, WARPS)
     stage = 0
     phase = 0
     if PASSES == 1:
         x, sums = read_tokens(x_ptr, stride_x, num_tokens, size, 0, WORDS, TOKENS, WARPS, STEPS, EVEN_K, LAYOUT)
+        if NORMED and EARLY:
+            inverse = _inverse_rms(squares, size, eps, WARPS)
         for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
             totals: tl.tuple = ()
-            for _half in gl.static_range(HALVES):
-                totals += (
-                    tile_sum(
-                        x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, WORDS, TYPE, ZEROS,
-                        LAYOUT,
-                    ),
+            if GATED and JOINED:
+                totals, stage, phase = two_tile_sums(
+                    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, STAGES, WORDS, TYPE,
+                    ZEROS, LAYOUT,
                 )  # fmt: skip
-                stage, phase = next_of(stage, phase, STAGES)
+            else:
+                for _half in gl.static_range(HALVES):
+                    totals += (
+                        tile_sum(
+                            x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, WORDS, TYPE,
+                            ZEROS, LAYOUT,
+                        ),
+                    )  # fmt: skip
+                    stage, phase = next_of(stage, phase, STAGES)
             _finish(
                 totals, tile, inverse, bias_ptr, out_ptr, residual_ptr, norm_ptr, new_squares_ptr, num_columns,
                 num_tokens, GATED, BIASED, NORMED, ADDED,

@@ -16,9 +16,7 @@ from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper, t
 from pagebus.kernels.moe.activation import SILU, SWIGLU_CLAMPED, Gate
 from pagebus.kernels.specialized.hopper_few import (
     LOADING_REGISTERS,
-    MOST_STAGES,
     REGISTERS,
-    SHARED_BYTES,
     FewConfig,
     by_tiles,
 )
@@ -220,7 +218,7 @@ def ring_pairs(
         x, by_tiles(weight.numbers.flatten(0, 1), config.warps), scale, zero,
         out if bias is None else bias, out, experts, experts.numel(), tiles, num_columns, num_rows, x.stride(0), size,
         gate.alpha, gate.limit, CODE=int(weight.code), WARPS=config.warps, STEPS=config.steps,
-        STAGES=min(MOST_STAGES, SHARED_BYTES // stage), GATED=gated, KIND=str(gate.kind), BIASED=bias is not None,
+        STAGES=config.stages(stage, 1), GATED=gated, KIND=str(gate.kind), BIASED=bias is not None,
         ZEROS=zeros, TOP_K=experts.shape[1], EVEN_K=size == config.columns,
         LOADING_REGISTERS=LOADING_REGISTERS, num_warps=config.warps, maxnreg=REGISTERS[config.warps], **pdl(x.device),
     )  # fmt: skip

@@ -18,7 +18,7 @@ ROWS, MOST_TOKENS, WARPS = 16, 16, 8
 """Of a tile of words, of all, and of a program unless it says otherwise."""
 MOST_INPUTS, MOST_HELD = {8: 64, 16: 32}, 16
 """Steps times tokens whose inputs registers have room for, by warps; and tiles whose sums they hold between passes."""
-SHARED_BYTES, MOST_STAGES = 216 * 1024, 12
+SHARED_BYTES, MOST_STAGES = 226 * 1024, 12
 REGISTERS, LOADING_REGISTERS = {8: 168, 16: 96}, 24
 """Of a thread at launch, by warps that multiply, beside which are four more; and of a loading one."""
 
@@ -37,6 +37,11 @@ class FewConfig:
     def columns(self) -> int:
         """Of all passes."""
         return self.passes * self.steps * self.warps * WORD_TILE
+
+    def stages(self, stage_bytes: int, halves: int) -> int:
+        """Of a ring, for which memory has room beside the sums that warps exchange, of ``halves`` tiles at once."""
+        sums = 4 * halves * self.warps * ROWS * self.tokens
+        return min(MOST_STAGES, (SHARED_BYTES - sums) // stage_bytes)
 
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights."""
@@ -88,7 +93,7 @@ def few_linear(
         out if bias is None else bias, out, out if before is None else before.squares, residual, norm, squares,
         num_tiles, num_columns, x.stride(0), num_tokens, size, 0.0 if before is None else before.eps,
         TOKENS=config.tokens, WARPS=config.warps, STEPS=config.steps, PASSES=config.passes,
-        HELD=held if config.passes > 1 else 0, STAGES=min(MOST_STAGES, SHARED_BYTES // stage), GATED=gated,
+        HELD=held if config.passes > 1 else 0, STAGES=config.stages(stage, 2 if gated else 1), GATED=gated,
         BIASED=bias is not None, ZEROS=weight.zero is not None, NORMED=before is not None, ADDED=after is not None,
         PARTS=parts, BLOCK_PARTS=next_power_of_2(parts), EVEN_K=size == config.columns,
         LOADING_REGISTERS=LOADING_REGISTERS, num_warps=config.warps, maxnreg=REGISTERS[config.warps], **pdl(x.device),

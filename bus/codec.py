@@ -33,9 +33,9 @@ from pagebus.bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message,
 from pagebus.bus.messages.field_types import NO_INTS
 from pagebus.bus.messages.record import Record
 
-VERSIONS: Mapping[type, int] = {StepPlan: 2, SequenceStarted: 2}
+VERSIONS: Mapping[type, int] = {StepPlan: 3, SequenceStarted: 2}
 """The version of each message that has changed; 1 where it is not named. 2: sampling parameters travel as one
-object."""
+object. 3: a plan may leave out the first tokens of a sequence."""
 HEADER = b"h"
 
 _INT32 = np.dtype("<i4")

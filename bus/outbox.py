@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from itertools import islice, takewhile
+from typing import Any
 
 from pagebus.bus.backoff import Backoff
 from pagebus.bus.codec import encode
@@ -62,6 +64,10 @@ class Outbox:
         """The last entry of this epoch that the server has confirmed, by log stream."""
         self._restarts = self._survived = 0
         """The number of server restarts, and the last one after which nothing was found to be lost."""
+        self._is_idle = False
+        """Whether :meth:`run` waits for messages."""
+        self._begun: tuple[int, Coroutine[Any, Any, None]] | None = None
+        """The first messages of the queue, if they are on their way: how many, and what waits for the answer."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -124,6 +130,13 @@ class Outbox:
         self._empty.clear()
         self._wake.set()
 
+    def hurry(self) -> None:
+        """Send what is queued now, if nothing is on its way, rather than when it is the turn of :meth:`run`: other
+        tasks of the loop may take longer than the message."""
+        if self._is_idle and self._queue and self._begun is None and self._restarts == self._survived:
+            with suppress(BusUnavailable, CodecError):  # as it will be found again
+                self._begun = self._begin()
+
     async def flush(self) -> None:
         """Wait until everything queued is stored.
 
@@ -171,7 +184,9 @@ class Outbox:
         """
         try:
             while True:
+                self._is_idle = not self._wake.is_set()
                 await self._wake.wait()
+                self._is_idle = False
                 try:
                     await self._check_survival()
                     await self._send_next()
@@ -185,6 +200,9 @@ class Outbox:
             self._failure = error
             raise
         finally:
+            self._is_idle = False
+            if self._begun is not None:
+                self._begun[1].close()
             self._empty.set()
             self._tell(self.queued)
 
@@ -198,8 +216,9 @@ class Outbox:
                     )
             self._survived = restarts
 
-    async def _send_next(self) -> None:
-        """Send the longest run of one kind at the head of the queue, in one round trip."""
+    def _begin(self) -> tuple[int, Coroutine[Any, Any, None]]:
+        """Send the longest run of one kind at the head of the queue, in one round trip. Returns how many messages these
+        are, and what is to be awaited."""
         entries: list[LogEntry] = []
         items: list[tuple[str, Message]] = []
         num_bytes = 0
@@ -214,27 +233,33 @@ class Outbox:
                 stream, message, size = item
                 items.append((stream, message))
                 num_bytes += size
+        return len(entries) + len(items), self._bus.append(entries) if entries else self._bus.publish(items)
+
+    async def _send_next(self) -> None:
+        """Send the next messages, unless they are on their way, and wait until they are stored."""
         try:
-            if entries or items:
-                await (self._bus.append(entries) if entries else self._bus.publish(items))
+            (count, sending), self._begun = self._begun or self._begin(), None
+            await sending
         except CodecError:
-            if entries or self._on_unsendable is None:
+            if isinstance(self._queue[0], LogEntry) or self._on_unsendable is None:
                 raise
-            return self._drop_unsendable(len(items), self._on_unsendable)
+            return self._drop_unsendable(self._on_unsendable)
         self.trouble = ""
         self._backoff.reset()
-        for _ in range(len(entries) + len(items)):
-            self._queue.popleft()
-        self._stored.update((entry.stream, entry.id) for entry in entries if entry.id.epoch == self.epoch)
+        for item in [self._queue.popleft() for _ in range(count)]:
+            if isinstance(item, LogEntry) and item.id.epoch == self.epoch:
+                self._stored[item.stream] = item.id
         self._tell(self.queued - len(self._queue))
         if not self._queue:
             self._empty.set()
             if self._restarts == self._survived:
                 self._wake.clear()
 
-    def _drop_unsendable(self, count: int, tell: Callable[[Message, CodecError], None]) -> None:
-        """Drop messages that cannot be encoded from the first ``count``; the others are sent next."""
-        items = [self._queue.popleft() for _ in range(count)]
+    def _drop_unsendable(self, tell: Callable[[Message, CodecError], None]) -> None:
+        """Drop published messages that cannot be encoded from the first of the queue; the others are sent next."""
+        items = list(takewhile(lambda item: not isinstance(item, LogEntry), islice(self._queue, _BATCH)))
+        for _ in items:
+            self._queue.popleft()
         for item in reversed(items):
             message = item.message if isinstance(item, LogEntry) else item[1]
             try:

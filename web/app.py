@@ -108,6 +108,7 @@ def make_application(context: Context) -> web.Application:
     if context.settings.root_path is not None:  # a proxy may pass the path on, or take it away
         below = web.Application(client_max_size=context.bodies.max_bytes)
         _add_routes(below, context)
+        app.router.add_get(context.settings.root_path, page.to_the_page, name="to_the_page")
         app.add_subapp(context.settings.root_path, below)
     return app
 

@@ -106,7 +106,8 @@ def _add_serve(benchmarks: Commands) -> None:
 
 def _add_server(serve: argparse.ArgumentParser) -> None:
     server = serve.add_argument_group("server")
-    server.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help="(default: port 8000 here)")
+    text = "without /v1 (default: port 8000 here)"
+    server.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help=text)
     server.add_argument("--backend", choices=("openai", "openai-chat"), default="openai", help="completions or chats")
     server.add_argument("--endpoint", metavar="PATH", help="(default: /v1/completions or /v1/chat/completions)")
     server.add_argument("--model", metavar="NAME", help="(default: the first that the server lists)")

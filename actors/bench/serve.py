@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import uvloop
 
-from pagebus.actors.bench.driver.client import Outcome, run_calls
+from pagebus.actors.bench.driver.client import ERROR_CHARACTERS, Outcome, run_calls
 from pagebus.actors.bench.driver.deployment import BenchError
 from pagebus.actors.bench.driver.graphs import told_by_metrics, until_captured
 from pagebus.actors.bench.driver.load import ENDPOINTS, Spec, make_calls, warm_up_calls
@@ -191,12 +191,15 @@ def _say_nothing(phase: str, share: float | None) -> None:
 
 async def served_model(spec: Spec) -> str:
     """The first model that the server lists."""
+    url = f"{spec.base_url.rstrip('/')}/v1/models"
     async with aiohttp.ClientSession(headers=spec.headers) as session:
         try:
-            async with session.get(f"{spec.base_url.rstrip('/')}/v1/models") as response:
+            async with session.get(url) as response:
+                if response.status != 200:
+                    raise BenchError(f"{url}: status {response.status}: {(await response.text())[:ERROR_CHARACTERS]}")
                 return str((await response.json())["data"][0]["id"])
         except (aiohttp.ClientError, KeyError, IndexError, ValueError) as error:
-            raise BenchError(f"{spec.base_url}/v1/models: {type(error).__name__}: {error}") from error
+            raise BenchError(f"{url}: {type(error).__name__}: {error}") from error
 
 
 async def _run_part(spec: Spec, part: int, begin_s: float, take: Any) -> None:

@@ -27,9 +27,11 @@ def check_settings(settings: Settings) -> None:
     """Compare the settings with the files and the GPU of this machine.
 
     Raises:
-        SettingsError: the file of keys is wrong, or the GPU does not support what is asked.
+        SettingsError: the file of keys or the template is wrong, or the GPU does not support what is asked.
         ModelError: there is no such model, or it cannot be served.
     """
+    if settings.chat_template is not None:
+        _check_template(settings.chat_template)
     if settings.api_key_file is not None:
         importlib.import_module("pagebus.web.access.key_file").KeyFile(settings.api_key_file).news()
     if is_path(settings.model):
@@ -37,6 +39,14 @@ def check_settings(settings: Settings) -> None:
     elif not _is_cached(settings.model):  # else nothing has to wait for the hub
         _check_repository(settings)
     check_first_gpu(settings)
+
+
+def _check_template(setting: str) -> None:
+    chat = importlib.import_module("pagebus.actors.tokenizer.chat")
+    try:
+        chat.own_template(setting)
+    except chat.TokenizerError as error:
+        raise SettingsError(str(error)) from error
 
 
 def _check_folder(settings: Settings, folder: Path) -> None:
@@ -84,15 +94,17 @@ async def check_model(bus: Bus, settings: Settings) -> None:
 
 
 async def check_port(settings: Settings) -> None:
-    """Whether nobody listens on the port, or at the socket. Several ingresses share a port, so they would also share it
-    with another deployment's.
+    """Whether nobody listens on the port, or at the socket, and it can be had. Several ingresses share a port, so they
+    would also share it with another deployment's.
 
     Raises:
-        SettingsError: somebody does.
+        SettingsError: somebody does, or it cannot.
     """
     listener = importlib.import_module("pagebus.web.server.listener")
     if settings.uds is None:
         for sock in await listener.listen(settings.host, settings.port):
             sock.close()
-    elif listener.is_listened_to(settings.uds):
-        raise SettingsError(f"--uds {settings.uds}: another process listens there; end it, or give another path")
+    else:
+        for sock in listener.listen_on_path(settings.uds):
+            sock.close()
+            listener.remove_path(settings.uds)

@@ -278,15 +278,17 @@ class ExecutorActor(Actor):
         assert self._outbox is not None
         if isinstance(result, DiskReport) and result.error:
             self.log.warning("the disk tier failed: blocks are computed", error=result.error)
-        if isinstance(result, PullReport):
+        if isinstance(result, PullReport) and not result.promised:
             self._watch.pulled(result.pull)
             if result.error:
                 self.log.warning("blocks could not be had and are computed", pull=result.pull, error=result.error)
         try:
             if not isinstance(result, StepResult):
                 told = self._reports.note(result, self.replica, self.generation)
-                return self._outbox.publish(self.names.control, told)
+                self._outbox.publish(self.names.control, told)
+                return self._outbox.hurry()
             self._outbox.append(self.names.results(self.name), result)
+            self._outbox.hurry()
             self._count(result)
         except BusUnavailable as error:  # the outbox has stopped: this executor has been replaced
             self._engine_failed(error)

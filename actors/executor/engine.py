@@ -309,6 +309,7 @@ class Engine:
 
     def _launch(self, queued: Queued, readback: Readback) -> None:
         launched_s, began = time.time(), time.perf_counter()
+        promises = self._loaded.follow_promises()
         work, copied = self._apply(queued)
         self._drift.begin(queued.plan, work, self._copies.step_done(queued.plan.step, copied))
         if self._spans is not None:
@@ -322,7 +323,7 @@ class Engine:
             self._experts.fetch()
         if len(work.constrained) and sampled is not None:
             self._grammars.launched(work)
-        self._completion.put(Launched(queued, work, launched_s, readback, copied, departure))
+        self._completion.put(Launched(queued, work, launched_s, readback, copied, departure, promises))
         if self._spans is not None:
             name = LAUNCH if self._loaded.runner.from_graph else EAGER
             self._spans.add(name, queued.plan.step, launched_s, time.time())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pagebus.actors.model.config import ModelConfig, resolve_model
 from pagebus.actors.runtime.actor import Actor
@@ -47,6 +47,10 @@ class SchedulerActor(Actor):
 
     def lease_name(self) -> str:
         return LEASE
+
+    def lease_info(self) -> dict[str, Any]:
+        """Also how an operator holds the work, while one does."""
+        return super().lease_info() | ({"held": self.core.held} if self.core.held else {})
 
     def request_drain(self) -> None:
         super().request_drain()

@@ -165,6 +165,7 @@ class Leader:
                 self._outputs.route(output)
                 if looked_at:
                     self._observers.decided(output, now_s)
+            self._outbox.hurry()
             began_s = self._note_work("plan", began_s)
             if part:
                 await asyncio.sleep(0)

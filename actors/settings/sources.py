@@ -121,7 +121,7 @@ def _help_text(spec: dataclasses.Field[Any]) -> str:
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, choices: Sequence[str], text: str) -> None:
     kind, _ = field_types()[name]
-    flag, metavar = flag_of(name), name.rsplit("_", 1)[-1].upper()
+    flag, metavar = flag_of(name), name.split("_per_")[0].rsplit("_", 1)[-1].upper()
     common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
     if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)

@@ -17,9 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2 import Environment, nodes
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 
-from pagebus.actors.model.tokenizer import read_template
+from pagebus.actors.model.tokenizer import TokenizerError, read_template
 from pagebus.actors.tokenizer.refusal import Refusal
 from pagebus.actors.tokenizer.render_process import RenderFailure, RenderLimit, RenderProcess
 from pagebus.bus.messages import GenerateRequest, JsonValue
@@ -47,6 +50,17 @@ class Rendered:
     pieces: tuple[str, ...]
 
 
+class _Generation(Extension):
+    """The one tag of ``transformers`` that Jinja does not have."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """What it holds."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """The chat template of one tokenizer. Thread-safe."""
 
@@ -54,10 +68,10 @@ class ChatTemplate:
         """``override`` is ``--chat-template``: the path of a file, or the template itself.
 
         Raises:
-            TokenizerError: ``override`` is neither.
+            TokenizerError: ``override`` is neither, or cannot be parsed.
         """
         self._tokenizer = tokenizer
-        self._template = None if override is None else read_template(override)
+        self._template = None if override is None else own_template(override)
         special = {t.content for t in tokenizer.backend_tokenizer.get_added_tokens_decoder().values() if t.special}
         longest_first = sorted(special, key=lambda token: (-len(token), token))
         pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
@@ -142,6 +156,20 @@ class ChatTemplate:
     def _split(self, text: str) -> tuple[str, ...]:
         """Text, marked token, text, ... A mark that the template tore off its token is dropped but still divides."""
         return tuple(piece or "" for piece in self._marked.split(text))
+
+
+def own_template(setting: str) -> str:
+    """The template that ``--chat-template`` names or is.
+
+    Raises:
+        TokenizerError: there is no such file, or it cannot be parsed: it would refuse every chat.
+    """
+    template = read_template(setting)
+    try:
+        Environment(extensions=[loopcontrols, _Generation]).parse(template)
+    except TemplateSyntaxError as error:
+        raise TokenizerError(f"--chat-template, line {error.lineno}: {error.message}") from error
+    return template
 
 
 def _plain_message(index: int, message: JsonValue) -> dict[str, Any]:

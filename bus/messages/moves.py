@@ -47,6 +47,10 @@ class PullReport(Record, frozen=True, kw_only=True):
     """When they were there, or given up, by the wall clock; 0: it was not said."""
     rank: int = 0
     ranks: int = 1
+    promised: bool = False
+    """They are not there yet, and what lent them is still read. But every plan from now on finds them there, in all
+    that it does. Another report says when they are; if they are not then, the executor ends, and gives no result that
+    was computed with them."""
 
 
 def together(told: dict[int, PullReport], report: PullReport) -> PullReport | None:

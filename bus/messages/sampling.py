@@ -127,6 +127,12 @@ class SamplingParams(Record, frozen=True, kw_only=True):
         }
 
     @property
+    def reads_past(self) -> bool:
+        """Whether tokens are chosen by what the earlier ones are, beside the cache."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.bad_words_token_ids)
+
+    @property
     def returns_prompt(self) -> bool:
         """Whether the client is to be told something about the prompt."""
         return self.echo or self.return_token_ids or self.return_prompt_text or self.scores_prompt

@@ -52,6 +52,9 @@ class NewSequence(Record, frozen=True, kw_only=True):
     It begins with the prompt's last ``CONTEXT_TOKENS``, if there are so many."""
     adapter: str = ""
     """The digest of its adapter, which an :class:`AdapterRead` has said to be there; empty: it has none."""
+    first_token: int = 0
+    """Where its tokens in ``new_token_ids`` begin. Those before are the prompt's, and computed, and nothing reads what
+    they were."""
 
 
 class AdapterPlaced(Record, frozen=True, kw_only=True):
@@ -65,7 +68,8 @@ class StepPlan(Record, frozen=True, kw_only=True):
     """One forward pass, as a delta to the executor's persistent batch. Applied strictly in this order.
 
     1. ``freed_slots`` [k]: these slots are empty now.
-    2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, ``new_block_ids`` their block tables.
+    2. ``new_sequences``: fill slots. ``new_token_ids`` concatenates their tokens, each from its ``first_token`` on, and
+       ``new_block_ids`` their block tables.
     3. ``cut_slots`` / ``cut_blocks`` [b]: keep that many blocks of the slot's table. ``chosen_slots`` and
        ``chosen_tokens`` [t]: the slot's last token is this one, whatever was sampled. (So a beam takes over another's
        past; what the slot's earlier tokens were is not said, because nothing reads them.)
@@ -108,7 +112,7 @@ class StepPlan(Record, frozen=True, kw_only=True):
 
     ``pulls`` copy blocks of other executors: ``pull_sources`` [p] of theirs into ``pull_blocks`` [p], beside this and
     later steps. They begin behind the steps before this plan and its copies. A :class:`PullReport` says what has become
-    of each. Until then no plan names their device blocks.
+    of each, or promises it. Until then no plan names their device blocks.
 
     ``is_last``: the executor drains, and nobody pulls from it any more.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 from pagebus.bus.backoff import Backoff
 from pagebus.bus.codec import encode
@@ -142,24 +143,25 @@ class RedisBus(Bus):
         return link
 
     # -- work streams and mailboxes -----------------------------------------------------------------------------------
-    async def publish(self, items: Iterable[tuple[str, Message]]) -> None:
+    def publish(self, items: Iterable[tuple[str, Message]]) -> Coroutine[Any, Any, None]:
         commands: list[Command] = [
             _xadd(stream, "*", encode(message), *(("NOMKSTREAM",) if self.names.is_kept(stream) else ()))
             for stream, message in items
         ]
-        for reply, command in zip(await self._all_or_none(commands, "publish"), commands, strict=True):
+        return self._published(commands, self._all_or_none(commands, "publish"))
+
+    @staticmethod
+    async def _published(commands: Sequence[Command], replies: Awaitable[list[Reply]]) -> None:
+        for reply, command in zip(await replies, commands, strict=True):
             checked(reply, f"publish to {command[1]!s}")
 
-    async def _all_or_none(self, commands: Sequence[Command], what: str) -> list[Reply]:
+    def _all_or_none(self, commands: Sequence[Command], what: str) -> Awaitable[list[Reply]]:
         """The replies to writes of which the server takes all or none. Were only the first one refused (for want of
         memory, say), its repeat would come after the others: out of order in a mailbox, and in a log stream taken for
-        one that had been written."""
-        if len(commands) < 2:
-            return await self._writer.call(*commands) if commands else []
-        *queued, results = await self._writer.call(("MULTI",), *commands, ("EXEC",))
-        for reply in queued:
-            checked(reply, what)
-        return list(checked(results, what))
+        one that had been written. The commands are sent before anybody waits for the replies."""
+        if len(commands) > 1:
+            return _executed(self._writer.submit([("MULTI",), *commands, ("EXEC",)]), what)
+        return self._writer.submit(commands) if commands else _nothing()
 
     async def open_mailbox(self, stream: str, *, ttl_s: int) -> EntryId:
         first = _xadd(stream, "*", {b"opened": b""}, "MAXLEN", "0")
@@ -212,12 +214,13 @@ class RedisBus(Bus):
         self._groups.let_go(stream, group, ids)
 
     # -- log streams --------------------------------------------------------------------------------------------------
-    async def append(self, entries: Sequence[LogEntry]) -> None:
-        if not entries:
-            return
+    def append(self, entries: Sequence[LogEntry]) -> Coroutine[Any, Any, None]:
         commands = [_xadd(entry.stream, str(entry.id), encode(entry.message)) for entry in entries]
+        return self._appended(entries, self._all_or_none(commands, "append"))
+
+    async def _appended(self, entries: Sequence[LogEntry], replies: Awaitable[list[Reply]]) -> None:
         refused: list[LogEntry] = []
-        for reply, entry in zip(await self._all_or_none(commands, "append"), entries, strict=True):
+        for reply, entry in zip(await replies, entries, strict=True):
             if is_refused_id(reply):
                 refused.append(entry)
             else:
@@ -343,6 +346,18 @@ class RedisBus(Bus):
 
     async def leases(self, kind: str | None = None) -> list[LeaseInfo]:
         return await self._leases.live(kind)
+
+
+async def _nothing() -> list[Reply]:
+    return []
+
+
+async def _executed(replies: Awaitable[list[Reply]], what: str) -> list[Reply]:
+    """The results of a transaction."""
+    *queued, results = await replies
+    for reply in queued:
+        checked(reply, what)
+    return list(checked(results, what))
 
 
 def _xadd(stream: str, entry_id: str, frame: Mapping[bytes, bytes], *options: str | int) -> Command:

@@ -23,8 +23,8 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Two executors, a key, and targets."""
-    arguments = ("--executors", "2", "--num-gpu-blocks-override", "64", "--api-key", KEY,
+    """Two executors, a key, targets, and a path below which a proxy may pass requests on."""
+    arguments = ("--executors", "2", "--num-gpu-blocks-override", "64", "--api-key", KEY, "--root-path", "/llm",
                  "--ttft-target-ms", "2000", "--itl-target-ms", "50")  # fmt: skip
     with served(*arguments) as address:
         yield address
@@ -85,6 +85,27 @@ def test_a_key_is_asked_for_once(browser: Browser, url: str) -> None:
         expect(page.get_by_text("Live", exact=True)).to_be_visible()
         expect(banner).to_be_hidden()
         page.said.clear()  # type: ignore[attr-defined]
+
+
+def test_the_page_lies_below_a_root_path(browser: Browser, url: str) -> None:
+    """With its files, its calls, the sample of Replay and the address in copied requests, also without a slash."""
+    with opened(browser, url) as elsewhere:
+        page, asked = elsewhere.context.new_page(), list[str]()
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto("/llm")
+        page.get_by_role("textbox", name="Key").fill(KEY)
+        page.get_by_role("button", name="Use this key").click()
+        expect(page.get_by_text("Live", exact=True)).to_be_visible()
+        page.get_by_label("Message").fill("What is water?")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Copy as…").click()
+        expect(page.get_by_role("dialog").locator("pre")).to_contain_text(f"curl -N {url}/llm/v1/chat/completions")
+        page.keyboard.press("Escape")
+        page.goto("/llm/#/replay")
+        expect(page.get_by_label("Time in the recording")).to_be_visible()
+        assert {f"{url}/llm", f"{url}/llm/v1/chat/completions", f"{url}/llm/api/events"} <= set(asked)
+        assert [each for each in asked if not each.startswith(f"{url}/llm")] == []
+        elsewhere.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 401
 
 
 def test_a_copied_job_runs(page: Page) -> None:

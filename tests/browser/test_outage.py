@@ -27,6 +27,8 @@ def test_an_outage_is_said_on_all_views_and_ends(page: Page, deployment: Deploym
     """The only executor dies in the middle of an answer: every view says so, the answer is paused and not "writing",
     the last map is greyed, and no view claims that there is nothing to do. Then it goes on to the same end."""
     whole = answer_of(deployment)
+    announcer = page.locator("#announcer")
+    expect(announcer).to_be_empty()  # all is well, but not again
     deployment.hold(after=6)
     page.locator("[name=temperature]").fill("0")
     page.get_by_label("Message").fill(QUESTION)
@@ -40,6 +42,7 @@ def test_an_outage_is_said_on_all_views_and_ends(page: Page, deployment: Deploym
     expect(status).to_have_text("Outage")
     expect(page.locator(".answer footer")).to_contain_text("paused: executor-0 died")
     expect(page.locator(".glance.stale")).to_contain_text("The engine when it was there last")
+    expect(announcer).to_contain_text("executor-0 died")
     for view in VIEWS:
         page.goto(f"/#/{view}")
         expect(banner).to_be_visible()
@@ -97,6 +100,8 @@ def test_health_is_that_of_the_deployment(page: Page) -> None:
         {"actors": [{**executor, **loading, "lost_s": 988}]},
         {"actors": [{**executor, "state": "gone", "lost_s": 700}]},
         {"actors": [{**executor, "state": "stalled 9 s"}], "missing": ["executor"]},
+        {"held": "abort"},
+        {"held": "keep"},
         {"missing": ["bus"]},
         {"away": "The scheduler does not answer."},
         {"connected": False, "problem": "The server cannot be reached."},
@@ -111,6 +116,8 @@ def test_health_is_that_of_the_deployment(page: Page) -> None:
         ["warn", "Degraded", "executor-0 died 12 s ago, restarting (imports 0%). Others of its kind carry on."],
         ["good", "Live", ""],
         ["bad", "Outage", f"executor-0 does not get on with its steps (stalled 9 s). {new}"],
+        ["warn", "Paused", f"An operator has paused the work: {new[0].lower()}{new[1:]}"],
+        ["warn", "Paused", "An operator has paused the work: requests wait."],
         ["bad", "Outage", f"Redis does not answer. {new}"],
         ["bad", "Outage", f"There is no scheduler. {new}"],
         ["bad", "Not connected", "The server cannot be reached. Trying again."],
@@ -142,6 +149,7 @@ def test_the_sentence_of_an_operators_home(page: Page) -> None:
         {"actors": [dead, {**executor, "name": "executor-1"}], "failures": none_lost},
         {"actors": [dead, scheduler], "missing": ["executor"], "incidents": died, "failures": none_lost},
         {"actors": [executor, scheduler], "missing": ["bus"], "failures": none_lost},
+        {"actors": [executor], "held": "keep", "failures": none_lost},
         {"actors": [executor], "failures": None},
         {"connected": False, "problem": ""},
     ]
@@ -154,6 +162,7 @@ def test_the_sentence_of_an_operators_home(page: Page) -> None:
         f"Requests are answered. executor-0 died 12 s ago. Others of its kind carry on. {no_loss}",
         f"Outage for 12 s: {waits} {no_loss}",
         "Outage: Redis does not answer. New requests are told to come again (503).",
+        f"An operator has paused the work: requests wait. {no_loss}",
         "Requests are answered: the actor works.",
         "Connecting to the server.",
     ]

@@ -156,10 +156,10 @@ class Oracle:
         for new in plan.new_sequences:
             behind = [[NO_PAGE] * self.limits.windowed_pages] * new.first_windowed
             held = pages[: new.num_blocks - new.first_windowed]
-            self.rows[new.slot] = Row(
-                new, tokens[: new.num_tokens], blocks[: new.num_blocks], behind + held, new.num_computed_tokens
-            )
-            del tokens[: new.num_tokens], blocks[: new.num_blocks], pages[: len(held)]
+            said = new.num_tokens - new.first_token
+            row = Row(new, tokens[:said], blocks[: new.num_blocks], behind + held, new.num_computed_tokens)
+            self.rows[new.slot] = row
+            del tokens[:said], blocks[: new.num_blocks], pages[: len(held)]
         pages = self._by_block(plan.appended_windowed)
         for slot, block in zip(plan.appended_slots.tolist(), plan.appended_blocks.tolist(), strict=True):
             self.rows[slot].blocks.append(block)
@@ -168,6 +168,15 @@ class Oracle:
         assert not len(plan.cut_slots)
         assert not len(plan.chosen_slots)
         self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
+        for new in plan.new_sequences:
+            self._recall(self.rows[new.slot])
+
+    def _recall(self, row: Row) -> None:
+        """The tokens that were not said of a sequence that enters are those of the cache."""
+        count = row.new.first_token
+        held = self.cache[row.blocks[: -(-count // self.limits.block_size)]].reshape(-1)[:count] - np.arange(count)
+        assert not (held & (1 << 20) - 1).any(), f"the cache of sequence {row.new.sequence_id} has other positions"
+        row.tokens[:0] = ((held >> 20) - 1).tolist()
 
     def _by_block(self, pages: np.ndarray) -> list[list[int]]:
         each = self.limits.windowed_pages

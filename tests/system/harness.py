@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import numpy as np
-
 from pagebus.actors.executor.actor import ExecutorActor
 from pagebus.actors.executor.ranks.group import rank_name
 from pagebus.actors.runtime.actor import Actor
@@ -33,11 +31,14 @@ from pagebus.bus.messages import (
     SequenceStarted,
     StepResult,
 )
+from pagebus.bus.messages.field_types import int_array
 from pagebus.bus.streams import Names
 from tests.helpers.vanish import vanish
 from tests.helpers.waiting import LIMIT_S, eventually
 
 OpenBus = Callable[[], Bus]
+LOOK_S = 0.05
+"""How often the collector looks for executors, trims, and says how far it has read."""
 
 
 class TokenCollector(Actor):
@@ -68,19 +69,23 @@ class TokenCollector(Actor):
         return self.done[request_id]
 
     async def serve(self) -> None:
-        own = self.names.sequences(self.name)
+        own, looked_s = self.names.sequences(self.name), -LOOK_S
         while not self.draining.is_set():
-            for lease in await self.bus.leases("executor"):
-                self._positions.setdefault(self.names.results(lease.name), START)
-            for entry in await self.bus.read(self._positions, block_ms=50):
+            looks = time.monotonic() - looked_s >= LOOK_S
+            if looks:
+                looked_s = time.monotonic()
+                for lease in await self.bus.leases("executor"):
+                    self._positions.setdefault(self.names.results(lease.name), START)
+            for entry in await self.bus.read(self._positions, block_ms=int(LOOK_S * 1e3)):
                 self._positions[entry.stream] = entry.id
                 self._take(entry.stream, entry.message)
             if self._complete:
                 done = RequestsDone(request_ids=tuple(self._complete), attempts=("",) * len(self._complete))
                 self._complete.clear()
                 await self.bus.publish([(self.names.control, done)])
-            await self.bus.trim(own, self._positions[own])
-            self.set_state("ready")
+            if looks:
+                await self.bus.trim(own, self._positions[own])
+                self.set_state("ready")
 
     def _take(self, stream: str, message: object) -> None:
         if isinstance(message, SequenceStarted):
@@ -237,7 +242,7 @@ class System:
             ingress="test",
             sampling=params,
             adapter=adapter,
-            prompt_token_ids=np.asarray(prompt, np.int32),  # which may be refused
+            prompt_token_ids=int_array(prompt),
         )
         future = self.collector.expect(request_id)
         publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))

@@ -14,7 +14,9 @@ from aiohttp import web
 
 from pagebus.web.http.errors import ApiError
 
-OPEN_ROUTES = frozenset({"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "static", "docs"})
+OPEN_ROUTES = frozenset(
+    {"health", "livez", "readyz", "ping", "version", "load", "metrics", "page", "to_the_page", "static", "docs"}
+)
 """Names of routes that need no key. The matched route decides, never the text of the path."""
 OPERATOR_ROUTES = frozenset(
     {"events", "history", "block", "tables", "cancel", "order", "debug_state"}

@@ -242,7 +242,7 @@ def message_of(chat: dict[str, Any]) -> dict[str, Any]:
     return {
         **head_of(chat["id"], chat["model"]),
         "content": content or [{"type": "text", "text": ""}],
-        **end_of(choice),
+        **end_of(choice, calls=bool(said.get("tool_calls"))),
         "usage": usage_of(usage),
     }
 
@@ -260,11 +260,14 @@ def head_of(message_id: str, model: str) -> dict[str, Any]:
     return {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
 
-def end_of(choice: dict[str, Any]) -> dict[str, Any]:
-    """Why it ended."""
+def end_of(choice: dict[str, Any], *, calls: bool) -> dict[str, Any]:
+    """Why it ended. A message that ends with a call (``calls``) always waits for its result; a chat whose tool was
+    named ends with "stop"."""
     stop = choice.get("stop_reason")
     if choice["finish_reason"] == "stop" and isinstance(stop, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+    if choice["finish_reason"] == "stop" and calls:
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     return {"stop_reason": STOP_REASONS.get(choice["finish_reason"], "end_turn"), "stop_sequence": None}
 
 
@@ -291,6 +294,7 @@ class MessageEvents:
         self._index = -1
         self._open: tuple[str, int] | None = None
         """Kind of the open block, and which tool call it is."""
+        self._calls = False
         self._end: dict[str, Any] = {"stop_reason": "end_turn", "stop_sequence": None}
         self._usage: dict[str, Any] | None = None
 
@@ -305,7 +309,7 @@ class MessageEvents:
         for choice in chunk["choices"]:
             yield from self._delta(choice.get("delta") or {})
             if choice.get("finish_reason") is not None:
-                self._end = end_of(choice)
+                self._end = end_of(choice, calls=self._calls)
 
     def _delta(self, delta: dict[str, Any]) -> Iterator[Event]:
         if thought := delta.get("reasoning") or delta.get("reasoning_content"):
@@ -315,6 +319,7 @@ class MessageEvents:
             yield from self._block("text", 0, {"type": "text", "text": ""})
             yield self._part({"type": "text_delta", "text": text})
         for call in delta.get("tool_calls") or []:
+            self._calls = True
             function = call.get("function") or {}
             block = {"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": {}}
             yield from self._block("tool_use", call["index"], block)

@@ -251,8 +251,10 @@ def _shown_item(item: dict[str, Any]) -> dict[str, Any]:
     if shown["type"] == "message":
         shown.setdefault("status", "completed")
         if isinstance(shown["content"], str):
-            kind = "output_text" if shown["role"] == "assistant" else "input_text"
-            shown["content"] = [{"type": kind, "text": shown["content"]}]
+            kind = (
+                {"type": "input_text"} if shown["role"] != "assistant" else {"type": "output_text", "annotations": []}
+            )
+            shown["content"] = [{**kind, "text": shown["content"]}]
     return shown
 
 

@@ -48,4 +48,4 @@ CHAT = generated(
 )
 MODEL = record(id=TEXT, object={"const": "model"}, created=TIME, owned_by=TEXT, max_model_len=nullable(COUNT))
 MODELS = record(object={"const": "list"}, data=array(MODEL))
-STATUS = record(status={"enum": ["ok", "unavailable"]})
+STATUS = record(status={"enum": ["ok", "unavailable", "paused"]})

@@ -9,6 +9,7 @@ from typing import Any
 from pagebus.actors.runtime.health_check import is_stalled
 from pagebus.actors.telemetry.progress import graphs_of
 from pagebus.bus.contract import Bus, LeaseInfo
+from pagebus.web.observatory.roster import hold_of
 
 REFRESH_S = 0.5
 FRESH_S = 2.5
@@ -60,6 +61,11 @@ class Membership:
     def progressing(self) -> bool:
         """Whether every executor with steps to compute makes progress; neither busy nor idle counts as stalled."""
         return not any(is_stalled(lease.info) for lease in self.leases)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator has paused the work."""
+        return bool(hold_of(self.leases))
 
     def states(self) -> dict[str, dict[str, object]]:
         """States for display: kind -> name -> what the actor reports as its state. Ranks are there if there are any."""

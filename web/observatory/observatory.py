@@ -24,7 +24,7 @@ from pagebus.web.http.errors import ApiError, bus_away
 from pagebus.web.observatory.board import COLUMNS, Board
 from pagebus.web.observatory.failures import FAILURES_S, failures_of
 from pagebus.web.observatory.history import STORE_EVERY_S, History
-from pagebus.web.observatory.roster import Roster, actor_of, key_of, stream_lengths
+from pagebus.web.observatory.roster import Roster, actor_of, hold_of, key_of, stream_lengths
 from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.observatory.vitals import FIGURES, RESUMED, Totals, total
 
@@ -269,7 +269,8 @@ class Observatory:
             else:
                 found = spans.next(self._summed(snapshots, now_s))
             actors = self.roster.rows(snapshots, now_s)
-            self._tell_news("actors", now_s, {"actors": actors, "streams": streams, "missing": list(self._missing())})
+            state = {"missing": list(self._missing()), "held": hold_of(self._leases())}
+            self._tell_news("actors", now_s, {"actors": actors, "streams": streams, **state})
             if found is not None:
                 self._tell_news("vitals", now_s, {"figures": found})
             await asyncio.sleep(VITALS_EVERY_S)

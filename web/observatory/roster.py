@@ -250,3 +250,9 @@ async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], ad
     streams.append((f"replies:{address}", names.replies(address)))
     lengths = await asyncio.gather(*(bus.length(stream) for _, stream in streams))
     return [{"name": name, "length": length} for (name, _), length in zip(streams, lengths, strict=True)]
+
+
+def hold_of(leases: Sequence[LeaseInfo]) -> str:
+    """The mode in which an operator holds the work, as the scheduler's lease has it; "": nobody does."""
+    told = [lease.info.get("held") for lease in leases if lease.kind == "scheduler"]
+    return next((mode for mode in told if isinstance(mode, str)), "")

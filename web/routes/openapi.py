@@ -12,7 +12,10 @@ from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import JSON, About, Route
 from pagebus.web.routes.body_schema import body_schema
 
-SUMMARY = "OpenAI's API over Pagebus. A field that is not described here is answered with a 400 that names it."
+SUMMARY = (
+    "OpenAI's API over Pagebus. Where the fields of a body are described, any other is answered with a 400 that names "
+    "it; docs/compatibility/fields.md lists those of all routes."
+)
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _ERRORS: dict[str, str] = {
     "4XX": "Something is wrong with the request, or (429) there is no room for it; `error` says what.",

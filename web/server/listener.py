@@ -38,8 +38,8 @@ async def listen(host: str, port: int, *, share: bool = False) -> list[socket.so
     except OSError as error:
         for bound in sockets:
             bound.close()
-        why = error.strerror or error
-        raise SettingsError(f"cannot listen on {host}:{port}: {why}; give another --port") from error
+        why, other = error.strerror or error, "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise SettingsError(f"cannot listen on {host}:{port}: {why}; give another {other}") from error
     return sockets
 
 

@@ -95,7 +95,7 @@ def route_of(request: web.Request) -> str:
     """The path of the matched route, ``none`` if none matched: never what the client wrote."""
     resource = request.match_info.route.resource
     root = request.app[CONTEXT].settings.root_path or ""
-    return "none" if resource is None else resource.canonical.removeprefix(root)
+    return "none" if resource is None else resource.canonical.removeprefix(root) or "/"
 
 
 async def mark_response(request: web.Request, response: web.StreamResponse) -> None:

@@ -149,7 +149,8 @@ class PersistentBatch:
         columns = np.empty((NUM_COLUMNS, len(slots)), np.int32)
         columns[:TOP_K] = np.array(entering.floats, np.float32).T.copy().view(np.int32)
         columns[TOP_K:] = np.array(entering.ints, np.int32).T
-        num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32)
+        first_tokens = np.array([new.first_token for new in plan.new_sequences], np.int32)
+        num_tokens = np.array([new.num_tokens for new in plan.new_sequences], np.int32) - first_tokens
         num_blocks = np.array([new.num_blocks for new in plan.new_sequences], np.int32)
         first_blocks = np.array([new.first_block for new in plan.new_sequences], np.int32)
         self._logit_bias.pack(deltas)
@@ -163,7 +164,10 @@ class PersistentBatch:
                 ranges(first_blocks + layout.block_tables + slots * np.int32(self._table_width), num_blocks),
                 plan.new_block_ids,
             ),
-            (ranges(layout.tokens + slots * np.int32(layout.max_tokens), num_tokens), plan.new_token_ids),
+            (
+                ranges(first_tokens + layout.tokens + slots * np.int32(layout.max_tokens), num_tokens),
+                plan.new_token_ids,
+            ),
         ]
         if len(plan.new_predicted):
             counts = np.array([new.num_predicted for new in plan.new_sequences], np.int32)

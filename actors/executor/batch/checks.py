@@ -57,7 +57,7 @@ def new_sequences(plan: StepPlan, limits: BatchLimits, sequence_ids: Int32Array)
             raise PlanError(f"new sequence {new.sequence_id}: slot {new.slot} is taken")
         taken.add(new.slot)
     for field, array, declared in (
-        ("new_token_ids", plan.new_token_ids, sum(new.num_tokens for new in plan.new_sequences)),
+        ("new_token_ids", plan.new_token_ids, sum(new.num_tokens - new.first_token for new in plan.new_sequences)),
         ("new_block_ids", plan.new_block_ids, sum(new.num_blocks for new in plan.new_sequences)),
         ("new_windowed", plan.new_windowed, limits.windowed_pages * sum(map(_num_windowed, plan.new_sequences))),
         ("new_predicted", plan.new_predicted, sum(new.num_predicted for new in plan.new_sequences)),
@@ -92,6 +92,11 @@ def _new_sequence(new: NewSequence, limits: BatchLimits) -> None:
         raise PlanError(f"{who}: {new.num_prompt_tokens} prompt tokens of {new.num_tokens}")
     if not 0 <= new.num_computed_tokens < new.num_tokens:
         raise PlanError(f"{who}: {new.num_computed_tokens} tokens computed of {new.num_tokens}")
+    if not 0 <= new.first_token <= min(new.num_computed_tokens, new.num_prompt_tokens):
+        raise PlanError(
+            f"{who}: {new.num_computed_tokens} tokens computed, {new.num_prompt_tokens} of the prompt, but the first "
+            f"{new.first_token} are not said"
+        )
     if not 0 <= new.num_predicted <= (MOST_PREDICTED_TOKENS if limits.num_drafts else 0):
         raise PlanError(f"{who}: {new.num_predicted} predicted tokens, at most {MOST_PREDICTED_TOKENS} and with drafts")
     _table(who, new, limits)

@@ -10,6 +10,7 @@ import torch
 from pagebus.actors.executor.adapters.residents import Residents
 from pagebus.actors.executor.batch.batch import PersistentBatch
 from pagebus.actors.executor.device.errors import PlanError
+from pagebus.actors.executor.device.promises import Promise
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.swap import NO_LOADS, Copies
 from pagebus.actors.executor.moves.moves import Moves
@@ -86,6 +87,10 @@ class Loaded:
         """Begin the pulls of a plan that need not wait for the steps before it. Not the device thread."""
         if self.moves is not None:
             self.moves.begin(plan, scheduler_epoch)
+
+    def follow_promises(self) -> tuple[Promise, ...]:
+        """Have the device wait for blocks that have been promised, before it does anything of the next plan."""
+        return () if self.moves is None else self.moves.promises.follow()
 
     def copy(self, plan: StepPlan, scheduler_epoch: int) -> torch.cuda.Event | None:
         """Follow a plan with its adapters, and start its copies between the tiers, as of :class:`Copies`, theirs, what

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.block_cuts import Cut
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
@@ -33,7 +34,10 @@ class DividedSource:
         for rank in self._ranks:
             rank.source.prepare(sources, hosts=hosts)
 
-    def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool], *, hosts: bool = False) -> None:
+    def copy(
+        self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool], *, hosts: bool = False,
+        early: Early | None = None,
+    ) -> None:  # fmt: skip
         """As of :class:`Source`."""
         for start in range(0, len(sources), self._count):
             some = slice(start, start + self._count)

@@ -16,6 +16,7 @@ import torch
 from pagebus.actors.executor.batch import checks
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.errors import EngineError, PlanError
+from pagebus.actors.executor.device.promises import Promises
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.host_blocks import Blocks
 from pagebus.actors.executor.moves.divided import DividedSource
@@ -48,6 +49,7 @@ class Moves:
         """Pulls whose plans are still to be applied."""
         self._busy = 0
         self._closing = False
+        self.promises = Promises()
         self._lock = threading.Lock()
 
     def begin(self, plan: StepPlan, scheduler_epoch: int) -> None:
@@ -74,6 +76,7 @@ class Moves:
         if scheduler_epoch != self._epoch:
             self._epoch = scheduler_epoch
             self._rest()
+            self.promises.forget()
         if not (plan.pulls or len(plan.pull_sources) or len(plan.pull_blocks)):
             return
         checks.pulls(plan, self._blocks.num_blocks)
@@ -102,7 +105,10 @@ class Moves:
                 return
             for ended in [name for name, each in self._pullers.items() if each.has_ended]:
                 del self._pullers[ended]
-            puller = Puller(self._blocks.prepare_thread, partial(self._source, address), self._done, self._outdated)
+            puller = Puller(
+                self._blocks.prepare_thread, partial(self._source, address), self._done, self._outdated,
+                promise=self._promise if len(self._group.ranks) == 1 else None,
+            )  # fmt: skip
             puller.add([pull])
             self._pullers[address] = puller
 
@@ -126,7 +132,17 @@ class Moves:
     def _outdated(self, scheduler_epoch: int) -> bool:
         return self._closing or scheduler_epoch != self._epoch
 
+    def _promise(self, pull: Pull, event: torch.cuda.Event) -> None:
+        if self._outdated(pull.scheduler_epoch):
+            return
+        self.promises.give(pull.number, event)
+        self._tell(PullReport(
+            replica="", executor_epoch=0, scheduler_epoch=pull.scheduler_epoch, pull=pull.number, there=True,
+            ended_s=time.time(), promised=True,
+        ))  # fmt: skip
+
     def _done(self, pull: Pull, seconds: float, error: str) -> None:
+        self.promises.end(pull.number, error)
         rate = 0.0 if error else len(pull.targets) * self._group.block_bytes / max(seconds, 1e-9)
         report = PullReport(
             replica="", executor_epoch=0, scheduler_epoch=pull.scheduler_epoch, pull=pull.number, there=not error,

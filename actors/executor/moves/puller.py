@@ -7,8 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+import torch
+
+from pagebus.actors.executor.device.promises import AHEAD_S, Early
 from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.actors.executor.moves.divided import DividedSource
 from pagebus.actors.executor.moves.source import Source
@@ -45,18 +49,22 @@ class Pull:
 
 Done = Callable[[Pull, float, str], None]
 """(pull, seconds, error): it is over. Without an error, its blocks are there."""
+PromiseGiven = Callable[[Pull, torch.cuda.Event], None]
 
 
 class Puller:
     """``prepare`` is called in the thread, then ``source``, which gives the source, and ``done`` behind each pull.
-    ``outdated``: whether a scheduler of this epoch waits for nothing any more."""
+    ``outdated``: whether a scheduler of this epoch waits for nothing any more. ``promise`` is called once a pull may be
+    used behind an event, if it is before ``done``; None: none may."""
 
     def __init__(
         self, prepare: Callable[[], None], source: Callable[[], Source | DividedSource], done: Done,
-        outdated: Callable[[int], bool], look_s: float = LOOK_S,
+        outdated: Callable[[int], bool], look_s: float = LOOK_S, promise: PromiseGiven | None = None,
     ) -> None:  # fmt: skip
         self._prepare, self._open, self._done, self._outdated = prepare, source, done, outdated
-        self._look_s = look_s
+        self._look_s, self._promise = look_s, promise
+        self._blocks_per_s = 0.0
+        """Of the newest pull out of the cache; 0: there was none, or it failed."""
         self._source: Source | DividedSource | None = None
         self._pulls: queue.SimpleQueue[Pull | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -114,16 +122,25 @@ class Puller:
                 self._copy(pull, 1)  # it opens what is behind the source, which is not to count as the link's rate
             self._source.prepare(pull.sources, hosts=pull.hosts)  # nor is this
             began_s = time.perf_counter()
-            self._copy(pull, len(pull.sources))
+            self._copy(pull, len(pull.sources), self._early(pull))
         except Abandoned as problem:
             error = f"not there after {PATIENCE_S:.0f} s" if _is_late(pull) else str(problem)
         except MoveError as problem:
             error = str(problem)
         except Exception as problem:  # whatever the system may say: the blocks are computed
             error = f"{type(problem).__name__}: {problem}"
-        self._done(pull, time.perf_counter() - began_s, error)
+        seconds = time.perf_counter() - began_s
+        if not pull.hosts:
+            self._blocks_per_s = 0.0 if error else len(pull.sources) / max(seconds, 1e-9)
+        self._done(pull, seconds, error)
 
-    def _copy(self, pull: Pull, num_blocks: int) -> None:
+    def _early(self, pull: Pull) -> Early | None:
+        """What the copy may promise, if it is known how long the rest takes then."""
+        if self._promise is None or pull.hosts or not self._blocks_per_s:
+            return None
+        return Early(int(AHEAD_S * self._blocks_per_s), partial(self._promise, pull))
+
+    def _copy(self, pull: Pull, num_blocks: int, early: Early | None = None) -> None:
         """Copy the first blocks of a pull.
 
         Raises:
@@ -136,7 +153,7 @@ class Puller:
 
         if stop():
             raise Abandoned("abandoned")
-        self._source.copy(pull.sources[:num_blocks], pull.targets[:num_blocks], stop, hosts=pull.hosts)
+        self._source.copy(pull.sources[:num_blocks], pull.targets[:num_blocks], stop, hosts=pull.hosts, early=early)
 
 
 def _is_late(pull: Pull) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.moves.carriers.address import Address, host_id
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
@@ -66,8 +67,12 @@ class Source:
                 carrier.prepare(sources)
                 return
 
-    def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool], *, hosts: bool = False) -> None:
-        """Copy by the first carrier that can. ``hosts``: blocks of the host tier.
+    def copy(
+        self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool], *, hosts: bool = False,
+        early: Early | None = None,
+    ) -> None:  # fmt: skip
+        """Copy by the first carrier that can. ``hosts``: blocks of the host tier. ``early``: what may be told before
+        the blocks are there.
 
         Raises:
             MoveError: none can; the text says why.
@@ -76,11 +81,16 @@ class Source:
         problems = []
         for carrier in self._carriers[hosts]:
             try:
-                carrier.copy(sources, targets, stop)
+                if isinstance(carrier, DeviceMemory):
+                    carrier.copy(sources, targets, stop, early)
+                else:
+                    carrier.copy(sources, targets, stop)
                 return
             except Abandoned:
                 raise
             except MoveError as error:
+                if early is not None and early.is_told:
+                    raise
                 problems.append(str(error))
         raise MoveError("; ".join(problems) or "there is no way to the source's cache from here")
 

@@ -133,7 +133,7 @@ class Grammars:
             self._leave(plan.freed_slots.tolist())
         end = 0
         for new in plan.new_sequences:
-            end += new.num_tokens
+            end += new.num_tokens - new.first_token
             if new.sampling.grammar:
                 history = plan.new_token_ids[end - new.num_tokens + new.num_prompt_tokens : end].tolist()
                 lane = self._lane(new.slot)

@@ -11,6 +11,7 @@ import torch
 
 from pagebus.actors.executor.batch.results import ResultBuilder, without_rows
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.promises import Promise
 from pagebus.actors.executor.memory.swap import CopyWatch
 from pagebus.actors.executor.sampling.grammars import Grammars
 from pagebus.actors.executor.sampling.logprobs import Scores
@@ -60,7 +61,7 @@ class Queued:
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step in flight on the device. ``copied``: set when its copies between the tiers are done. ``departure``: what
-    sends on what it comes to."""
+    sends on what it comes to. ``promises``: of blocks that it may have used before it was known that they had come."""
 
     queued: Queued
     work: StepWork
@@ -68,6 +69,7 @@ class Launched:
     readback: Readback
     copied: torch.cuda.Event | None
     departure: Callable[[Int32Array], None] | None = None
+    promises: tuple[Promise, ...] = ()
 
 
 class Completion:
@@ -95,6 +97,8 @@ class Completion:
         while (launched := self._launched.get()) is not None:
             readback = launched.readback
             tokens, busy_s = readback.wait(check)
+            for promise in launched.promises:
+                promise.prove()
             if launched.departure is not None:
                 launched.departure(tokens)
             if len(launched.work.constrained) and self._samples:

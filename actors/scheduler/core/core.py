@@ -57,6 +57,8 @@ class Core:
         self.replicas = self.planner.replicas
         self.waiting = self.planner.waiting
         self.requests = self.lifecycle.requests
+        self._done_s = 0.0
+        """When the step of the newest result was done."""
 
     @property
     def num_running(self) -> int:
@@ -160,7 +162,7 @@ class Core:
             case RequestsDone():
                 self._settle(message)
             case StopSequence():
-                self.lifecycle.stop(message)
+                self.lifecycle.stop(message, self._done_s)
             case AdapterRead():
                 self._adapter_read(message)
             case DiskReport():
@@ -219,6 +221,7 @@ class Core:
         if replica is None or message.result.scheduler_epoch != self.config.epoch:
             return  # of a replica that was given up, or for another scheduler
         ended = replica.take_result(message.result)
+        self._done_s = message.result.done_s
         if self.planner.auto_roles is not None:
             self.planner.auto_roles.demand.done(replica.name, message.result)
         self.planner.fleet.touch(replica)
@@ -235,7 +238,7 @@ class Core:
 
     def _settle(self, message: RequestsDone) -> None:
         for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
-            self.lifecycle.settle(request_id, attempt)
+            self.lifecycle.settle(request_id, attempt, self._done_s)
 
     def _hold(self, mode: str) -> None:
         self.lifecycle.hold(mode)

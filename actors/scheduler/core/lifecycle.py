@@ -229,10 +229,11 @@ class Lifecycle:
             if sequence is not None and sequence.beam_group is None and indexes[score.row] == len(sequence.scores):
                 sequence.scores.add(score)
 
-    def stop(self, message: StopSequence) -> None:
-        """End a sequence at a stop string."""
+    def stop(self, message: StopSequence, done_s: float) -> None:
+        """End a sequence at a stop string, which was in a token of a step done at ``done_s`` or before."""
         sequence = self.sequences.get(message.sequence_id)
         if sequence is not None and sequence.beam_group is None and sequence.request.id == message.request_id:
+            sequence.request.got_end(done_s)
             self.end(sequence)
 
     def leave(self, message: AbortRequest) -> None:
@@ -276,9 +277,10 @@ class Lifecycle:
         self._delivery.silence(request)
         self._settle(request)
 
-    def settle(self, request_id: str, attempt: str) -> None:
+    def settle(self, request_id: str, attempt: str, done_s: float) -> None:
         """A client has received everything; the last one settles the request. The request may still be running here, if
-        results are under way or the client was served by an earlier scheduler."""
+        results or the news of a stop string are under way (its last token is of a step done at ``done_s`` or before),
+        or the client was served by an earlier scheduler."""
         request = self._find(request_id)
         reader = None if request is None else request.readers.of(attempt)
         if request is None or reader is None or self._delivery.part(request, reader):
@@ -287,6 +289,8 @@ class Lifecycle:
             self._delivery.leave(request)
         else:
             self._delivery.silence(request, delivered=True)
+            if request.num_live and request.first_token_s:
+                request.got_end(done_s)
             self._settle(request)
 
     def _settle(self, request: Request) -> None:

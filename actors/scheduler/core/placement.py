@@ -90,6 +90,6 @@ def _may_save(sequence: Sequence, fleet: Fleet, row: int, num_tokens: int) -> bo
         return last < 0
     if replica.window.num_tokens:  # what lies behind it may be gone
         return True
-    if sequence.hashes[0] not in replica.index.blocks:  # then all of it is loaded from the host, which takes time
+    if replica.index.find(sequence.hashes[0]) is None:  # then all of it is loaded from the host, which takes time
         return num_tokens <= most * replica.block_size - replica.host_tier.cost_tokens(most)
     return fleet.lists(row, sequence.hashes[last])

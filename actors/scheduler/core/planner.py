@@ -137,6 +137,7 @@ class Planner:
         """Admit sequences and plan one step for each replica whose pipeline has room. Each iteration plans one more.
         ``frozen``: an operator holds the work, and nothing is planned."""
         if frozen:
+            self._touch(self.pulls.settle())
             return
         self._promote(now_s)
         if self.auto_roles is not None and self.auto_roles.look(now_s):
@@ -150,19 +151,22 @@ class Planner:
         while progress:  # an admission that comes to no plan (preempted at once) is not tried again before news come
             most_full = self.pulls.num_full + share
             self._admit(most_full)
-            self._order_pulls()
+            self._touch(self.pulls.order())  # so that plans carry those that may begin
             progress = self.pulls.num_full >= most_full  # these begin, and the others are admitted meanwhile
             share *= 2
             for replica in self.fleet.take_due():
                 progress |= self._plan(replica, now_s)
             yield
+            progress |= self._touch(self.pulls.settle()) and len(self.waiting) > 0
         for replica in self._leaving.ready(self.replicas, self.pulls):
             self._out.append(ToReplica(replica.name, replica.last_plan(now_s)))
 
-    def _order_pulls(self) -> None:
-        """Let plans carry the pulls that may begin."""
-        for target in self.pulls.order():
-            self.fleet.touch(target)
+    def _touch(self, replicas: Iterable[Replica]) -> bool:
+        """Mark these as possibly having something new to plan; whether there are any."""
+        touched = list(replicas)
+        for replica in touched:
+            self.fleet.touch(replica)
+        return bool(touched)
 
     def _plan(self, replica: Replica, now_s: float) -> bool:
         """Plan the next step of a replica; False if it has nothing to do."""
@@ -237,8 +241,7 @@ class Planner:
 
     def touch_all(self) -> None:
         """Mark all replicas as possibly having something new to plan."""
-        for replica in self.replicas.values():
-            self.fleet.touch(replica)
+        self._touch(self.replicas.values())
 
     def reset_caches(self, *, host: bool, running: bool) -> None:
         """Empty the prefix indexes; with ``host``, those of the host tiers too. ``running``: also recompute running
@@ -362,8 +365,8 @@ class Planner:
 
     def take_back(self) -> None:
         """Queue sequences that have a slot but were never announced: there is no detokenizer to announce them to."""
+        self.touch_all()
         for replica in self.replicas.values():
-            self.fleet.touch(replica)
             for sequence in replica.take_back():
                 self.waiting.add(sequence)
 

@@ -190,7 +190,9 @@ class Fleet:
         return self._has(row, block_hash) or (tier is not None and tier.has(block_hash))
 
     def _has(self, row: int, block_hash: bytes) -> bool:
-        return block_hash in self._device[row] or block_hash in self._host[row]
+        if block_hash in self._device[row] or block_hash in self._host[row]:
+            return True
+        return self.replicas[row].index.find(block_hash) is not None  # what is still to be listed, too
 
     def _lists(self, name: str, block_hash: bytes) -> bool:
         row = self._rows.get(name)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import compress
 from operator import eq
 
 import numpy as np
@@ -65,7 +64,7 @@ def as_rows(blocks: Sequence[int]) -> NDArray[np.intp]:
 
 
 class PrefixIndex:
-    """A one-to-one map between hashes and blocks. Callers only read ``blocks``.
+    """A one-to-one map between hashes and blocks.
 
     A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block, and 4
     for the plan that brought it.
@@ -75,7 +74,9 @@ class PrefixIndex:
     """
 
     def __init__(self, window: Window = EVERYTHING) -> None:
-        self.blocks: dict[bytes, int] = {}
+        self._blocks: dict[bytes, int] = {}
+        self._later: list[tuple[Sequence[bytes], list[int]]] = []
+        """Blocks that hold these contents, which are not in the map yet."""
         self.new_anchors: list[bytes] = []
         """Hashes of anchors listed since the last reader took them."""
         self._anchor_every = window.num_matched
@@ -99,6 +100,12 @@ class PrefixIndex:
         return self.hash_of(block) is not None
 
     @property
+    def blocks(self) -> dict[bytes, int]:
+        """By hash, the block; to be read only."""
+        self.settle()
+        return self._blocks
+
+    @property
     def num_runs(self) -> int:
         """Of how many prefixes it is remembered where they were."""
         return len(self._runs)
@@ -111,13 +118,17 @@ class PrefixIndex:
     def match(self, hashes: list[bytes], limit: int) -> list[int]:
         """Blocks of the longest cached prefix, at most ``limit`` of them. Changes nothing; the blocks may be evicted
         unless they are retained before the next allocation."""
-        if not (limit and hashes and hashes[0] in self.blocks):
+        if not (limit and hashes and self.find(hashes[0]) is not None):
             return []
         wanted = hashes[:limit]
         found = self._guess(wanted) if len(wanted) > MANY else []
         num_guessed = len(found)
+        if self._later and num_guessed < len(wanted):
+            if self.find(wanted[num_guessed]) is None:
+                return found
+            self.settle()
         with suppress(KeyError):  # what was found before the first that is not listed stays
-            found.extend(map(self.blocks.__getitem__, wanted[num_guessed:] if num_guessed else wanted))
+            found.extend(map(self._blocks.__getitem__, wanted[num_guessed:] if num_guessed else wanted))
         if len(found) - num_guessed > MANY:
             self._note_run(wanted, found)
         return found
@@ -134,42 +145,56 @@ class PrefixIndex:
     def _note_run(self, contents: Sequence[bytes], blocks: list[int]) -> None:
         """These blocks hold a sequence's first contents, as far as they are listed."""
         if len(self._runs) >= self._most_runs:
-            self._runs = {first: run for first, run in self._runs.items() if first in self.blocks}
+            self._runs = {first: run for first, run in self._runs.items() if self.find(first) is not None}
             self._most_runs = max(LEAST_RUNS, 2 * len(self._runs))
         self._runs[contents[0]] = blocks.copy()
 
     def insert(self, block_hash: bytes, block: int, step: int | None = None) -> bool:
         """List a block; False if other content is listed for it or another block for the hash. ``step``: the plan that
         brings the content, if not the newest."""
-        if block_hash in self.blocks or self.hash_of(block) is not None:
+        if self.find(block_hash) is not None or self.hash_of(block) is not None:
             return False
         if block >= len(self._hashes):
             self._reach(block)
-        self.blocks[block_hash] = block
+        self._blocks[block_hash] = block
         self._hashes[block] = block_hash
         self._steps[block] = self.step if step is None else step
         return True
 
-    def insert_new(self, hashes: Sequence[bytes], blocks: list[int]) -> None:
-        """:meth:`insert` all of them, many at a time; quicker if none of the blocks is listed yet."""
+    def insert_new(self, hashes: Sequence[bytes], blocks: list[int], step: int | None = None) -> None:
+        """:meth:`insert` all of them, many at a time; quicker if none of the blocks is listed yet. What takes longest
+        is left to :meth:`settle`: until then only a prefix of all of them is found as quickly as later."""
         rows = as_rows(blocks)
         if not len(rows):
             return
         self._reach(int(rows.max()))
         if np.count_nonzero(self._all_steps[rows] >= 0):
             for block_hash, block in zip(hashes, blocks, strict=True):
-                self.insert(block_hash, block)
+                self.insert(block_hash, block, step)
             return
-        found = list(map(self.blocks.setdefault, hashes, blocks))
-        if found != blocks:  # some contents are listed: those of other blocks
-            mine = list(map(eq, found, blocks))
-            hashes, blocks, rows = list(compress(hashes, mine)), list(compress(blocks, mine)), rows[mine]
-        self._all_steps[rows] = self.step
-        known = self._hashes
-        for block_hash, block in zip(hashes, blocks, strict=True):
-            known[block] = block_hash
+        self._all_steps[rows] = self.step if step is None else step
+        first, by = blocks[0], blocks[-1] >= blocks[0] or -1
+        if np.array_equal(rows, np.arange(first, first + by * len(rows), by)):
+            self._hashes[min(first, blocks[-1]) : max(first, blocks[-1]) + 1] = hashes[::by]
+        else:
+            known = self._hashes
+            for block_hash, block in zip(hashes, blocks, strict=True):
+                known[block] = block_hash
+        self._later.append((hashes, blocks))
         if len(blocks) > MANY:
             self._note_run(hashes, blocks)
+
+    def settle(self) -> None:
+        """List what :meth:`insert_new` has left. Of contents that were listed before, the other block stays."""
+        while self._later:
+            hashes, blocks = self._later.pop(0)
+            if list(map(self._hashes.__getitem__, blocks)) != hashes:  # some are forgotten already
+                pairs = [pair for pair in zip(hashes, blocks, strict=True) if self._hashes[pair[1]] == pair[0]]
+                hashes, blocks = [content for content, _ in pairs], [block for _, block in pairs]
+            found = list(map(self._blocks.setdefault, hashes, blocks))
+            if found != blocks:
+                for block in [block for listed, block in zip(found, blocks, strict=True) if listed != block]:
+                    self._hashes[block], self._steps[block] = None, -1
 
     def _reach(self, block: int) -> None:
         """Have room for this block."""
@@ -214,7 +239,12 @@ class PrefixIndex:
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, if one is listed."""
-        return self.blocks.get(block_hash)
+        block = self._blocks.get(block_hash)
+        if block is None and self._later:
+            for hashes, blocks in self._later:
+                if block_hash in hashes and self.hash_of(later := blocks[hashes.index(block_hash)]) == block_hash:
+                    return later
+        return block
 
     def hash_of(self, block: int) -> bytes | None:
         """The content listed for a block, if any is."""
@@ -248,12 +278,14 @@ class PrefixIndex:
         listed = [(block, content) for block, content in zip(blocks, contents, strict=True) if content is not None]
         for block, content in listed:
             known[block], steps[block] = None, -1
-            del self.blocks[content]
+            if self._blocks.get(content) == block:  # or it is to be listed later
+                del self._blocks[content]
         return listed
 
     def clear(self) -> None:
         """Remove all blocks. ``new_anchors`` stay, because the blocks may be in the host tier too."""
-        self.blocks.clear()
+        self._blocks.clear()
+        self._later.clear()
         self._runs.clear()
         self._hashes.clear()
         self._steps, self._all_steps = array("i"), np.empty(0, np.int32)

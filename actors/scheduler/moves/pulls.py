@@ -24,6 +24,7 @@ from pagebus.actors.scheduler.kv.block_pool import BlockPool
 from pagebus.actors.scheduler.kv.host_pool import HostPool
 from pagebus.actors.scheduler.kv.read_rate import ReadRate
 from pagebus.actors.scheduler.moves.link import Link
+from pagebus.actors.scheduler.moves.pull import Pull
 from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
@@ -41,46 +42,6 @@ get their blocks at its end."""
 FIRST_PULLS = 4
 """So many full ones go out together before others are chosen. As their plan takes a place in the pipeline, the rest
 may have to wait for a step: those of sequences that leave a prefill replica together should not."""
-
-
-@dataclass(slots=True, eq=False)
-class Pull:
-    """``contents`` that a target pulls from a lender's ``sources`` into its ``blocks``: parts of one loan, or of
-    several that were made at about the same time. ``hosts``: the sources are blocks of the lender's host tier.
-    ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is lost. ``step``: the lender's
-    last one that may write the blocks. ``probes``: it is to tell the link's rate. ``is_void``: the contents are not
-    wanted any more, or not to be trusted. ``told``: what the target's ranks have said of it."""
-
-    number: int
-    lender: Replica | None
-    target: Replica
-    link: Link
-    hosts: bool = False
-    contents: list[bytes] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
-    anchors: list[bytes] = field(default_factory=list)
-    num_tokens: int = 0
-    step: int = 0
-    since_s: float | None = None
-    probes: bool = False
-    is_ordered: bool = False
-    is_void: bool = False
-    told: dict[int, PullReport] = field(default_factory=dict)
-
-    def add(self, part: Part, blocks: list[int]) -> None:
-        """Bring what is lent into these blocks, too."""
-        self.contents += part.contents
-        self.sources += part.blocks
-        self.blocks += blocks
-        self.anchors += part.anchors
-        self.num_tokens += part.num_tokens
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether the lender's blocks hold what is to be pulled."""
-        lender = self.lender
-        return lender is not None and (lender.has_copied if self.hosts else lender.has_landed)(self.step)
 
 
 Side = tuple[str, bool]
@@ -102,6 +63,7 @@ class Pulls:
     """Those that told a link's rate, of late."""
     _held: Counter[Side] = field(default_factory=Counter)
     """Blocks that pulls hold, once for each pull."""
+    _over: list[Pull] = field(default_factory=list)
     _last: int = 0
     num_full: int = 0
     """Pulls so far that are as large as they are to be: another loan like the last would make another pull."""
@@ -196,13 +158,11 @@ class Pulls:
         index = lender.host_tier.pool.index if part.hosts else lender.index
         step = index.newest_step(part.blocks)
         pull = self._gathering(part, lender, target, step)
-        pull.probes |= probes
         blocks = target.pool.allocate(len(part.blocks))
         pull.link.begin(len(blocks))
         self._held[lender.name, part.hosts] += len(blocks)
         self._held[target.name, False] += len(blocks)
-        pull.step = max(pull.step, step)
-        pull.add(part, blocks)
+        pull.add(part, blocks, step, probes=probes)
         self.num_full += (len(pull.blocks) + len(blocks)) * target.block_bytes > MOST_BYTES
         self._unread.setdefault(target.name, []).append((pull.number, part.contents))
         return pull.number
@@ -234,8 +194,7 @@ class Pulls:
     def give_up(self, now_s: float) -> None:
         """Nobody waits any more for what was begun too long ago."""
         for pull in self._live.values():
-            pull.since_s = now_s if pull.since_s is None else pull.since_s
-            if now_s - pull.since_s > PATIENCE_S and not pull.is_void:
+            if now_s - pull.since(now_s) > PATIENCE_S and not pull.is_void:
                 self._void(pull)
                 pull.link.ended(len(pull.blocks), there=False, bytes_per_s=0.0)
 
@@ -251,7 +210,8 @@ class Pulls:
                 if lender.ask_for_copies():
                     ordered.append(lender)
                 continue
-            pull.is_ordered, target = True, pull.target
+            pull.order()
+            target = pull.target
             target.builder.pulled.add(
                 pull.number, lender.kv_address, pull.sources, pull.blocks, hosts=pull.hosts,
                 at_once=target.has_finished_with(pull.blocks),
@@ -263,25 +223,59 @@ class Pulls:
         """Apply a report of this target's executor. Returns the blocks that hold now what was wanted: none as long as
         one of its ranks has not said that its part is there."""
         pull = self._live.get(report.pull)
-        if pull is None or pull.target is not target or not pull.is_ordered:
+        if pull is None or pull.target is not target or not pull.is_ordered or pull.is_over:
             return []
+        if report.promised:
+            return self._promised(pull)
         if (said := together(pull.told, report)) is None:
             return []
-        count, there = len(pull.blocks), said.there
-        if not pull.is_void:
+        count, there, is_awaited = len(pull.blocks), said.there, not pull.is_void
+        if is_awaited or pull.is_promised:
             pull.link.ended(count, there=there, bytes_per_s=said.bytes_per_s, probes=pull.probes)
-        lands = there and not pull.is_void
         if not there:
             target.moves.failed(count)
-        if lands:
-            target.moves.pulled(count, pull.num_tokens, hosts=pull.hosts)
-            self._probes += [pull.number] if pull.probes else []
-            target.index.insert_new(pull.contents, pull.blocks)
-            target.index.new_anchors.extend(pull.anchors)
-            if pull.lender is not None and pull.lender is not target:
-                pull.lender.moves.lent(count)
-        self._drop(pull)
-        return pull.blocks if lands else []
+            if pull.is_promised:
+                target.index.forget(pull.blocks)  # it will end, as it has computed with them
+        if there and is_awaited:
+            self._land(pull)
+        if there and is_awaited and not pull.hosts and all(each.has_spare for each in (target, pull.lender) if each):
+            pull.end()
+            self._void(pull)
+            self._over.append(pull)
+        else:
+            self._drop(pull)
+        return pull.blocks if there and is_awaited else []
+
+    def _promised(self, pull: Pull) -> list[int]:
+        """What a pull brings is there for every plan from now on. Both sides hold the blocks until it is over."""
+        if pull.is_void or pull.is_promised:
+            return []
+        pull.promise()
+        self._void(pull)
+        self._land(pull, later=1)
+        return pull.blocks
+
+    def _land(self, pull: Pull, later: int = 0) -> None:
+        """The target has what was wanted, once so many more plans have been carried out."""
+        target, count = pull.target, len(pull.blocks)
+        target.moves.pulled(count, pull.num_tokens, hosts=pull.hosts)
+        self._probes += [pull.number] if pull.probes else []
+        target.index.insert_new(pull.contents, pull.blocks, target.index.step + later)
+        target.index.new_anchors.extend(pull.anchors)
+        if pull.lender is not None and pull.lender is not target:
+            pull.lender.moves.lent(count)
+
+    def settle(self) -> list[Replica]:
+        """Give back what pulls hold whose blocks are there, and list these: what the next plan need not wait for.
+        Returns the replicas that have got blocks back."""
+        changed: list[Replica] = []
+        while self._over:
+            pull = self._over.pop()
+            pull.target.index.settle()
+            if pull.number in self._live:
+                changed += [each for each in (pull.target, pull.lender) if each is not None]
+                self._drop(pull)
+        return changed
 
     def _drop(self, pull: Pull) -> None:
         """Give back what a pull holds on both sides."""
@@ -295,13 +289,13 @@ class Pulls:
         if pull.lender is not None:
             _pool(pull.lender, hosts=pull.hosts).release(reversed(pull.sources))
             self._held[pull.lender.name, pull.hosts] -= len(pull.blocks)
-            pull.lender = None
+            pull.lose_lender()
 
     def _void(self, pull: Pull) -> None:
         """Nobody waits any more for what a pull brings."""
         if pull.is_void:
             return
-        pull.is_void = True
+        pull.void()
         pull.link.expect_no_more(len(pull.blocks))
         if all(each.is_void for each in self._live.values() if each.target is pull.target):
             self._bringing.pop(pull.target.name, None)

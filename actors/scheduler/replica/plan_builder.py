@@ -133,13 +133,14 @@ class PlanBuilder:
         """The plan with these rows, decodes first; ``earliest``, ``latest`` and ``is_last`` as in the message."""
         entering = self._entering
         predicted = [_predicted(each) if self._predicts else array("i") for each in entering]
+        firsts = [0 if self._predicts else _first_token(each) for each in entering]
         plan = StepPlan(
             step=step,
             planned_s=now_s,
             num_decodes=num_decodes,
-            new_sequences=tuple(map(_new_sequence, entering, map(len, predicted))),
+            new_sequences=tuple(map(_new_sequence, entering, map(len, predicted), firsts)),
             freed_slots=int_array(self.freed_slots),
-            new_token_ids=_tokens(entering) if entering else no_ints(),
+            new_token_ids=_tokens(entering, firsts) if entering else no_ints(),
             new_block_ids=int_array(_blocks(entering)) if entering else no_ints(),
             appended_slots=int_array(self._appended_slots),
             appended_blocks=int_array(self._appended_blocks),
@@ -191,13 +192,23 @@ class PlanBuilder:
             self._adapters.planned(step)
 
 
-def _tokens(entering: list[Sequence]) -> Int32Array:
+def _first_token(sequence: Sequence) -> int:
+    """From which token on the executor is told what they are: behind those of blocks that it has, if nothing reads
+    them. Those of the output are said, because a grammar follows them. The 60 kB of a long prompt take a while on
+    their way."""
+    sampling = sequence.request.sampling
+    if sampling.reads_past or sampling.scores_prompt or sequence.beam_group is not None or sequence.first_block:
+        return 0
+    return min(sequence.num_cached, len(sequence.request.prompt))
+
+
+def _tokens(entering: list[Sequence], firsts: list[int]) -> Int32Array:
     """Those of all of them. Of one that is a prompt only these are the prompt's own, which nobody changes."""
     if len(entering) == 1 and len(entering[0].tokens) == len(entering[0].request.prompt):
-        return np.frombuffer(entering[0].request.prompt, np.int32)
+        return np.frombuffer(entering[0].request.prompt, np.int32)[firsts[0] :]
     tokens = array("i")
-    for sequence in entering:
-        tokens += sequence.tokens
+    for sequence, first in zip(entering, firsts, strict=True):
+        tokens += sequence.tokens[first:] if first else sequence.tokens
     return np.frombuffer(tokens, np.int32)
 
 
@@ -222,7 +233,7 @@ def _predicted(sequence: Sequence) -> array[int]:
     return request.prompt[-CONTEXT_TOKENS:] + request.prediction
 
 
-def _new_sequence(sequence: Sequence, num_predicted: int) -> NewSequence:
+def _new_sequence(sequence: Sequence, num_predicted: int, first_token: int) -> NewSequence:
     search = sequence.beam_group
     return NewSequence(
         sequence_id=sequence.id,
@@ -241,6 +252,7 @@ def _new_sequence(sequence: Sequence, num_predicted: int) -> NewSequence:
         pooled_until=sequence.pooled_until,
         num_predicted=num_predicted,
         adapter=sequence.request.digest,
+        first_token=first_token,
     )
 
 

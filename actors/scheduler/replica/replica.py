@@ -216,7 +216,7 @@ class Replica(ReplicaBase):
         ended = self.step_results.apply(matched, result)
         if matched.runs is not None and self.caching:
             self.list_blocks(matched.runs.slots)  # one that ends here has no later result
-        return ended + self._advance_beams(found)
+        return ended + self._advance_beams(found, result.done_s)
 
     def has_landed(self, step: int) -> bool:
         """Whether the device's blocks hold what the plans up to this one have put there."""
@@ -238,14 +238,16 @@ class Replica(ReplicaBase):
             self.host_tier.ask()
         return asks
 
-    def _advance_beams(self, found: list[Candidates]) -> list[tuple[Sequence, int]]:
+    def _advance_beams(self, found: list[Candidates], done_s: float) -> list[tuple[Sequence, int]]:
         """Choose for searches whose candidates are complete. Returns the leaders of searches that are over."""
         over = []
         for each in found:
             group = each.member.beam_group
             assert group is not None
-            if record(group, each) and choose_next(self, group):
-                over.append((group.leader, END_LENGTH))
+            if record(group, each):
+                group.leader.request.got_token(done_s)
+                if choose_next(self, group):
+                    over.append((group.leader, END_LENGTH))
         return over
 
     # -- leaving -------------------------------------------------------------------------------------------------------

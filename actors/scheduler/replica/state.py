@@ -250,6 +250,12 @@ class ReplicaBase:
         return room - missing
 
     @property
+    def has_spare(self) -> bool:
+        """Whether the next plan has all the blocks that it may take, and those of one more sequence."""
+        most = (self.budget + self.max_model_len) // self.block_size + 2 * len(self.slots) + 2
+        return self.pool.num_free >= most * self.num_pages
+
+    @property
     def tries_suspect(self) -> bool:
         """Whether a suspect sequence runs here that has not yet progressed beyond its last loss."""
         known = self.slots.known

@@ -207,6 +207,7 @@ class StepResults:
                 continue  # aborted or stopped meanwhile, or a beam search, which repeats this step
             sequence.tokens.append(int(result.token_ids[row]))
             sequence.got_first_token()
+            sequence.request.got_token(result.done_s)
             if result.ends[row] != END_NONE:
                 ended.append((sequence, int(result.ends[row])))
         return ended

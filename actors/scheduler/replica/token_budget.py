@@ -84,8 +84,9 @@ def allot_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_dec
     needed = -(-missing[rows] // size)
     total = int(needed.sum())
     if total * replica.num_pages > replica.pool.num_free:
-        if table.num_drafts and replica.kept.num_tokens:
-            give_back_blocks(replica, slots)  # what lies behind the window since drafts have been accepted
+        if table.num_drafts and replica.kept.num_tokens:  # what lies behind the window since drafts were accepted
+            entered = [slot not in replica.bound for slot in slots.tolist()]  # copies come into the pages of others
+            give_back_blocks(replica, slots[np.array(entered, np.bool_)])
         return preempt_for_blocks(replica, slots, counts)
     blocks, windowed = replica.allocate(total)
     short = slots[rows]

@@ -117,7 +117,8 @@ class SchedulerMetrics:
         if request.first_token_s and request.priority_class != JOB:
             self._queue_time.observe(max(0.0, request.started_s - request.tokenized_s))
             self._prefill_time.observe(max(0.0, request.first_token_s - request.started_s))
-            self._inference_time.observe(max(0.0, (request.ended_s or request.first_token_s) - request.started_s))
+            if request.ended_s:  # else it was given up before its last token
+                self._inference_time.observe(max(0.0, request.ended_s - request.started_s))
             self._preemptions.observe(request.num_preemptions)
         self.on_over()
 

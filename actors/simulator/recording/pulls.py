@@ -37,6 +37,8 @@ class PullLog:
         self._write, self._start_s, self._lenders = write, start_s, lenders
         self._open: dict[Key, tuple[str, dict[str, Any]]] = {}
         self._early: dict[Key, PullReport] = {}
+        self._promised: set[Key] = set()
+        """Which the next plan with their blocks does not end."""
         self._told: dict[Key, dict[int, PullReport]] = {}
         """Of pulls of several ranks, what some of these have said."""
         self._now_s = start_s
@@ -52,7 +54,10 @@ class PullLog:
             columns = (plan.new_block_ids, plan.new_windowed, plan.appended_blocks, plan.appended_windowed)
             named = set(np.concatenate(columns).tolist())
             for key in [key for key in mine if not named.isdisjoint(self._open[key][1]["blocks"])]:
-                self._end(key)
+                if key in self._promised:
+                    self._promised.discard(key)
+                else:
+                    self._end(key)
         at = 0
         for pull in plan.pulls:
             key, end = (replica, epoch, pull.pull), at + pull.num_blocks
@@ -68,6 +73,9 @@ class PullLog:
         """Note the end of a pull, or of a rank's part of it."""
         key = report.replica, report.scheduler_epoch, report.pull
         self._now_s = max(self._now_s, report.ended_s)
+        if report.promised:
+            self._promised.add(key)
+            return
         if (said := together(self._told.setdefault(key, {}), report)) is None:
             return
         self._told.pop(key)
@@ -92,6 +100,7 @@ class PullLog:
     def _end(self, key: Key, ended_s: float = 0.0, *, there: bool | None = None, error: str = "") -> None:
         address, row = self._open.pop(key)
         self._told.pop(key, None)
+        self._promised.discard(key)
         ended = round((ended_s or self._now_s) - self._start_s, 6)
         known: dict[str, Any] = {} if there is None else {"there": there}
         self._put(address, row | {"ended_s": ended} | known | ({"error": error} if error else {}))

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pagebus.actors.model.block_hash import hash_blocks, hashes_from_array
+from pagebus.actors.model.block_hash import ROOT, hash_blocks, hashes_from_array
 from pagebus.actors.runtime.process import make_bus
 from pagebus.actors.settings import Settings
 from pagebus.actors.simulator.recording.pulls import PullLog
@@ -68,6 +68,8 @@ class _Replica:
     sequences: dict[int, int] = field(default_factory=dict)
     computed: dict[int, int] = field(default_factory=dict)
     pending: deque[tuple[StepPlan, dict[str, Any]]] = field(default_factory=deque)
+    contents: dict[int, bytes] = field(default_factory=dict)
+    """By block, the hash that it had in the newest prompt with it."""
 
 
 class Recording:
@@ -132,14 +134,18 @@ class Recording:
         request.sequences.append(sequence)
         self._sequences[started.sequence_id] = sequence
 
-    def _enter(self, new: NewSequence, tokens: Int32Array) -> None:
+    def _enter(self, replica: _Replica, new: NewSequence, tokens: Int32Array, blocks: Int32Array) -> None:
         sequence = self._sequences.get(new.sequence_id)
         if sequence is None:
             return
         sequence.over = False
         request = sequence.request
         if not request.blocks:  # of a request that was not seen, or without prefix caching
-            request.blocks = hash_blocks(tokens[: new.num_prompt_tokens], self._block_size)
+            count = new.first_token // self._block_size  # whose tokens are not said, but they were those of another
+            known = [replica.contents.get(block, b"%16d" % block) for block in blocks[:count].tolist()]
+            tokens = tokens[: new.num_prompt_tokens - new.first_token]
+            request.blocks = known + hash_blocks(tokens, self._block_size, parent=known[-1] if known else ROOT)
+        replica.contents.update(zip(blocks.tolist(), request.blocks[new.first_block :], strict=False))
 
     def _end(self, sequence_id: int) -> None:
         sequence = self._sequences.pop(sequence_id, None)
@@ -177,11 +183,12 @@ class Recording:
             sequence = self._sequences.get(replica.sequences.pop(slot, 0))
             if sequence is not None:
                 sequence.over = True  # unless it comes back
-        at = 0
+        tokens, blocks = plan.new_token_ids, plan.new_block_ids
         for new in plan.new_sequences:
             replica.sequences[new.slot] = new.sequence_id
-            self._enter(new, plan.new_token_ids[at : at + new.num_tokens])
-            at += new.num_tokens
+            said = new.num_tokens - new.first_token
+            self._enter(replica, new, tokens[:said], blocks[: new.num_blocks])
+            tokens, blocks = tokens[said:], blocks[new.num_blocks :]
         replica.pending.append((plan, plan_work(replica.computed, plan) | _tables(plan)))
         if len(replica.pending) > MAX_PENDING_STEPS:  # of an executor that is gone
             replica.pending.popleft()

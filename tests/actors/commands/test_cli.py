@@ -56,6 +56,7 @@ def test_help_groups_the_settings(command: str, capsys: pytest.CaptureFixture[st
     assert ended.value.code == 0
     assert all(f"\n{group}:\n" in text for group in ("service", "processes", "engine", "memory", "logging"))
     assert "--gpu-memory-utilization" in text
+    assert "--max-responses-bytes-per-key BYTES" in text
     assert "PAGEBUS_MAX_MODEL_LEN" in text
 
 

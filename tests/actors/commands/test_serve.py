@@ -111,6 +111,21 @@ def test_a_model_that_cannot_be_served_is_all_that_is_told(capfd: pytest.Capture
     assert "--max-model-len 5000: the model has only 1024" in ends_with(capfd, "--max-model-len", "5000")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "why"),
+    [
+        ("--chat-template", "{% if", "--chat-template, line 1: "),
+        ("--chat-template", "no_such_file", "--chat-template 'no_such_file': "),
+        ("--uds", "no_such_folder/s", "--uds no_such_folder/s: No such file or directory"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_all_that_is_told(
+    capfd: pytest.CaptureFixture[str], flag: str, value: str, why: str
+) -> None:
+    """Before it ends actors that have just been started."""
+    assert why in ends_with(capfd, flag, value)
+
+
 @pytest.mark.parametrize("more", [(), ("--bus", "memory://"), ("--ingresses", "2")])
 def test_a_port_in_use_is_all_that_is_told(capfd: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
     """Also where ingresses would share it among them, and so with whoever has it."""

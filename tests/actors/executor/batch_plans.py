@@ -35,7 +35,7 @@ def plan(num_decodes: int = 0, **fields: Any) -> StepPlan:
 
 def entering(*sequences: NewSequence, scheduled: list[int] | None = None) -> StepPlan:
     """A plan in which ``sequences`` enter with tokens 1, 2, ... and blocks 0, 1, ... and compute ``scheduled``."""
-    tokens = sum(sequence.num_tokens for sequence in sequences)
+    tokens = sum(sequence.num_tokens - sequence.first_token for sequence in sequences)
     blocks = sum(sequence.num_blocks for sequence in sequences)
     return plan(
         new_sequences=sequences,

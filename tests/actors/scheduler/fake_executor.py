@@ -127,6 +127,7 @@ class FakeExecutor:
 
     def run_one(self) -> StepResult:
         plan = self.queue.popleft()
+        self.pulls.keep_promises(plan.step)
         self._apply(plan)
         return self._run(plan)
 
@@ -163,8 +164,9 @@ class FakeExecutor:
         each, windowed = self.windowed_pages, plan.new_windowed.tolist()
         for new in plan.new_sequences:
             count = (new.first_block + new.num_blocks - new.first_windowed) * each
-            self._enter(new, tokens[: new.num_tokens], blocks[: new.num_blocks], windowed[:count])
-            del tokens[: new.num_tokens], blocks[: new.num_blocks], windowed[:count]
+            said = new.num_tokens - new.first_token
+            self._enter(new, tokens[:said], blocks[: new.num_blocks], windowed[:count])
+            del tokens[:said], blocks[: new.num_blocks], windowed[:count]
         assert not tokens
         assert not windowed
         assert not blocks
@@ -182,6 +184,8 @@ class FakeExecutor:
         for block in plan.copy_sources.tolist():
             assert (self.cache[block] != UNWRITTEN).any(), f"device block {block} is copied but was never written"
         self.cache[plan.copy_targets] = self.cache[plan.copy_sources]
+        for new in plan.new_sequences:
+            self._recall(self.slots[new.slot])
         for slot, token in zip(plan.chosen_slots.tolist(), plan.chosen_tokens.tolist(), strict=True):
             self._choose(self.slots[slot], token)
 
@@ -190,21 +194,16 @@ class FakeExecutor:
         assert state.computed == len(state.tokens) - 1, "a token is chosen that was not the last"
         last = state.computed - 1
         prefix = int(self.cache[state.blocks[last // self.block_size], last % self.block_size])
-        state.tokens, state.prefixes = [token], [remember(prefix, token)]
-        for _ in range(state.computed):
-            state.prefixes.append(prefix)
-            prefix, earlier = PAST[prefix]
-            state.tokens.append(earlier)
-        assert prefix == 0, "the cache holds the end of another sequence"
-        state.tokens.reverse()
-        state.prefixes.reverse()
+        past, prefixes = _past(prefix, state.computed)
+        state.tokens, state.prefixes = [*past, token], [*prefixes, remember(prefix, token)]
         assert state.tokens[: len(state.prompt)] == state.prompt, "a beam of another request"
 
     def _enter(self, new: NewSequence, tokens: list[int], blocks: list[int], windowed: list[int]) -> None:
         assert 0 <= new.slot < self.max_num_seqs
         assert new.slot not in self.slots, f"slot {new.slot} is taken"
         assert new.sequence_id not in {each.new.sequence_id for each in self.slots.values()}
-        assert len(tokens) == new.num_tokens
+        assert len(tokens) == new.num_tokens - new.first_token
+        assert 0 <= new.first_token <= new.num_computed_tokens
         assert new.num_prompt_tokens <= new.num_tokens < new.max_total_tokens <= self.max_model_len
         assert 0 <= new.num_computed_tokens < new.num_tokens
         assert len(set(blocks)) == len(blocks) == new.num_blocks
@@ -216,12 +215,21 @@ class FakeExecutor:
         pages += [windowed[at : at + each] for at in range(0, len(windowed), each or 1)]
         slot = Slot(new, tokens, [None] * new.first_block + blocks, pages, new.num_computed_tokens)
         assert len(pages) == len(slot.blocks) or not each
-        prefix = 0
-        for token in tokens:
-            prefix = remember(prefix, token)
-            slot.prefixes.append(prefix)
-        slot.prompt = tokens[: new.num_prompt_tokens]
         self.slots[new.slot] = slot
+
+    def _recall(self, state: Slot) -> None:
+        """The tokens that were not said of a sequence that enters are those of the cache."""
+        prefix, last, said = 0, state.new.first_token - 1, state.tokens
+        if last >= 0:
+            block = state.blocks[last // self.block_size]
+            assert block is not None, "nobody knows what was not said"
+            prefix = int(self.cache[block, last % self.block_size])
+            past, state.prefixes = _past(prefix, last + 1)
+            state.tokens = past + said
+        for token in said:
+            prefix = remember(prefix, token)
+            state.prefixes.append(prefix)
+        state.prompt = state.tokens[: state.new.num_prompt_tokens]
 
     def _run(self, plan: StepPlan) -> StepResult:
         counts = plan.num_scheduled.tolist()
@@ -343,3 +351,14 @@ class FakeExecutor:
             top_ids=np.concatenate([ids for _, ids, _ in tops]) if tops else np.empty(0, np.int32),
             top_bits=np.concatenate([bits for _, _, bits in tops]) if tops else np.empty(0, np.int32),
         )
+
+
+def _past(prefix: int, count: int) -> tuple[list[int], list[int]]:
+    """The tokens of which the cache holds the last one's prefix, and the prefixes of all."""
+    tokens, prefixes = [], []
+    for _ in range(count):
+        prefixes.append(prefix)
+        prefix, token = PAST[prefix]
+        tokens.append(token)
+    assert prefix == 0, "the cache holds the end of another sequence"
+    return tokens[::-1], prefixes[::-1]

@@ -20,6 +20,7 @@ from pagebus.actors.scheduler.kv import block_pool, prefix_index
 from pagebus.actors.scheduler.moves import link, pulls
 from pagebus.actors.scheduler.replica.prefix_match import Offer
 from pagebus.actors.scheduler.replica.replica import Replica
+from pagebus.actors.scheduler.replica.state import ReplicaBase
 from pagebus.actors.scheduler.request import MOST_LOSSES
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.fake_disk import FakeDisk
@@ -65,6 +66,7 @@ class Schedules(RuleBasedStateMachine):
         host=st.sampled_from(["", "here", "here"]),
         step_s=st.sampled_from([0.0, 0.02]),
         ranks=st.sampled_from([1, 1, 2, 3]),
+        promises=st.sampled_from([0, 1, 2]),
     )
     def begin(
         self,
@@ -88,6 +90,7 @@ class Schedules(RuleBasedStateMachine):
         host: str,
         step_s: float,
         ranks: int,
+        promises: int,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -115,7 +118,7 @@ class Schedules(RuleBasedStateMachine):
         }
         self.disks = defaultdict(lambda: FakeDisk(*disk))
         self.lenders: Lenders = {}
-        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders, host=host, ranks=ranks)
+        self.pulls = lambda: FakePulls(*pulls, lenders=self.lenders, host=host, ranks=ranks, promises=promises)
         if num_drafts:
             self.options["num_drafts"] = num_drafts
         elif stages > 1:
@@ -276,6 +279,7 @@ class SharedHostTiers(Schedules):
         host=st.sampled_from(["here", "here", "here", ""]),
         step_s=st.sampled_from([0.0, 0.02]),
         ranks=st.sampled_from([1, 1, 2]),
+        promises=st.sampled_from([0, 1, 2]),
     )
     def begin(self, count: int, fails: int, **drawn: Any) -> None:
         fixed: dict[str, Any] = {"caching": True, "eos": (), "aging_s": 30.0, "num_drafts": 0, "stages": 1}
@@ -318,6 +322,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "PROBE_BYTES", 2000)
     monkeypatch.setattr(Lending, "_in_one", located_twice)
     monkeypatch.setattr(pulls, "MOST_BYTES", 6000)
+    monkeypatch.setattr(ReplicaBase, "has_spare", True)
     monkeypatch.setattr(planner, "FIRST_PULLS", 1)
     for each in (block_pool, prefix_index):
         monkeypatch.setattr(each, "MANY", 3)

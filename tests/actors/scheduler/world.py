@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,6 +188,8 @@ class World:
         """The executor has ended."""
         executor = self.executors.pop(name)
         self.last_steps[name] = executor.last_step
+        for each in self.executors.values():
+            each.pulls.keep_promises(sys.maxsize)  # or these would end as well
         executor.pulls.end()
         self.send(ReplicaSuspended(name))
         self.send(ReplicaLost(name, "killed"))

@@ -67,6 +67,14 @@ class Log:
 ROW = {"pull": 7, "replica": "gpu-1", "lender": "gpu-0", "ordered_s": 2.0, "sources": [100, 101], "blocks": [4, 5]}
 
 
+def test_a_promised_pull_ends_with_its_second_report() -> None:
+    """The plan between the two has its blocks."""
+    log, named = Log(), order(9, new_block_ids=np.array([4, 5], np.int32))
+    log.take(order(7, 4, 5))
+    assert log.take(replace(report(7, ended_s=10.4), promised=True), named) == []
+    assert log.take(report(7)) == [ROW | {"ended_s": 2.5, "there": True}]
+
+
 def test_a_pull_is_a_row_once_it_has_ended() -> None:
     log = Log()
     assert log.take(order(7, 4, 5)) == []

@@ -340,6 +340,20 @@ async def test_concurrent_calls_share_round_trips(redis_url: str, redis_names: N
     await bus.close()
 
 
+async def test_writes_are_sent_when_they_are_called(redis_url: str, redis_names: Names) -> None:
+    """Before anybody waits for their answers."""
+    bus, other = RedisBus(redis_url, redis_names), RedisBus(redis_url, redis_names)
+    await bus.ping()
+    entry = LogEntry(redis_names.steps("e"), EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))
+    answers = [bus.append([entry]), bus.publish([(redis_names.replies("i"), abort(number)) for number in (1, 2)])]
+    assert [each.id for each in await other.read({entry.stream: START}, block_ms=2000)] == [entry.id]
+    assert request_ids(await other.read({redis_names.replies("i"): START}, block_ms=2000)) == ["r1", "r2"]
+    await asyncio.gather(*answers)
+    await asyncio.gather(bus.publish([]), bus.append([]))
+    await bus.close()
+    await other.close()
+
+
 def test_long_waits_are_cut() -> None:
     """No BLOCK is longer than two seconds."""
     assert _block_parts(0) == [0]

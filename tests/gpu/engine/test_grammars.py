@@ -84,9 +84,9 @@ def test_graphs_sample_what_launches_sample(
     assert graphs is not None
     resample, resampled = graphs.resample, set()
 
-    def noted(wanted: Resampling) -> torch.Tensor:
+    def noted(wanted: Resampling, *arguments: Any) -> torch.Tensor:
         resampled.add(wanted)
-        return resample(wanted)
+        return resample(wanted, *arguments)
 
     monkeypatch.setattr(graphs, "resample", noted)
     for kinds in (followed, [*followed, *OTHERS], OTHERS[2:3], OTHERS[:2] + OTHERS[4:5], OTHERS):

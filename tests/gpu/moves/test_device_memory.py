@@ -16,6 +16,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.block_parts import HeadRows
 from pagebus.actors.executor.memory.shared_memory import SharedMemory
 from pagebus.actors.executor.moves.carriers.address import Address
@@ -73,6 +74,32 @@ def test_blocks_are_copied(source: DeviceSource, own: DeviceCache, way: str) -> 
         copy(address, own, sources, targets)
         assert own.holds(sources, targets)
         assert not own.tensor[[each for each in range(NUM_BLOCKS) if each not in targets]].any()
+
+
+@pytest.mark.parametrize("spread", ["in one run", "scattered"])
+def test_promised_blocks_are_there_behind_their_event(source: DeviceSource, own: DeviceCache, spread: str) -> None:
+    """What a stream does behind it finds all of them, many times over; who does not wait may find others."""
+    rng, places = random.Random(3), range(NUM_BLOCKS)
+    pulled = Source(source.address, own.blocks, network=False)
+    for turn in range(50):
+        sources = rng.sample(places, 200) if spread == "scattered" else list(range(turn, turn + 200))
+        targets = rng.sample(places, 200) if spread == "scattered" else list(range(50 - turn, 250 - turn))
+        own.tensor.zero_()
+        torch.cuda.synchronize()
+        found: list[torch.Tensor] = []
+
+        def tell(event: torch.cuda.Event, found: list[torch.Tensor] = found, targets: list[int] = targets) -> None:
+            torch.cuda.current_stream().wait_event(event)
+            found.append(own.tensor[torch.tensor(targets, device=OWN)])
+
+        early = Early(rng.randrange(1, 200), tell)
+        pulled.copy(ints(sources), ints(targets), lambda: False, early=early)
+        torch.cuda.synchronize()
+        assert own.holds(sources, targets)
+        assert early.is_told == bool(found)
+        assert all(torch.equal(each, content(sources, BLOCK_BYTES, OWN)) for each in found)
+        assert found or spread == "in one run"  # which is one copy as long as it is short
+    pulled.close()
 
 
 @pytest.mark.parametrize("way", ["locked", "locked, one by one", "through buffers", "network"])

@@ -14,7 +14,8 @@ STAGES = (
     "asked", "1 read", "2 hashed", "3 with the scheduler", "4 pull planned", "5 copied", "6 reported", "7 step planned",
     "8 step received",
 )  # fmt: skip
-"""Of a prompt, in this order. What is between the fourth and the fifth is mostly the copy."""
+"""Of a prompt, in this order. What is between the fourth and the fifth is mostly the copy, or
+what of it is done when it is promised."""
 
 
 class Timeline:
@@ -58,7 +59,8 @@ class Timeline:
             self.reach("2 hashed", message.tokenized_s)
             self.reach("3 with the scheduler")
         elif isinstance(message, PullReport):
-            self.note(f"copied at {message.bytes_per_s / 1e9:.0f} GB/s", message.ended_s)
+            copied = "promised" if message.promised else f"copied at {message.bytes_per_s / 1e9:.0f} GB/s"
+            self.note(copied, message.ended_s)
             self.note("report")
             self.reach("5 copied", message.ended_s)
             self.reach("6 reported")

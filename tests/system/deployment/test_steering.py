@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
-from tests.helpers.waiting import LIMIT_S, until
+from tests.helpers.waiting import LIMIT_S, eventually, until
 from tests.system.deployment.test_serve import Serve
 from tests.system.deployment.test_serve import serve as serve  # the fixture
 from tests.system.serving import Client, serving
@@ -30,6 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 async def call(client: Client, method: str, path: str) -> tuple[int, dict[str, Any]]:
     async with aiohttp.ClientSession() as http, http.request(method, client.url + path) as response:
         return response.status, await response.json()
+
+
+async def readyz_is(client: Client, status: int, word: str) -> bool:
+    return await call(client, "GET", "/readyz") == (status, {"status": word})
 
 
 async def test_pause_and_resume(folder) -> None:
@@ -59,8 +63,11 @@ async def test_a_pause_that_refuses(folder, mode) -> None:
         status, answer = await client.status("completions", "b", prompt=PROMPT)
         assert (status, "paused" in answer["error"]["message"]) == (503, True)
         assert scheduler.core.at_rest
+        await eventually(lambda: readyz_is(client, 503, "paused"))  # with the next renewal of the scheduler's lease
+        assert (await call(client, "GET", "/health"))[0] == 200  # who watches over it has nothing to restart
         assert await call(client, "POST", "/resume") == (200, {"status": "resumed"})
         await client.completion(PROMPT, max_tokens=2)
+        await eventually(lambda: readyz_is(client, 200, "ok"))
 
 
 async def test_a_scheduler_that_takes_over(folder) -> None:

@@ -45,12 +45,12 @@ async def test_the_page_links_files_that_never_change(serve, http) -> None:
     served = await serve()
     async with http.get(served.url + "/", headers=HTML) as response:
         text = await response.text()
-    links = re.findall(r'(?:href|src)="(/static/[^"]+)"', text)
+    links = re.findall(r'(?:href|src)="(static/[^"]+)"', text)
     assert len(links) > 30
     for link in links:
-        async with http.get(served.url + link) as response:
+        async with http.get(f"{served.url}/{link}") as response:
             assert (response.status, "immutable" in response.headers["Cache-Control"]) == (200, True), link
-    modules = set(re.findall(r'modulepreload" href="/static/[^/]+/([^"]+)"', text))
+    modules = set(re.findall(r'modulepreload" href="static/[^/]+/([^"]+)"', text))
     assert {"js/main.js", "js/views/chat.js", "vendor/marked/marked.esm.js"} <= modules
     assert not any("uPlot" in name or "charts" in name for name in modules)
     for path in ("v-0123/js/main.js", "js/main.js"):
@@ -180,6 +180,18 @@ async def test_who_comes_during_an_outage_hears_of_it(serve, http, monkeypatch) 
             events = Events(second)
             assert (await events.next("away"))["message"] == "The scheduler does not answer."
             assert (await events.next("actors"))["missing"] == ["executor"]
+
+
+async def test_a_pause_is_told(serve, http) -> None:
+    """As the scheduler's lease has it; while there is none, nothing is held."""
+    served = await serve()
+    async with http.get(served.url + "/api/events") as response:
+        assert (await Events(response).next("actors"))["held"] == ""
+    await served.backend.leave("scheduler")
+    await served.backend.join("scheduler", held="keep")
+    await served.refresh()
+    async with http.get(served.url + "/api/events") as response:
+        assert (await Events(response).next("actors"))["held"] == "keep"
 
 
 async def test_incidents_and_errors_are_told_when_they_change(serve, http, monkeypatch) -> None:

@@ -186,3 +186,16 @@ def test_calls_and_thoughts_become_blocks() -> None:
     assert starts == ["thinking", "text", "tool_use", "tool_use"]
     assert sum(each["type"] == "content_block_stop" for each in told) == 4
     assert told[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_named_tool_ends_with_tool_use() -> None:
+    """As Anthropic's messages do, whole and streamed; the chat ends with "stop", as OpenAI's do."""
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    usage = {"prompt_tokens": 9, "completion_tokens": 4}
+    choice = {"index": 0, "message": {"tool_calls": [call]}, "finish_reason": "stop", "stop_reason": None}
+    assert message_of({"id": "m", "model": "x", "choices": [choice], "usage": usage})["stop_reason"] == "tool_use"
+    events = MessageEvents("m", "x")
+    told = list(events.chunk({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]}))
+    told += events.chunk({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage})
+    told += events.end()
+    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}

@@ -71,13 +71,15 @@ async def test_a_response(served: Served, client: openai.AsyncOpenAI) -> None:
 async def test_pages_of_input_items(client: openai.AsyncOpenAI) -> None:
     """In either order, from any item on."""
     texts = ["one", "two", "three"]
-    items = [{"role": "user", "content": text} for text in texts]
+    items = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), texts, strict=True)]
     response = await client.responses.create(model=MODEL.name, input=items)  # type: ignore[arg-type]
     for order, expected in (("asc", texts), ("desc", texts[::-1])):
         first = await client.responses.input_items.list(response.id, order=order, limit=2)  # type: ignore[arg-type]
         assert first.has_more
         found = [item.content[0].text async for item in first]
         assert found == expected
+        (said,) = [item.content[0] async for item in first if item.role == "assistant"]
+        assert (said.type, said.annotations) == ("output_text", [])
     with pytest.raises(openai.BadRequestError, match="limit"):
         await client.responses.input_items.list(response.id, limit=1000)
 

@@ -207,6 +207,8 @@ async def test_port_is_taken(serve):
     assert served.actor.lease_info()["port"] == served.actor.port
     with pytest.raises(SettingsError, match=str(served.actor.port)):
         await listen("127.0.0.1", served.actor.port)
+    with pytest.raises(SettingsError, match=r"192\.0\.2\.1.* give another --host"):
+        await listen("192.0.2.1", 0)
     with pytest.raises(SettingsError, match="no-such-host"):
         await listen("no-such-host.invalid", 0)
 

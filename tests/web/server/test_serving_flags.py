@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import socket
 from dataclasses import replace
 
@@ -205,6 +206,18 @@ async def test_root_path(serve, http):
     assert not any("/llm" in line for line in lines)
     (counted,) = [line for line in lines if 'handler="/v1/chat/completions"' in line and 'status="2xx"' in line]
     assert counted.endswith(" 2.0")
+
+
+async def test_the_page_below_a_root_path(serve, http):
+    """The path itself leads to the page, without a key; its links are relative, those for programs name the path."""
+    served = await serve(root_path="/llm", api_key=("k",))
+    async with http.get(served.url + "/llm", allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (307, "/llm/")
+    for root in ("", "/llm"):
+        async with http.get(f"{served.url}{root}/", headers={"Accept": "text/html"}) as response:
+            assert re.findall(r'(?:href|src)="/', await response.text()) == []
+        async with http.get(f"{served.url}{root}/") as response:
+            assert (await response.json())["links"]["models"] == f"{root}/v1/models"
 
 
 async def test_a_unix_socket(serve, tmp_path):

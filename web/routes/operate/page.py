@@ -47,6 +47,10 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+LINKS = {
+    "models": "/v1/models", "chat": "/v1/chat/completions", "completions": "/v1/completions", "health": "/health",
+    "metrics": "/metrics", "docs": "/docs", "events": "/api/events",
+}  # fmt: skip
 SECURITY = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -80,11 +84,11 @@ def files() -> dict[str, File]:
 
 def with_version(bodies: Mapping[str, bytes], digest: str) -> bytes:
     """``index.html`` whose links name the version, and tell the browser of all modules that the first view needs: one
-    round trip instead of one for each level of imports."""
+    round trip instead of one for each level of imports. Links are relative: the page may lie below ``--root-path``."""
     needed = first_modules(bodies)
-    preloads = "".join(f'\n  <link rel="modulepreload" href="/static/{name}">' for name in needed)
+    preloads = "".join(f'\n  <link rel="modulepreload" href="static/{name}">' for name in needed)
     page = bodies["index.html"].decode().replace("<!-- modules -->", preloads.lstrip())
-    return page.replace("/static/", f"/static/{VERSION_MARK}{digest}/").encode()
+    return page.replace('="static/', f'="static/{VERSION_MARK}{digest}/').encode()
 
 
 def first_modules(bodies: Mapping[str, bytes]) -> list[str]:
@@ -127,12 +131,16 @@ async def page(request: web.Request) -> web.Response:
     if "text/html" in request.headers.get("Accept", ""):
         response = respond(request, files()["index.html"])
     else:
-        links = {"models": "/v1/models", "chat": "/v1/chat/completions", "completions": "/v1/completions",
-                 "health": "/health", "metrics": "/metrics", "docs": "/docs",
-                 "events": "/api/events"}  # fmt: skip
+        root = request.path.removesuffix("/")
+        links = {name: root + path for name, path in LINKS.items()}
         response = json_response({"name": "pagebus", "version": request.app[CONTEXT].version, "links": links})
     response.headers["Vary"] = "Accept, Accept-Encoding"
     return response
+
+
+async def to_the_page(request: web.Request) -> web.Response:
+    """From ``--root-path`` itself to the page below it: relative links need the slash at its end."""
+    return web.Response(status=307, headers={"Location": f"{request.path}/"})
 
 
 async def static(request: web.Request) -> web.Response:

@@ -13,9 +13,10 @@ from pagebus.web.telemetry.metrics import CONTENT_TYPE
 
 
 async def health(request: web.Request) -> web.Response:
-    """The status of ``/readyz``, and all that is known: whether steps advance, and what each actor says of itself.
+    """Whether all actors work, and all that is known: whether steps advance, and what each actor says of itself.
 
-    Answered from the view that the ingress has anyway: a probe waits for nobody.
+    200 while the work is paused, too: nothing has to be restarted. Answered from the view that the ingress has anyway:
+    a probe waits for nobody.
     """
     context = request.app[CONTEXT]
     known = {"progressing": context.membership.progressing(), "open_requests": context.inbox.num_open,
@@ -24,8 +25,12 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """200 only if a request would be answered now; otherwise 503 with what is missing."""
-    return _readiness(request.app[CONTEXT].missing(), {})
+    """200 only if a request would be answered now; otherwise 503 with what is missing, or ``paused``."""
+    context = request.app[CONTEXT]
+    missing = context.missing()
+    if not missing and context.membership.is_held:
+        return json_response({"status": "paused"}, 503)
+    return _readiness(missing, {})
 
 
 def _readiness(missing: Sequence[str], known: Mapping[str, object]) -> web.Response:

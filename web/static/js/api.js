@@ -2,6 +2,9 @@
 
 const KEY = "pagebus.key";
 
+/** The server's address: the folder of the page, which a proxy may have put below a path. */
+export const SERVER = new URL(".", document.baseURI).href.replace(/\/$/, "");
+
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (text) => (text ? sessionStorage.setItem(KEY, text) : sessionStorage.removeItem(KEY)),
@@ -22,7 +25,7 @@ export function onUnauthorized(listener) {
   listeners.add(listener);
 }
 
-/** A response that is well. Raises ApiError with the server's own words otherwise. */
+/** A response that is well, of a path of the server or an address. Raises ApiError with the server's own words otherwise. */
 export async function request(path, { json, headers = {}, ...options } = {}) {
   const all = new Headers(headers);
   if (key.get()) all.set("Authorization", `Bearer ${key.get()}`);
@@ -33,7 +36,7 @@ export async function request(path, { json, headers = {}, ...options } = {}) {
   }
   let response;
   try {
-    response = await fetch(path, { ...options, headers: all, cache: "no-store" });
+    response = await fetch(path.startsWith("/") ? SERVER + path : path, { ...options, headers: all, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server cannot be reached.", 0);

@@ -2,11 +2,15 @@
 
 import { age, count, percent } from "./format.js";
 
-const LABELS = { good: "Live", warn: "Degraded", bad: "Outage" };
+const LABELS = { good: "Live", warn: "Degraded", bad: "Outage", held: "Paused" };
 const GONE_SHOWN_S = 120; // how long an actor is missed that others stand in for
 const WITHOUT = {
   bus: "Redis does not answer.", tokenizer: "There is no tokenizer.", scheduler: "There is no scheduler.",
   executor: "There is no executor.", detokenizer: "There is no detokenizer.",
+};
+const HELD = {
+  keep: "An operator has paused the work: requests wait.",
+  refuse: "An operator has paused the work: new requests are told to come again (503).",
 };
 const ACCESS = {
   needed: ["This server needs an API key.", "Enter a key"],
@@ -14,17 +18,21 @@ const ACCESS = {
   forbidden: ["This key may use the playground and batches. What the engine does needs a key of an operator.", "Enter another key"],
 };
 
+/** The label until the first connection, after which nothing is well "again". */
+export const CONNECTING = "Connecting";
+
 /** { level: good, warn or bad; label; text, "" if all is well; action: null or the text of a button that asks for a key }. */
 export function healthOf(world, nowS = world.nowS()) {
   const access = ACCESS[world.access];
   if (access) return { level: "warn", label: world.access === "forbidden" ? "No access" : "Key needed", text: access[0], action: access[1] };
   if (!world.connected) {
     const text = world.problem ? `${world.problem} Trying again.` : "";
-    return { level: world.problem ? "bad" : "warn", label: world.problem ? "Not connected" : "Connecting", text, action: null };
+    return { level: world.problem ? "bad" : "warn", label: world.problem ? "Not connected" : CONNECTING, text, action: null };
   }
   const troubles = world.actors.map((row) => troubleOf(row, nowS)).filter(Boolean);
   const missing = world.missing.length ? world.missing : world.away && !troubles.length ? ["scheduler"] : [];
   if (missing.length) return { level: "bad", label: LABELS.bad, text: outage(world, missing, troubles), action: null };
+  if (world.held) return { level: "warn", label: LABELS.held, text: HELD[world.held === "keep" ? "keep" : "refuse"], action: null };
   const shown = troubles.filter((each) => each.sinceS === null || nowS - each.sinceS < GONE_SHOWN_S);
   const text = shown.length ? `${sentence(shown)} Others of its kind carry on.` : "";
   return { level: text ? "warn" : "good", label: text ? LABELS.warn : LABELS.good, text, action: null };
@@ -36,6 +44,7 @@ export function sentenceOf(world, { level, text, action } = healthOf(world), now
   const there = world.actors.filter((row) => row.state !== "gone"), well = there.filter((row) => !troubleOf(row, nowS));
   const lost = lossOf(world);
   if (level === "bad") return [`Outage${since(world, "outage", nowS)}:`, text, works(world, well.length), lost].filter(Boolean).join(" ");
+  if (world.held) return `${text} ${lost}`.trim();
   if (level === "warn") return `Requests are answered. ${text} ${lost}`.trim();
   if (!well.length) return "";
   const sinceS = Math.max(...well.map((row) => row.started_s ?? 0), ...world.incidents.map((each) => each.at_s));

@@ -4,7 +4,7 @@ import { onUnauthorized } from "./api.js";
 import { forgetColors, isDark } from "./colors.js";
 import { announce, fill, h, icon, labelled, put, say } from "./dom.js";
 import { keepTables } from "./following.js";
-import { healthOf, sentenceOf } from "./health.js";
+import { CONNECTING, healthOf, sentenceOf } from "./health.js";
 import { askKey } from "./keydialog.js";
 import { NOTES } from "./notes.js";
 import { Live } from "./live.js";
@@ -153,7 +153,8 @@ function keepHealth() {
     const before = world.health, health = world.health = healthOf(world);
     showHealth();
     if (before && before.label === health.label && before.text === health.text) return;
-    if (before && before.label !== health.label) announce(health.text || "All is well again.");
+    const news = health.text || (before?.label === CONNECTING ? "" : "All is well again.");
+    if (before && before.label !== health.label && news) announce(news);
     world.tell("health");
   };
   for (const name of ["status", "actors", "failures"]) world.on(name, update);

@@ -69,6 +69,7 @@ export class World extends EventTarget {
     this.replicas = new Map();
     this.lost = new Map(); // replicas that are gone, as they were last
     this.missing = [];
+    this.held = ""; // the mode in which an operator holds the work
     this.requests = new Map();
     this.over = [];
     this.sequences = new Map();
@@ -186,10 +187,11 @@ export class World extends EventTarget {
     }
   }
 
-  takeActors({ at_s, actors, streams, missing = [] }) {
+  takeActors({ at_s, actors, streams, missing = [], held = "" }) {
     this.actors = actors;
     this.streams = streams;
     this.missing = missing;
+    this.held = held;
     this.actorsS = at_s;
     if (!this.atS) this.clockGapS = at_s - Date.now() / 1000; // there is no scheduler that could say
     const there = new Set(actors.map((row) => row.name));

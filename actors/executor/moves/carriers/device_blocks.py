@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from pagebus.actors.executor.device.device import new_event, new_stream
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.memory.block_cuts import Cut, put
 from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.moves.carriers.driver import Driver
 from pagebus.actors.executor.moves.carriers.errors import Abandoned
-from pagebus.actors.executor.moves.carriers.runs import Run, chunks, runs
+from pagebus.actors.executor.moves.carriers.runs import Run, chunks, num_last, runs
 from pagebus.bus.messages import Int32Array
 
 CHUNK_BYTES = 16 << 20
@@ -46,24 +47,30 @@ class DeviceBlocks:
         targets: Int32Array,
         stop: Callable[[], bool],
         layout: Layout | None = None,
+        early: Early | None = None,
     ) -> None:
         """Copy blocks of the memory at ``base``, an address of this process, and wait until they are there. ``stop``
         says whether nobody waits for them any more. ``layout``: of the sources, if they do not lie one behind the
-        other.
+        other. ``early``: what may be told before that.
 
         Raises:
             MoveError: the driver refuses.
         """
         joined = runs(sources, targets, max(1, RUN_BYTES // self.block_bytes), layout.per_chunk if layout else 0)
+        last = 0 if early is None else num_last(joined, early.num_blocks, COPIES_PER_EVENT)
+        parts = [joined[start : start + COPIES_PER_EVENT] for start in range(0, len(joined) - last, COPIES_PER_EVENT)]
+        parts += [joined[-last:]] if last else []
         flying: deque[torch.cuda.Event] = deque()
         try:
-            for start in range(0, len(joined), COPIES_PER_EVENT):
+            for part in parts:
                 if stop():
                     raise Abandoned("abandoned")
-                self._copy(base, self.base, joined[start : start + COPIES_PER_EVENT], self._incoming, layout)
+                self._copy(base, self.base, part, self._incoming, layout)
                 flying.append(_mark(self._incoming))
                 if len(flying) == 2:
                     flying.popleft().synchronize()
+            if early is not None and last:
+                early.tell(flying[-1])
         finally:
             _mark(self._incoming).synchronize()
 

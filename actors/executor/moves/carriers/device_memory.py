@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import torch
+
+from pagebus.actors.executor.device.promises import Early
 from pagebus.actors.executor.moves.carriers.address import Address
 from pagebus.actors.executor.moves.carriers.device_blocks import DeviceBlocks
 from pagebus.actors.executor.moves.carriers.driver import HANDLE_BYTES
@@ -25,15 +28,24 @@ class DeviceMemory:
     def prepare(self, sources: Int32Array) -> None:
         """As in :class:`Carrier`."""
 
-    def copy(self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool]) -> None:
-        """As in :class:`Carrier`."""
+    def copy(
+        self, sources: Int32Array, targets: Int32Array, stop: Callable[[], bool], early: Early | None = None
+    ) -> None:
+        """As in :class:`Carrier`. ``early``: what may be told before the blocks are there."""
         address = self._address
         if address.pid == os.getpid():
             raise MoveError("a process cannot open its own memory of a GPU")
         page = open_page(address)
+
+        def tell(event: torch.cuda.Event) -> None:
+            if early is not None:
+                check_page(page, address)
+                early.tell(event)
+
         try:
             self._open()
-            self._own.copy_from(self._base + address.offset, sources, targets, stop)
+            checked = None if early is None else Early(early.num_blocks, tell)
+            self._own.copy_from(self._base + address.offset, sources, targets, stop, early=checked)
             check_page(page, address)
         finally:
             os.close(page)

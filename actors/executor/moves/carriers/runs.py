@@ -28,6 +28,17 @@ def runs(sources: Int32Array, targets: Int32Array, most: int, per_chunk: int = 0
     return list(zip(sources[firsts].tolist(), targets[firsts].tolist(), counts.tolist(), strict=True))
 
 
+def num_last(joined: list[Run], num_blocks: int, most: int) -> int:
+    """How many of the last runs have together at most so many blocks; at most ``most`` runs."""
+    count, left = 0, num_blocks
+    for _, _, length in joined[: -most - 1 : -1]:
+        left -= length
+        if left < 0:
+            break
+        count += 1
+    return count
+
+
 def chunks(ids: Int32Array, most: int) -> Iterator[Int32Array]:
     """Parts of at most ``most``."""
     for start in range(0, len(ids), most):

@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from pagebus.actors.bench.driver.client import Outcome, run_calls, send, share_of
+from pagebus.actors.bench.driver.deployment import BenchError
 from pagebus.actors.bench.driver.load import Call, Spec
+from pagebus.actors.bench.serve import served_model
 
 TOKEN = 'data: {"choices":[{"index":0,"text":" word"}],"usage":null}\n\n'
 USAGE = 'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n'
@@ -148,3 +150,10 @@ def test_processes_share_the_calls_at_a_time() -> None:
     """Together the parts have just as many calls at a time as one process would."""
     assert [share_of(10, part, 4) for part in range(4)] == [3, 3, 2, 2]
     assert [share_of(0, part, 4) for part in range(4)] == [0] * 4
+
+
+async def test_a_server_that_lists_no_models(server: tuple[Server, str]) -> None:
+    """What it answered is told: of an address that ends in /v1, for example."""
+    spec = Spec(base_url=server[1] + "/v1", backend="openai", endpoint="", model="", workload="chat", requests=1)
+    with pytest.raises(BenchError, match="/v1/v1/models: status 404: 404: Not Found"):
+        await served_model(spec)

@@ -74,6 +74,19 @@ def test_new_tokens_and_blocks_go_to_their_rows() -> None:
         assert (table[[1, 3, 4]] == -9).all()
 
 
+def test_tokens_that_nobody_reads_are_not_said() -> None:
+    """The others stand where they belong, and the next sequence's behind them."""
+    batch, state = PersistentBatch(LIMITS), poisoned_state()
+    rows = new(1, 2, 20, num_computed_tokens=18, first_token=17), new(2, 0, 2, num_blocks=1)
+
+    work = batch.apply(entering(*rows, scheduled=[2, 2]))
+    state.apply(deltas_of(work))
+
+    assert state.tokens[2, 15:21].tolist() == [-9, -9, 1, 2, 3, -9]
+    assert state.tokens[0, :3].tolist() == [4, 5, -9]
+    assert (work.starts.tolist(), work.positions.tolist()) == ([18, 0], [20, 2])
+
+
 def test_appended_blocks_continue_each_table_in_order() -> None:
     """Several blocks for one slot in one plan lie one behind the other."""
     batch, state = PersistentBatch(LIMITS), poisoned_state()
@@ -222,6 +235,11 @@ BAD_PLANS: dict[str, tuple[StepPlan, str]] = {
         entering(new(2, 1, 30, first_block=1, num_computed_tokens=20)), "token 20 sees tokens before block 1"),
     "a table that begins before its tokens": (entering(new(2, 1, first_block=-1)), "2 blocks from -1 on"),
     "a table that ends too late": (entering(new(2, 1, first_block=3)), "2 blocks from 3 on, at most 4 fit"),
+    "not computed, and not said": (
+        entering(new(2, 1, 20, num_computed_tokens=16, first_token=17)), "the first 17 are not said"),
+    "output that is not said": (
+        entering(new(2, 1, 20, num_prompt_tokens=15, num_computed_tokens=18, first_token=16)), "first 16 are not said"
+    ),
     "more prompt than tokens": (entering(new(2, 1, 3, num_prompt_tokens=4)), "4 prompt tokens of 3"),
     "sequence id 0": (entering(new(0, 1, 3)), "ids are from 1"),
     "free of an empty slot": (plan(freed_slots=[1]), "freed_slots names slot 1"),

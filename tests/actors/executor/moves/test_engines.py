@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from pagebus.actors.executor.device.errors import PlanError
 from pagebus.actors.executor.loading.limits import cache_format
@@ -62,8 +63,8 @@ def pull(driver: Driver, step: int, address: str, sources: list[int], targets: l
     return report
 
 
-def go_on(driver: Driver, scheduler: HandScheduler, blocks: list[int]) -> list[int]:
-    """The output of the prompt, of which an engine has blocks."""
+def go_on(driver: Driver, scheduler: HandScheduler, blocks: list[int], unsaid: int = 0) -> list[int]:
+    """The output of the prompt, of which an engine has blocks; so many of its first tokens are not said."""
     scheduler.free_blocks = [each for each in scheduler.free_blocks if each not in blocks]
     rest = [scheduler.free_blocks.pop() for _ in range(2)]
     sequence = Grown(1, PROMPT, MAX_TOKENS, {}, slot=0, blocks=[*blocks, *rest], num_computed=COMPUTED)
@@ -74,8 +75,8 @@ def go_on(driver: Driver, scheduler: HandScheduler, blocks: list[int]) -> list[i
         step=scheduler.step,
         planned_s=0.0,
         num_decodes=0,
-        new_sequences=(new_sequence(sequence),),
-        new_token_ids=ints(PROMPT),
+        new_sequences=(replace(new_sequence(sequence), first_token=unsaid),),
+        new_token_ids=ints(PROMPT[unsaid:]),
         new_block_ids=ints(sequence.blocks),
         slots=ints([0]),
         num_scheduled=ints([len(PROMPT) - COMPUTED]),
@@ -96,6 +97,9 @@ def test_an_engine_goes_on_with_blocks_of_another(folder: Path, driver: Driver, 
     scheduler.step = 1
     assert pull(other, 1, driver.info.kv_address, sources, targets).there
     assert go_on(other, scheduler, targets) == expected
+
+    scheduler = other.scheduler()
+    assert go_on(other, scheduler, targets, unsaid=COMPUTED) == expected
 
     scheduler = other.scheduler()
     assert go_on(other, scheduler, [1, 2, 3, 4]) != expected

@@ -282,7 +282,7 @@ def test_what_opens_a_source_does_not_count_as_time_of_the_copy(monkeypatch: pyt
             nonlocal now_s
             now_s += 3.0
 
-        def copy(self, sources: Int32Array, *_: object, hosts: bool) -> None:
+        def copy(self, sources: Int32Array, *_: object, hosts: bool, early: object) -> None:
             nonlocal now_s
             now_s += 0.01 if copied else 5.0
             copied.append(len(sources))

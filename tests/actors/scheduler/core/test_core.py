@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -116,6 +118,30 @@ def test_a_full_prefix_hit_still_computes_the_last_block() -> None:
     assert executor.num_computed == 12 + 4
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, 4),
+        ({"repetition_penalty": 1.1}, 12),
+        ({"bad_words_token_ids": ((3,),)}, 12),
+        ({"beam_width": 2, "n": 2}, 12),
+    ],
+)
+def test_tokens_that_are_cached_are_not_said_unless_they_are_read(options: dict[str, Any], said: int) -> None:
+    """Of a prompt of which two of three blocks are found the plan has the last one's tokens."""
+    world = World()
+    world.join()
+    world.send(request("first", prompt(12), max_tokens=1))
+    world.run()
+    world.send(request("second", prompt(12), max_tokens=2, **options))
+    world.run()
+    plan, *_ = [plan for _, plan in world.plans if plan.new_sequences and plan.new_sequences[0].num_computed_tokens]
+    (new, *_) = plan.new_sequences
+    assert (new.num_tokens - new.first_token, new.num_computed_tokens) == (said, 8)
+    assert plan.new_token_ids.tolist()[:said] == prompt(12)[-said:]
+    world.check_end()
+
+
 def test_generated_tokens_are_cached_too() -> None:
     """The next turn of a chat finds the answer of the turn before."""
     world = World()
@@ -197,6 +223,17 @@ def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
     again = [new for _, plan in world.plans for new in plan.new_sequences if new.num_tokens > new.num_prompt_tokens]
     assert again
     assert any(new.num_computed_tokens for new in again)
+
+
+def test_output_is_said_again_though_it_is_cached() -> None:
+    """A grammar follows it. Of a sequence that comes back the prompt alone is left out."""
+    world = World()
+    world.join(num_blocks=8)
+    world.send(request("a", prompt(4), max_tokens=20), request("b", prompt(4, 1), max_tokens=20))
+    world.run()
+    again = [new for _, plan in world.plans for new in plan.new_sequences if new.num_computed_tokens > 4]
+    assert [new.first_token for new in again] == [new.num_prompt_tokens for new in again] == [4] * len(again)
+    assert again
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from pagebus.actors.scheduler.kv.prefix_index import LEAST_RUNS, MANY, PrefixIndex
@@ -52,6 +54,26 @@ def test_a_long_prefix_is_found_wherever_its_blocks_are() -> None:
     check()
     index.clear()
     check()
+
+
+@pytest.mark.parametrize("blocks", [range(100, 300), range(299, 99, -1), [*range(200, 300), *range(100, 200)]])
+def test_what_is_listed_later_is_found_at_once(blocks: Sequence[int]) -> None:
+    """One by one, as a prefix, and as a part of another; what was listed before, or is forgotten before, stays so."""
+    index, hashes = PrefixIndex(), [number.to_bytes(16, "little") for number in range(200)]
+    index.insert(hashes[150], 7)
+    index.insert_new(hashes, list(blocks))
+    assert index.match(hashes, 200) == list(blocks)
+    assert index.match([*hashes[:70], b"else"], 71) == list(blocks[:70])
+    assert [index.find(content) for content in (hashes[3], b"else")] == [blocks[3], None]
+    assert not index.insert(hashes[3], 400)
+    index.forget([blocks[180]])
+    assert index.match(hashes, 200) == list(blocks[:180])
+    index.insert(hashes[180], 500)
+    index.settle()
+    index.check_integrity(501)
+    assert index.match(hashes, 200) == [*blocks[:150], 7, *blocks[151:180], 500, *blocks[181:]]
+    assert not index.insert(b"more", blocks[151])
+    assert index.insert(b"more", blocks[150])
 
 
 def test_no_more_is_remembered_than_is_cached() -> None:

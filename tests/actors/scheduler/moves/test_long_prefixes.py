@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import chain
 
 import pytest
 
 from pagebus.actors.model.block_hash import hash_blocks
+from pagebus.actors.scheduler.events import ToReplica
 from tests.actors.scheduler.moves.test_pulls import Pair
 from tests.actors.scheduler.world import prompt, request
 
@@ -46,6 +48,28 @@ def test_what_the_target_has_in_the_midst_stays_where_it_is(places: Collection[i
     found = target.match(HASHES, len(HASHES))
     assert found == [target.blocks[content] for content in HASHES]
     assert [found[place] for place in places] == blocks
+
+
+def test_the_plan_waits_for_nothing_that_may_come_later() -> None:
+    """The lender's blocks are given back, and all is listed, behind the plan with the sequence."""
+    pair = Pair(**{**OPTIONS, "num_blocks": 2000})
+    core = pair.world.core
+    pair.world.send(request("long", PREFIX, max_tokens=2))
+    pair.world.run()
+    pair.occupy()
+    pair.world.send(request("second", PREFIX, max_tokens=3))
+    pair.world.step("gpu-1")
+    core.handle(pair.target.pulls.pull_one())
+    parts = core.plan_in_turns(0.0)
+    first = list(next(parts))
+    assert [each.message.num_scheduled.tolist() for each in first if isinstance(each, ToReplica)] == [[4]]
+    assert core.planner.pulls.lent(core.replicas["gpu-0"])
+    for output in chain(first, *parts):
+        pair.world._receive(output)
+    assert not core.planner.pulls.lent(core.replicas["gpu-0"])
+    core.check_integrity()
+    pair.end()
+    assert pair.counts == (len(HASHES), 0)
 
 
 def test_others_wait_for_what_is_on_its_way() -> None:

@@ -237,3 +237,21 @@ def test_who_waits_for_copies_goes_on_if_others_find_no_blocks() -> None:
     world.run()
     world.check_end()
     assert replica(world).counts.num_swaps
+
+
+def test_who_waits_for_copies_keeps_the_pages_that_they_come_into() -> None:
+    """Drafts have moved its window on, and another one of the step finds no blocks. A page given back then would be
+    written by the copy after somebody else has it."""
+    world, _ = grouped(
+        pages=1, config={"pipeline_depth": 2, "priority_aging_s": 1e-4}, windowed_tokens=1, num_blocks=11, budget=64,
+        max_num_seqs=2, num_host_blocks=8, copy_lag=1, copy_tokens=0.1, num_drafts=3,
+    )  # fmt: skip
+    sizes = (8, 1, True), (7, 6, False), (23, 18, False), (9, 12, True)
+    world.send(
+        *(
+            replace(request(f"r{number}", prompt(size), max_tokens=most), is_job=is_job)
+            for number, (size, most, is_job) in enumerate(sizes)
+        )
+    )
+    world.run()
+    world.check_end()

@@ -9,8 +9,9 @@ from pagebus.actors.scheduler.core.new_request import make_request
 from pagebus.actors.scheduler.order import Order
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.telemetry.metrics import Metrics
+from pagebus.bus.messages import AbortRequest, RequestsDone, StopSequence
 from tests.actors.scheduler.moves.test_pulls import LONG, Pair
-from tests.actors.scheduler.world import request
+from tests.actors.scheduler.world import World, request
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,53 @@ def test_inference_and_preemptions() -> None:
     found = {name: data["sum"] for name, _, data in metrics.snapshot()["series"] if "sum" in data}
     assert (found["vllm:request_inference_time_seconds"], found["vllm:request_num_preemptions"]) == (6.0, 2)
     assert told == ["over"]
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_stop_string_is_the_end_of_inference(*, is_told: bool) -> None:
+    """At the newest step, also where the scheduler hears only that the client has everything (not ``is_told``). It has
+    no such time if its client has left."""
+    world, metrics = World(), Metrics()
+    world.join().step_s = 1.0
+    world.send(request("a", [1, 2, 3], max_tokens=100), request("gone", [4, 5, 6], max_tokens=100))
+    for _ in range(5):
+        result = world.step()
+    over, gone = world.core.requests["a"], world.core.requests["gone"]
+    if is_told:
+        world.send(StopSequence(request_id="a", sequence_id=over.sequences[0].id))
+    world.send(RequestsDone(request_ids=("a",), attempts=(over.readers.newest.attempt,)))
+    world.send(AbortRequest(request_id="gone", attempt=gone.readers.newest.attempt))
+    counts = SchedulerMetrics(metrics)
+    for each in (over, gone):
+        each.started_s = 1.0
+        counts.over(each)
+    series = {name: data for name, _, data in metrics.snapshot()["series"]}
+    found = series["vllm:request_inference_time_seconds"]
+    assert (found["sum"], sum(found["counts"])) == (result.done_s - 1.0, 1)
+
+
+def test_a_first_token_behind_a_preemption_has_a_time() -> None:
+    """Also where a sequence gave its blocks up while the step with its first token was computed."""
+    world, over = World(), []
+    world.join(num_blocks=8, budget=8, max_num_seqs=6).step_s = 1.0
+    for name, length, max_tokens, steps in (("a", 12, 7, 2), ("b", 3, 4, 1), ("c", 6, 3, 0)):
+        world.send(request(name, [(each * 7 + ord(name)) % 90 for each in range(length)], max_tokens=max_tokens))
+        over.append(world.core.requests[name])
+        for _ in range(steps):
+            world.step()
+    world.run()
+    assert any(each.num_preemptions for each in over)
+    assert all(each.first_token_s for each in over)
+
+
+def test_the_first_token_of_a_beam_search() -> None:
+    """Is chosen with the result of its prompt, and so has that step's time."""
+    world = World()
+    world.join().step_s = 1.0
+    world.send(request("a", [1, 2, 3], max_tokens=4, beam_width=2, n=2))
+    over, result = world.core.requests["a"], world.step()
+    world.run()
+    assert 0 < result.done_s == over.first_token_s < over.ended_s
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,20 @@
 // A request as something to run elsewhere: curl, Python, a job on Redis.
 
+import { SERVER } from "../api.js";
 import { copyBy } from "../clipboard.js";
 import { fill, h, segmented } from "../dom.js";
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-export function curl(origin, body, needsKey) {
-  return [`curl -N ${origin}/v1/chat/completions \\`, "  -H 'Content-Type: application/json' \\",
+export function curl(server, body, needsKey) {
+  return [`curl -N ${server}/v1/chat/completions \\`, "  -H 'Content-Type: application/json' \\",
     ...(needsKey ? ['  -H "Authorization: Bearer $PAGEBUS_API_KEY" \\'] : []), `  -d ${quoted(JSON.stringify(body, null, 2))}`].join("\n");
 }
 
 const KNOWN = new Set(["model", "messages", "stream", "stream_options", "temperature", "top_p", "n", "seed", "stop", "max_tokens",
   "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "response_format", "tools", "timeout"]);
 
-export function python(origin, body, needsKey) {
+export function python(server, body, needsKey) {
   const known = Object.entries(body).filter(([name]) => KNOWN.has(name) && name !== "stream_options");
   const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !KNOWN.has(name)));
   const lines = known.map(([name, value]) => `    ${name}=${literal(value, 1)},`);
@@ -21,7 +22,7 @@ export function python(origin, body, needsKey) {
   const key = needsKey ? 'os.environ["PAGEBUS_API_KEY"]' : '"none"';
   const use = body.stream ? ["for chunk in answer:", "    if chunk.choices:", '        print(chunk.choices[0].delta.content or "", end="", flush=True)']
     : ["for choice in answer.choices:", "    print(choice.message.content)"];
-  return [...(needsKey ? ["import os", ""] : []), "from openai import OpenAI", "", `client = OpenAI(base_url="${origin}/v1", api_key=${key})`,
+  return [...(needsKey ? ["import os", ""] : []), "from openai import OpenAI", "", `client = OpenAI(base_url="${server}/v1", api_key=${key})`,
     "answer = client.chat.completions.create(", ...lines, ")", ...use].join("\n");
 }
 
@@ -52,8 +53,7 @@ export function redisJob(deployment, redis, body) {
 
 /** A dialog with all of them; `redis` null: the bus is none, or not known. */
 export function showSnippets({ body, deployment, redis, needsKey }) {
-  const origin = location.origin;
-  const texts = { curl: curl(origin, body, needsKey), Python: python(origin, body, needsKey),
+  const texts = { curl: curl(SERVER, body, needsKey), Python: python(SERVER, body, needsKey),
     ...(redis ? { "Redis job": redisJob(deployment, redis, body) } : {}) };
   const code = h("pre", { tabindex: "0" });
   const copy = h("button", { class: "button primary", type: "button", onclick: () => copyBy(copy, code.textContent, code) }, "Copy");

@@ -12,7 +12,7 @@ import { phaseKey, Waterfall } from "../parts/waterfall.js";
 import { readLines, Recording } from "../replay/recording.js";
 import { key as stepKey } from "./steps.js";
 
-const SAMPLE = new URL("../../sample/cpu-run.jsonl.gz", import.meta.url).pathname;
+const SAMPLE = new URL("../../sample/cpu-run.jsonl.gz", import.meta.url).href;
 const NAMES = ["Time", "Step", "Running", "Blocks held", "Ended", "Preempted", "Pulled / lent"];
 const WINDOW_S = 4;
 

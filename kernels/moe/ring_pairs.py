@@ -16,10 +16,13 @@ from pagebus.kernels.common.triton import LayoutDescriptor, gl, gluon, hopper, t
 from pagebus.kernels.moe.activation import SILU, SWIGLU_CLAMPED, Gate
 from pagebus.kernels.specialized.hopper_few import (
     LOADING_REGISTERS,
+    MOST_STAGES,
     REGISTERS,
+    SHARED_BYTES,
     FewConfig,
     by_tiles,
 )
+from pagebus.kernels.specialized.hopper_fragments import WARPS
 from pagebus.kernels.specialized.hopper_gemm import activate_gate
 from pagebus.kernels.specialized.hopper_ring import ROWS, add_bias, apart, read_tokens, ring_barriers, tile_sum
 from pagebus.kernels.specialized.hopper_word_loads import next_of
@@ -47,8 +50,7 @@ def _own(count, tiles):
 @gluon.jit
 def _fill(
     words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, experts_ptr, count, tiles, num_columns,
-    num_rows, WARPS: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
-    ZEROS: gl.constexpr, PDL: gl.constexpr,
+    num_rows, STEPS: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, ZEROS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The loading warp."""
     GROUPS: gl.constexpr = scale.block_shape[1] // WARPS
@@ -98,14 +100,14 @@ def _gate(gate, up, alpha, limit, KIND: gl.constexpr, dtype: gl.constexpr):
 @gluon.jit
 def _multiply(
     x_ptr, bias_ptr, out_ptr, words_shared, scale_shared, zero_shared, full, empty, experts_ptr, count, tiles,
-    num_columns, num_rows, stride_x, size, alpha, limit, CODE: gl.constexpr, WARPS: gl.constexpr,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, KIND: gl.constexpr, BIASED: gl.constexpr,
-    ZEROS: gl.constexpr, TOP_K: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
+    num_columns, num_rows, stride_x, size, alpha, limit, CODE: gl.constexpr, STEPS: gl.constexpr,
+    STAGES: gl.constexpr, GATED: gl.constexpr, KIND: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr,
+    TOP_K: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply."""
     TYPE: gl.constexpr = x_ptr.dtype.element_ty
     dtype: gl.constexpr = out_ptr.dtype.element_ty
-    TILE: gl.constexpr = gl.SliceLayout(0, apart(WARPS))
+    TILE: gl.constexpr = gl.SliceLayout(0, apart())
     HALVES: gl.constexpr = 2 if GATED else 1
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1, 1], [1, 16, 8])
     begin, end, first, last = _own(count, tiles)
@@ -116,7 +118,7 @@ def _multiply(
     for item in range(first, last + 1):
         expert, low, high = _tiles_of(experts_ptr, item, tiles, begin, end)
         source = item // TOP_K if GATED else item
-        x, sums = read_tokens(x_ptr + source * stride_x, 0, 1, size, 0, CODE, 8, WARPS, STEPS, EVEN_K, LAYOUT)
+        x, sums = read_tokens(x_ptr + source * stride_x, 0, 1, size, 0, CODE, 8, STEPS, EVEN_K, LAYOUT)
         for tile in range(low, high):
             totals: tl.tuple = ()
             row = tile * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))
@@ -153,7 +155,6 @@ def pairs_kernel(
     alpha,
     limit,
     CODE: gl.constexpr,
-    WARPS: gl.constexpr,
     STEPS: gl.constexpr,
     STAGES: gl.constexpr,
     GATED: gl.constexpr,
@@ -179,12 +180,11 @@ def pairs_kernel(
     gl.warp_specialize([
         (_multiply, (
             x_ptr, bias_ptr, out_ptr, words_shared, scales, zeros, full, empty, experts_ptr, count, tiles, num_columns,
-            num_rows, stride_x, size, alpha, limit, CODE, WARPS, STEPS, STAGES, GATED, KIND, BIASED, ZEROS, TOP_K,
-            EVEN_K, PDL,
+            num_rows, stride_x, size, alpha, limit, CODE, STEPS, STAGES, GATED, KIND, BIASED, ZEROS, TOP_K, EVEN_K, PDL,
         )),
         (_fill, (
             words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, experts_ptr, count, tiles,
-            num_columns, num_rows, WARPS, STEPS, STAGES, GATED, ZEROS, PDL,
+            num_columns, num_rows, STEPS, STAGES, GATED, ZEROS, PDL,
         )),
     ], [1], [LOADING_REGISTERS])  # fmt: skip
 
@@ -205,22 +205,22 @@ def ring_pairs(
     size, num_rows, zeros = weight.inputs, weight.rows, weight.zero is not None
     num_columns = num_rows // 2 if gated else num_rows
     tiles, target = num_columns // ROWS.value, target_of(x.device)
-    groups = config.warps * WORD_TILE // weight.width
+    groups = WARPS.value * WORD_TILE // weight.width
     assert config.passes == 1
     assert config.fits(size)
     assert reads_pairs(weight)
     assert num_columns % ROWS.value == 0
     assert target is not None
-    stage = config.steps * ROWS.value * (64 * config.warps + groups * (weight.scale.itemsize + zeros))
+    stage = config.steps * ROWS.value * (64 * WARPS.value + groups * (weight.scale.itemsize + zeros))
     scale = _of_groups(weight.scale, groups)
     zero = scale if weight.zero is None else _of_groups(weight.zero, groups)
     pairs_kernel[(min(experts.numel() * tiles, target.num_multiprocessors),)](
-        x, by_tiles(weight.numbers.flatten(0, 1), config.warps), scale, zero,
+        x, by_tiles(weight.numbers.flatten(0, 1)), scale, zero,
         out if bias is None else bias, out, experts, experts.numel(), tiles, num_columns, num_rows, x.stride(0), size,
-        gate.alpha, gate.limit, CODE=int(weight.code), WARPS=config.warps, STEPS=config.steps,
-        STAGES=config.stages(stage, 1), GATED=gated, KIND=str(gate.kind), BIASED=bias is not None,
-        ZEROS=zeros, TOP_K=experts.shape[1], EVEN_K=size == config.columns,
-        LOADING_REGISTERS=LOADING_REGISTERS, num_warps=config.warps, maxnreg=REGISTERS[config.warps], **pdl(x.device),
+        gate.alpha, gate.limit, CODE=int(weight.code), STEPS=config.steps,
+        STAGES=min(MOST_STAGES, SHARED_BYTES // stage), GATED=gated, KIND=str(gate.kind), BIASED=bias is not None,
+        ZEROS=zeros, TOP_K=experts.shape[1], EVEN_K=size == config.steps * WARPS.value * WORD_TILE,
+        LOADING_REGISTERS=LOADING_REGISTERS, num_warps=WARPS.value, maxnreg=REGISTERS, **pdl(x.device),
     )  # fmt: skip
     return out
 

@@ -84,7 +84,7 @@ def _ring(kind: Kind, inputs: int, columns: int, dtype: torch.dtype, target: Tar
     whole_numbers, floats = kind.code == Code.WORDS, kind.code == Code.E2M1 and dtype == torch.bfloat16
     reads = not kind.lows and ((whole_numbers and kind.width == WORD_TILE) or (floats and kind.width == 32))
     config = FewConfig(8, -(-inputs // (WARPS * WORD_TILE)))
-    whole = columns % ROWS == 0 and 8 * config.steps <= MOST_INPUTS[WARPS] and config.fits(inputs)
+    whole = columns % ROWS == 0 and 8 * config.steps <= MOST_INPUTS and config.fits(inputs)
     return config if target.capability == HOPPER and reads and whole else None
 
 

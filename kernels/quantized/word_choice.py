@@ -66,7 +66,7 @@ def few_config(product: Product, tokens: int, kind: Kind, target: Target) -> Few
         return None
     width = 8 if tokens <= 8 else 16
     steps = -(-product.inputs // (WARPS * WORD_TILE))
-    passes = -(-steps * width // MOST_INPUTS[WARPS])
+    passes = -(-steps * width // MOST_INPUTS)
     held = -(-product.rows // (ROWS * target.num_multiprocessors))
     if passes > 1 and (tokens > 1 or held > MOST_HELD):
         return None

@@ -15,33 +15,21 @@ from pagebus.kernels.layers.norm import Addition, HalfNorm
 from pagebus.kernels.specialized.hopper_ring import ring_kernel
 
 ROWS, MOST_TOKENS, WARPS = 16, 16, 8
-"""Of a tile of words, of all, and of a program unless it says otherwise."""
-MOST_INPUTS, MOST_HELD = {8: 64, 16: 32}, 16
-"""Steps times tokens whose inputs registers have room for, by warps; and tiles whose sums they hold between passes."""
-SHARED_BYTES, MOST_STAGES = 226 * 1024, 12
-REGISTERS, LOADING_REGISTERS = {8: 168, 16: 96}, 24
-"""Of a thread at launch, by warps that multiply, beside which are four more; and of a loading one."""
+"""Of a tile of words, of all, and of a program, a tile of columns for each."""
+MOST_INPUTS, MOST_HELD = 64, 16
+"""Steps times tokens whose inputs registers have room for, and tiles whose sums they hold from pass to pass."""
+SHARED_BYTES, MOST_STAGES = 216 * 1024, 12
+REGISTERS, LOADING_REGISTERS = 168, 24
+"""Of a thread at launch, with three times four warps, and of a loading one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FewConfig:
-    """Launch shape for up to ``tokens`` (8 or 16): K in ``passes`` of ``steps``, in each of which all ``warps`` (8 or
-    16) have a tile of 128 columns."""
+    """Launch shape for up to ``tokens`` (8 or 16): K in ``passes`` of ``steps`` of eight tiles of 128 columns."""
 
     tokens: int
     steps: int
     passes: int = 1
-    warps: int = WARPS
-
-    @property
-    def columns(self) -> int:
-        """Of all passes."""
-        return self.passes * self.steps * self.warps * WORD_TILE
-
-    def stages(self, stage_bytes: int, halves: int) -> int:
-        """Of a ring, for which memory has room beside the sums that warps exchange, of ``halves`` tiles at once."""
-        sums = 4 * halves * self.warps * ROWS * self.tokens
-        return min(MOST_STAGES, (SHARED_BYTES - sums) // stage_bytes)
 
     def tiles(self, num_rows: int) -> int:
         """The number of tiles for so many rows of weights."""
@@ -49,8 +37,9 @@ class FewConfig:
 
     def fits(self, num_inputs: int) -> bool:
         """Whether registers have room for a pass, and each has columns."""
-        held = self.tokens in (8, MOST_TOKENS) and 0 < self.steps * self.tokens <= MOST_INPUTS.get(self.warps, 0)
-        return held and num_inputs % 32 == 0 and 0 <= self.columns - num_inputs < self.columns // self.passes
+        part = self.steps * WARPS * WORD_TILE
+        held = self.tokens in (8, MOST_TOKENS) and 0 < self.steps * self.tokens <= MOST_INPUTS
+        return held and num_inputs % 32 == 0 and (self.passes - 1) * part < num_inputs <= self.passes * part
 
 
 def reads_few(weight: Coded) -> bool:
@@ -83,32 +72,31 @@ def few_linear(
     assert target is not None
     held = -(-num_tiles // target.num_multiprocessors)
     assert config.passes == 1 or held * (2 if gated else 1) <= MOST_HELD
-    stage = config.steps * config.warps * ROWS * (64 + 4 + (weight.zero is not None))
+    stage = config.steps * WARPS * ROWS * (64 + 4 + (weight.zero is not None))
     parts = 1 if before is None else len(before.squares)
     residual, norm, squares = (out, out, out) if after is None else after[:3]
-    scale = _of_groups(weight.scale, config.warps)
+    scale = _of_groups(weight.scale)
     ring_kernel[(min(num_tiles, target.num_multiprocessors),)](
-        x, by_tiles(weight.numbers, config.warps), scale,
-        scale if weight.zero is None else _of_groups(weight.zero, config.warps),
+        x, by_tiles(weight.numbers), scale, scale if weight.zero is None else _of_groups(weight.zero),
         out if bias is None else bias, out, out if before is None else before.squares, residual, norm, squares,
         num_tiles, num_columns, x.stride(0), num_tokens, size, 0.0 if before is None else before.eps,
-        TOKENS=config.tokens, WARPS=config.warps, STEPS=config.steps, PASSES=config.passes,
-        HELD=held if config.passes > 1 else 0, STAGES=config.stages(stage, 2 if gated else 1), GATED=gated,
-        BIASED=bias is not None, ZEROS=weight.zero is not None, NORMED=before is not None, ADDED=after is not None,
-        PARTS=parts, BLOCK_PARTS=next_power_of_2(parts), EVEN_K=size == config.columns,
-        LOADING_REGISTERS=LOADING_REGISTERS, num_warps=config.warps, maxnreg=REGISTERS[config.warps], **pdl(x.device),
+        TOKENS=config.tokens, STEPS=config.steps, PASSES=config.passes, HELD=held if config.passes > 1 else 0,
+        STAGES=min(MOST_STAGES, SHARED_BYTES // stage), GATED=gated, BIASED=bias is not None,
+        ZEROS=weight.zero is not None, NORMED=before is not None, ADDED=after is not None, PARTS=parts,
+        BLOCK_PARTS=next_power_of_2(parts), EVEN_K=size == config.steps * config.passes * WARPS * WORD_TILE,
+        LOADING_REGISTERS=LOADING_REGISTERS, num_warps=WARPS, maxnreg=REGISTERS, **pdl(x.device),
     )  # fmt: skip
     return out
 
 
-def by_tiles(words: torch.Tensor, warps: int) -> object:
+def by_tiles(words: torch.Tensor) -> object:
     """A descriptor of words [K / 128, N, 16]."""
     tiles = words.unflatten(1, (-1, 16)).transpose(0, 1)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=64, element_bitwidth=32, rank=3)
-    return LayoutDescriptor.from_tensor(tiles, [warps, ROWS, 16], layout)
+    return LayoutDescriptor.from_tensor(tiles, [WARPS, ROWS, 16], layout)
 
 
-def _of_groups(values: torch.Tensor, warps: int) -> object:
+def _of_groups(values: torch.Tensor) -> object:
     """A descriptor of scales, or zeros, [K / 128, N]."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8 * values.itemsize, rank=2)
-    return LayoutDescriptor.from_tensor(values, [warps, ROWS], layout)
+    return LayoutDescriptor.from_tensor(values, [WARPS, ROWS], layout)

@@ -16,6 +16,9 @@ from typing import Any
 from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.common.triton import constant, gl, gluon, mma_v2, tl
 
+WARPS = constant(8)
+"""Each multiplies a tile of 128 columns of its own."""
+
 
 def _whole_code() -> str:
     """Eight registers of two numbers each, from two words: the codes at the same place of both."""
@@ -63,25 +66,20 @@ def sums_factor(code: int, dtype: Any) -> float:
 
 
 @gluon.constexpr_function
-def _bits_of_warps(warps: int) -> list[list[int]]:
-    """Warps along the first of three dimensions. Each multiplies a tile of 128 columns of its own."""
-    return [[1 << bit, 0, 0] for bit in range(warps.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def words_layout(rows: int, warps: int) -> Any:
-    """How warps read words [warps, rows, 16]."""
+def words_layout(rows: int) -> Any:
+    """How warps read words [WARPS, rows, 16]."""
     lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    registers = [[0, 0, 1], [0, 0, 2], [0, 8, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, _bits_of_warps(warps), [], [warps, rows, 16])
+    warps = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    return gl.DistributedLinearLayout([[0, 0, 1], [0, 0, 2], [0, 8, 0]], lanes, warps, [], [8, rows, 16])
 
 
 @gluon.constexpr_function
-def tokens_layout(tokens: int, warps: int) -> Any:
-    """How warps read 16 inputs of each token [warps, tokens, 16]."""
+def tokens_layout(tokens: int) -> Any:
+    """How warps read 16 inputs of each token [WARPS, tokens, 16]."""
     registers = [[0, 0, 1], [0, 0, 2]] + ([[0, 8, 0]] if tokens == 16 else [])
     lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, _bits_of_warps(warps), [], [warps, tokens, 16])
+    warps = [[1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [8, tokens, 16])
 
 
 @gluon.jit
@@ -89,14 +87,13 @@ def token_operand(x, LAYOUT: gl.constexpr):
     """Inputs as `tokens_layout` reads them, as an operand [WARPS, 16, tokens]."""
     x *= gl.full(x.shape, tokens_factor(x.dtype), x.dtype, x.type.layout)
     # Four columns of a thread: two of the instruction's lower half, and two of the upper.
-    dealt = x.reshape(x.shape[0], x.shape[1], 4, 2, 2).permute(0, 3, 2, 4, 1)
-    return gl.convert_layout(dealt.reshape(x.shape[0], 16, x.shape[1]), LAYOUT)
+    dealt = x.reshape(WARPS, x.shape[1], 4, 2, 2).permute(0, 3, 2, 4, 1)
+    return gl.convert_layout(dealt.reshape(WARPS, 16, x.shape[1]), LAYOUT)
 
 
 @gluon.jit
 def word_operands(words, CODE: gl.constexpr, TYPE: gl.constexpr, LAYOUT: gl.constexpr):
     """Words as `words_layout` reads them, as eight operands [WARPS, rows, 16] of ``TYPE``, which are too small."""
-    WARPS: gl.constexpr = words.shape[0]
     ROWS: gl.constexpr = words.shape[1]
     CONVERTED: gl.constexpr = _WHOLE if CODE == WORDS else _FLOATS
     slices = gl.inline_asm_elementwise(
@@ -113,7 +110,7 @@ def word_operands(words, CODE: gl.constexpr, TYPE: gl.constexpr, LAYOUT: gl.cons
 @gluon.jit
 def group_product(w, x, CODE: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.constexpr, LAYOUT: gl.constexpr):
     """The sum [WARPS, rows, tokens] over the columns of one of a tile's groups of its operands' products."""
-    even = gl.full([w[0].shape[0], w[0].shape[1], x[0].shape[2]], 0.0, gl.float32, LAYOUT)
+    even = gl.full([WARPS, w[0].shape[1], x[0].shape[2]], 0.0, gl.float32, LAYOUT)
     odd = even
     for index in gl.static_range(GROUP * (4 // GROUPS), (GROUP + 1) * (4 // GROUPS)):
         even = mma_v2(w[2 * index], x[2 * index], even)
@@ -125,25 +122,25 @@ def group_product(w, x, CODE: gl.constexpr, GROUP: gl.constexpr, GROUPS: gl.cons
 
 
 @gluon.constexpr_function
-def _groups_layout(groups: int, rows: int, warps: int) -> Any:
-    """How warps read scales [warps * groups, rows] of a tile each: those of the rows that a thread multiplies."""
+def _groups_layout(groups: int, rows: int) -> Any:
+    """How warps read scales [WARPS * groups, rows] of a tile each: those of the rows that a thread multiplies."""
     registers = [[bit, 0] for bit in (1, 2) if bit < groups] + [[0, 8]]
     lanes = [[0, 0], [0, 0], [0, 1], [0, 2], [0, 4]]
-    bits = [[groups * first, 0] for first, _, _ in _bits_of_warps(warps)]
-    return gl.DistributedLinearLayout(registers, lanes, bits, [], [warps * groups, rows])
+    return gl.DistributedLinearLayout(
+        registers, lanes, [[groups, 0], [2 * groups, 0], [4 * groups, 0]], [], [8 * groups, rows]
+    )
 
 
 @gluon.jit
 def read_groups(shared, GROUPS: gl.constexpr, LAYOUT: gl.constexpr):
     """Of shared [WARPS * GROUPS, rows], for each of a tile's groups [WARPS, rows]."""
-    WARPS: gl.constexpr = shared.shape[0] // GROUPS
     ROWS: gl.constexpr = shared.shape[1]
     SLICE: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     found: tl.tuple = ()
     if GROUPS == 1:
         found += (shared.load(SLICE),)
     else:
-        values = shared.load(_groups_layout(GROUPS, ROWS, WARPS)).reshape(WARPS, 2, 2, ROWS).permute(0, 3, 2, 1)
+        values = shared.load(_groups_layout(GROUPS, ROWS)).reshape(WARPS, 2, 2, ROWS).permute(0, 3, 2, 1)
         for half in gl.static_range(2):
             of_half = values.split()[half]
             for quarter in gl.static_range(2):
@@ -154,7 +151,6 @@ def read_groups(shared, GROUPS: gl.constexpr, LAYOUT: gl.constexpr):
 @gluon.jit
 def tile_sums(x, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
     """The sum of a tile's inputs of each token, for each of so many rows: [WARPS, ROWS, tokens]."""
-    WARPS: gl.constexpr = x[0].shape[0]
     ones = gl.full([WARPS, ROWS, 16], 1.0, x[0].dtype, gl.DotOperandLayout(0, LAYOUT, 2))
     total = gl.full([WARPS, ROWS, x[0].shape[2]], 0.0, gl.float32, LAYOUT)
     for index in gl.static_range(8):

@@ -16,6 +16,7 @@ from pagebus.kernels.coded.weights import WORDS
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait
 from pagebus.kernels.common.triton import constant, gl, gluon, hopper, tl
 from pagebus.kernels.specialized.hopper_fragments import (
+    WARPS,
     group_product,
     read_groups,
     sums_factor,
@@ -29,18 +30,14 @@ from pagebus.kernels.specialized.hopper_fragments import (
 from pagebus.kernels.specialized.hopper_gemm import activate_gate
 from pagebus.kernels.specialized.hopper_word_loads import next_of
 
-JOINED = constant(0)
-EARLY = constant(0)
 ROWS = constant(16)
 """Of a tile. Gates have tiles of their own, each before that of the rows which it multiplies."""
 
 
 @gluon.constexpr_function
-def apart(warps: int) -> Any:
-    """Sums of a tile [warps, ROWS, tokens], those of all warps in one thread, or in four lanes."""
-    if warps == 8:
-        return gl.BlockedLayout([8, 1, 1], [1, 4, 8], [1, 4, 2], [2, 1, 0])
-    return gl.BlockedLayout([4, 1, 1], [4, 1, 8], [1, 16, 1], [2, 1, 0])
+def apart() -> Any:
+    """Sums of a tile [WARPS, ROWS, tokens], those of all warps in one thread."""
+    return gl.BlockedLayout([8, 1, 1], [1, 4, 8], [1, 4, 2], [2, 1, 0])
 
 
 @gluon.jit
@@ -58,8 +55,7 @@ def ring_barriers(STAGES: gl.constexpr):
 @gluon.jit
 def fill_ring(
     words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns,
-    WARPS: gl.constexpr, STEPS: gl.constexpr, PASSES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
-    ZEROS: gl.constexpr,
+    STEPS: gl.constexpr, PASSES: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, ZEROS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: a stage has one part of K of a tile. It waits for no other kernel."""
     HALVES: gl.constexpr = 2 if GATED else 1
@@ -83,13 +79,13 @@ def fill_ring(
 
 @gluon.jit
 def read_tokens(
-    x_ptr, stride_x, num_tokens, size, first, CODE: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr,
-    STEPS: gl.constexpr, EVEN_K: gl.constexpr, LAYOUT: gl.constexpr,
+    x_ptr, stride_x, num_tokens, size, first, CODE: gl.constexpr, TOKENS: gl.constexpr, STEPS: gl.constexpr,
+    EVEN_K: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """The operands of all tokens for the tiles of columns from ``first`` on, and their sums, which whole numbers need.
     The last token stands for those that do not exist."""
     TYPE: gl.constexpr = x_ptr.dtype.element_ty
-    READ: gl.constexpr = tokens_layout(TOKENS, WARPS)
+    READ: gl.constexpr = tokens_layout(TOKENS)
     SMALL: gl.constexpr = 1.0 / (sums_factor(CODE, TYPE) * tokens_factor(TYPE))
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, gl.SliceLayout(2, READ)))
     column = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(1, READ)))[None, None, :]
@@ -119,19 +115,19 @@ def _widen_scale(scale):
 
 
 @gluon.jit
-def _tile_products(
-    x, sums, words_shared, scale_shared, zero_shared, full, stage, phase, CODE: gl.constexpr, TYPE: gl.constexpr,
-    ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
+def tile_sum(
+    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, CODE: gl.constexpr,
+    TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """The sums [WARPS, ROWS, tokens] of each warp's products of a stage."""
+    """The products [ROWS, tokens] of a stage."""
     STEPS: gl.constexpr = len(x)
-    WARPS: gl.constexpr = x[0][0].shape[0]
     GROUPS: gl.constexpr = scale_shared.shape[1] // WARPS
+    FACTOR: gl.constexpr = sums_factor(CODE, TYPE)
     acc = gl.full([WARPS, ROWS, x[0][0].shape[2]], 0.0, gl.float32, LAYOUT)
     hopper.mbarrier.wait(full.index(stage), phase)
     for step in gl.static_range(STEPS):
         at = stage * STEPS + step
-        words = words_shared.index(at).load(words_layout(ROWS, WARPS))
+        words = words_shared.index(at).load(words_layout(ROWS))
         w = word_operands(words, CODE, TYPE, gl.DotOperandLayout(0, LAYOUT, 2))
         scales = read_groups(scale_shared.index(at), GROUPS, LAYOUT)
         for group in gl.static_range(GROUPS):
@@ -142,68 +138,21 @@ def _tile_products(
             elif CODE == WORDS:
                 product -= sums[step] * 8.0
             acc += product * _widen_scale(scales[group])[:, :, None]
-    return acc
-
-
-@gluon.jit
-def tile_sum(
-    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, CODE: gl.constexpr,
-    TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """The products [ROWS, tokens] of a stage."""
-    acc = _tile_products(
-        x, sums, words_shared, scale_shared, zero_shared, full, stage, phase, CODE, TYPE, ZEROS, LAYOUT
-    )  # fmt: skip
     hopper.mbarrier.arrive(empty.index(stage))
-    return gl.sum(gl.convert_layout(acc, apart(acc.shape[0])), axis=0) * sums_factor(CODE, TYPE)
-
-
-@gluon.constexpr_function
-def _apart_twice(warps: int) -> Any:
-    """Those of two tiles [warps, ROWS, tokens, 2]."""
-    if warps == 8:
-        return gl.BlockedLayout([8, 1, 1, 2], [1, 4, 8, 1], [1, 4, 2, 1], [3, 2, 1, 0])
-    return gl.BlockedLayout([4, 1, 1, 2], [4, 1, 8, 1], [1, 16, 1, 1], [3, 2, 1, 0])
+    return gl.sum(gl.convert_layout(acc, apart()), axis=0) * FACTOR
 
 
 @gluon.jit
-def two_tile_sums(
-    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, STAGES: gl.constexpr,
-    CODE: gl.constexpr, TYPE: gl.constexpr, ZEROS: gl.constexpr, LAYOUT: gl.constexpr,
+def _inverse_rms(
+    squares_ptr, num_tokens, size, eps, TOKENS: gl.constexpr, PARTS: gl.constexpr, BLOCK: gl.constexpr
 ):  # fmt: skip
-    """Those of a stage and of the one behind it, which warps exchange at once; and what comes then."""
-    first = _tile_products(
-        x, sums, words_shared, scale_shared, zero_shared, full, stage, phase, CODE, TYPE, ZEROS, LAYOUT
-    )  # fmt: skip
-    behind, phase = next_of(stage, phase, STAGES)
-    second = _tile_products(
-        x, sums, words_shared, scale_shared, zero_shared, full, behind, phase, CODE, TYPE, ZEROS, LAYOUT
-    )  # fmt: skip
-    hopper.mbarrier.arrive(empty.index(stage))
-    hopper.mbarrier.arrive(empty.index(behind))
-    WARPS: gl.constexpr = first.shape[0]
-    SUMS: gl.constexpr = gl.SliceLayout(0, apart(WARPS))
-    both = gl.sum(gl.convert_layout(gl.join(first, second), _apart_twice(WARPS)), axis=0) * sums_factor(CODE, TYPE)
-    first, second = both.split()
-    stage, phase = next_of(behind, phase, STAGES)
-    return (gl.convert_layout(first, SUMS), gl.convert_layout(second, SUMS)), stage, phase
-
-
-@gluon.jit
-def _read_squares(
-    squares_ptr, num_tokens, TOKENS: gl.constexpr, WARPS: gl.constexpr, PARTS: gl.constexpr, BLOCK: gl.constexpr
-):  # fmt: skip
-    READ: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [WARPS, 1], [1, 0])
+    """Of each token's inputs, as `pagebus.kernels.linear.epilogue.inverse_rms`."""
+    READ: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [8, 1], [1, 0])
     part = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, READ))[:, None]
     token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, READ))[None, :]
-    return gl.load(squares_ptr + part * num_tokens + token, mask=(part < PARTS) & (token < num_tokens), other=0.0)
-
-
-@gluon.jit
-def _inverse_rms(squares, size, eps, WARPS: gl.constexpr):
-    """Of each token's inputs, as `pagebus.kernels.linear.epilogue.inverse_rms`."""
+    squares = gl.load(squares_ptr + part * num_tokens + token, mask=(part < PARTS) & (token < num_tokens), other=0.0)
     inverse = gl.rsqrt(gl.sum(squares, axis=0) / size + eps)
-    return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, apart(WARPS))))
+    return gl.convert_layout(inverse, gl.SliceLayout(0, gl.SliceLayout(0, apart())))
 
 
 @gluon.jit
@@ -232,7 +181,7 @@ def _finish(
     GATED: gl.constexpr, BIASED: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """What becomes of a tile's sums [ROWS, tokens], or of those of gates and of what they multiply."""
-    TILE: gl.constexpr = totals[0].type.layout
+    TILE: gl.constexpr = gl.SliceLayout(0, apart())
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     total = totals[0]
     row = tile * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))
@@ -258,9 +207,9 @@ def _finish(
 def multiply_ring(
     x_ptr, bias_ptr, out_ptr, squares_ptr, residual_ptr, norm_ptr, new_squares_ptr, words_shared, scale_shared,
     zero_shared, full, empty, num_tiles, num_columns, stride_x, num_tokens, size, eps, TOKENS: gl.constexpr,
-    WARPS: gl.constexpr, STEPS: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, BIASED: gl.constexpr, ZEROS: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr,
-    PARTS: gl.constexpr, BLOCK_PARTS: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
+    STEPS: gl.constexpr, PASSES: gl.constexpr, HELD: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr,
+    BIASED: gl.constexpr, ZEROS: gl.constexpr, NORMED: gl.constexpr, ADDED: gl.constexpr, PARTS: gl.constexpr,
+    BLOCK_PARTS: gl.constexpr, EVEN_K: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The warps that multiply."""
     TYPE: gl.constexpr = x_ptr.dtype.element_ty
@@ -271,31 +220,21 @@ def multiply_ring(
         gdc_wait()
     inverse = 1.0
     if NORMED:
-        squares = _read_squares(squares_ptr, num_tokens, TOKENS, WARPS, PARTS, BLOCK_PARTS)
-        if not EARLY:
-            inverse = _inverse_rms(squares, size, eps, WARPS)
+        inverse = _inverse_rms(squares_ptr, num_tokens, size, eps, TOKENS, PARTS, BLOCK_PARTS)
     stage = 0
     phase = 0
     if PASSES == 1:
-        x, sums = read_tokens(x_ptr, stride_x, num_tokens, size, 0, WORDS, TOKENS, WARPS, STEPS, EVEN_K, LAYOUT)
-        if NORMED and EARLY:
-            inverse = _inverse_rms(squares, size, eps, WARPS)
+        x, sums = read_tokens(x_ptr, stride_x, num_tokens, size, 0, WORDS, TOKENS, STEPS, EVEN_K, LAYOUT)
         for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
             totals: tl.tuple = ()
-            if GATED and JOINED:
-                totals, stage, phase = two_tile_sums(
-                    x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, STAGES, WORDS, TYPE,
-                    ZEROS, LAYOUT,
+            for _half in gl.static_range(HALVES):
+                totals += (
+                    tile_sum(
+                        x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, WORDS, TYPE, ZEROS,
+                        LAYOUT,
+                    ),
                 )  # fmt: skip
-            else:
-                for _half in gl.static_range(HALVES):
-                    totals += (
-                        tile_sum(
-                            x, sums, words_shared, scale_shared, zero_shared, full, empty, stage, phase, WORDS, TYPE,
-                            ZEROS, LAYOUT,
-                        ),
-                    )  # fmt: skip
-                    stage, phase = next_of(stage, phase, STAGES)
+                stage, phase = next_of(stage, phase, STAGES)
             _finish(
                 totals, tile, inverse, bias_ptr, out_ptr, residual_ptr, norm_ptr, new_squares_ptr, num_columns,
                 num_tokens, GATED, BIASED, NORMED, ADDED,
@@ -303,10 +242,10 @@ def multiply_ring(
     else:
         held: tl.tuple = ()
         for _tile in gl.static_range(HELD * HALVES):
-            held += (gl.full([ROWS, TOKENS], 0.0, gl.float32, gl.SliceLayout(0, apart(WARPS))),)
+            held += (gl.full([ROWS, TOKENS], 0.0, gl.float32, gl.SliceLayout(0, apart())),)
         for part in range(PASSES):
             x, sums = read_tokens(
-                x_ptr, stride_x, num_tokens, size, part * (STEPS * WARPS), WORDS, TOKENS, WARPS, STEPS, EVEN_K, LAYOUT
+                x_ptr, stride_x, num_tokens, size, part * (STEPS * WARPS), WORDS, TOKENS, STEPS, EVEN_K, LAYOUT
             )  # fmt: skip
             added: tl.tuple = ()
             for index in gl.static_range(HELD * HALVES):
@@ -348,8 +287,7 @@ def ring_kernel(
     size,  # K
     eps,
     TOKENS: gl.constexpr,  # T rounded up: 8 or 16
-    WARPS: gl.constexpr,  # that multiply: 8 or 16
-    STEPS: gl.constexpr,  # of a part of K: for each of those warps a tile of 128 columns
+    STEPS: gl.constexpr,  # of a part of K: eight tiles of 128 columns each
     PASSES: gl.constexpr,  # parts of K
     HELD: gl.constexpr,  # tiles of a program, at most; of interest if there are several passes
     STAGES: gl.constexpr,
@@ -373,11 +311,11 @@ def ring_kernel(
     gl.warp_specialize([
         (multiply_ring, (
             x_ptr, bias_ptr, out_ptr, squares_ptr, residual_ptr, norm_ptr, new_squares_ptr, words_shared, scale_shared,
-            zero_shared, full, empty, num_tiles, num_columns, stride_x, num_tokens, size, eps, TOKENS, WARPS, STEPS,
-            PASSES, HELD, STAGES, GATED, BIASED, ZEROS, NORMED, ADDED, PARTS, BLOCK_PARTS, EVEN_K, PDL,
+            zero_shared, full, empty, num_tiles, num_columns, stride_x, num_tokens, size, eps, TOKENS, STEPS, PASSES,
+            HELD, STAGES, GATED, BIASED, ZEROS, NORMED, ADDED, PARTS, BLOCK_PARTS, EVEN_K, PDL,
         )),
         (fill_ring, (
-            words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns, WARPS,
-            STEPS, PASSES, STAGES, GATED, ZEROS,
+            words, scale, zero, words_shared, scale_shared, zero_shared, full, empty, num_tiles, num_columns, STEPS,
+            PASSES, STAGES, GATED, ZEROS,
         )),
     ], [1], [LOADING_REGISTERS])  # fmt: skip

@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CUDA = torch.device("cuda")
 CONFIGS = (
     (1024, FewConfig(8, 1)), (1024, FewConfig(16, 2)), (3968, FewConfig(8, 4)), (3968, FewConfig(8, 2, 2)),
-    (3968, FewConfig(16, 4)), (3968, FewConfig(16, 1, 4)), (1024, FewConfig(8, 1, warps=16)),
-    (3968, FewConfig(8, 2, warps=16)), (3968, FewConfig(8, 1, 2, 16)), (3968, FewConfig(16, 2, warps=16)),
+    (3968, FewConfig(16, 4)), (3968, FewConfig(16, 1, 4)),
 )  # fmt: skip
 """By inputs. Of 3,968, and of 1,024 in two steps, the last tiles of columns do not exist."""
 LIMIT = 6e-3

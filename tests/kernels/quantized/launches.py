@@ -98,7 +98,7 @@ FEW = ("fp8", "int4 128 zeros", "int4 32")
 TOKENS = (1, 8, 32, 64, 256)
 WIDENED = ((128, 256), (256, 128), (128, 32), (256, 64))
 """Rows and tokens of tiles whose words are widened where they are multiplied."""
-FEW_CONFIGS = ((1, FewConfig(8, 4)), (16, FewConfig(16, 4)), (1, FewConfig(8, 2, 2)), (1, FewConfig(8, 2, warps=16)))
+FEW_CONFIGS = ((1, FewConfig(8, 4)), (16, FewConfig(16, 4)), (1, FewConfig(8, 2, 2)))
 """Tokens, and launch shapes, whose words come through a ring."""
 ROUNDED_TOKENS = {E4M3: (8, 16, 32, 64, 1, 128), INT8: (32, 64, 256)}
 """Of weights whose tokens are rounded, on Hopper."""

@@ -109,7 +109,7 @@ def read_tokens(
 def _widen_scale(scale):
     """As `pagebus.kernels.coded.scales.widen_scale`, of float32 and of exponents."""
     if scale.dtype == gl.uint8:
-        return gl.where(scale == 0, 1 << 22, scale.to(gl.int32) << 23).to(gl.float32, bitcast=True)
+        return gl.maximum(scale.to(gl.int32) << 23, 1 << 22).to(gl.float32, bitcast=True)
     else:
         return scale
 

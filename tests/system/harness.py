@@ -31,7 +31,7 @@ from pagebus.bus.messages import (
     SequenceStarted,
     StepResult,
 )
-from pagebus.bus.messages.field_types import int_array
+from pagebus.bus.messages.field_types import Int32Array, int_array
 from pagebus.bus.streams import Names
 from tests.helpers.vanish import vanish
 from tests.helpers.waiting import LIMIT_S, eventually
@@ -232,9 +232,9 @@ class System:
         await self.bus.close()
 
     def submit(
-        self, prompt: list[int], adapter: AdapterSource | None = None, **sampling: object
+        self, prompt: list[int] | Int32Array, adapter: AdapterSource | None = None, **sampling: object
     ) -> tuple[str, asyncio.Future[list[int]]]:
-        """Publish a request; returns its id and the future of its output token ids."""
+        """Publish a request; returns its id and the future of its output token ids. Only an array can hold ids below 0."""
         request_id = f"request-{next(self._ids)}-{uuid.uuid4().hex[:6]}"
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
         message = GenerateRequest(
@@ -242,7 +242,7 @@ class System:
             ingress="test",
             sampling=params,
             adapter=adapter,
-            prompt_token_ids=int_array(prompt),
+            prompt_token_ids=int_array(prompt) if isinstance(prompt, list) else prompt,
         )
         future = self.collector.expect(request_id)
         publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))

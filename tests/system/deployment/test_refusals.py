@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagebus.bus.memory.bus import MemoryBus, MemoryServer
+from tests.helpers.engine_driver import ints
 from tests.helpers.model_factory import REFERENCE_CONFIGS, make_reference
 from tests.helpers.waiting import eventually
 from tests.system.harness import running
@@ -20,7 +21,7 @@ def folder(tmp_path_factory):
     [
         pytest.param([1] * 600, {}, id="prompt longer than the context"),
         pytest.param([1, 2, 10**6], {}, id="token id outside the vocabulary"),
-        pytest.param([1, -5], {}, id="negative token id"),
+        pytest.param(ints([1, -5]), {}, id="negative token id"),
         pytest.param([1] * 30, {"max_tokens": 500}, id="prompt and answer longer than the context"),
     ],
 )

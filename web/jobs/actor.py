@@ -210,7 +210,7 @@ class JobsActor(Actor):
             else:
                 result = await self.parts.worker.run(job_id, job.request, int(job.priority or 0))
         except asyncio.CancelledError:
-            if self.parts.worker.leaving or entry.id not in self._holding:  # others go on with it
+            if self.parts.worker.leaving or self._holding.lets_go:  # others go on with it
                 self.window.leave(size)
                 raise
             result, counter = cancelled(job_id, job.request), "cancelled"

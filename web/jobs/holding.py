@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
+from weakref import WeakSet
 
 from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Bus, Entry, EntryId
@@ -27,6 +28,7 @@ class Holding:
         """The entry and the name of the batch, by task."""
         self._lapsed = False
         """Whether the lease had expired since the last check of what other actors took over."""
+        self._let_go: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._doubtful_until_s = -math.inf
         """Until when an actor that saw the expiry may still take something over."""
 
@@ -52,6 +54,12 @@ class Holding:
         assert task is not None
         self._running[task] = entry.id, batch
         task.add_done_callback(self._running.pop)
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether the current task is cancelled because another actor has its entry. Before it notices that, the entry
+        may have come back and have been begun once more."""
+        return asyncio.current_task() in self._let_go
 
     @property
     def batches(self) -> set[str]:
@@ -95,6 +103,7 @@ class Holding:
         for task, (entry_id, _) in list(self._running.items()):
             if entry_id in taken:
                 self._log.warning("let go of what another actor has taken over", entry=str(entry_id))
+                self._let_go.add(task)
                 task.cancel()
         self._entries -= taken
         self._bus.let_go(self._stream, JOBS_GROUP, taken)

@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 from pagebus.actors.settings import Settings
-from pagebus.bus.contract import START, Bus
+from pagebus.bus.contract import START, Bus, Entry, EntryId
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import Job, JobResult, RequestFailed
@@ -355,6 +355,21 @@ async def test_a_job_that_was_let_go_and_is_given_back_is_begun_again(
     monkeypatch.setattr(first.bus, "holders", told)
     first._holding.lapsed(first.settings.lease_ttl_s)
     assert (await world.results(1))["a"]["response"]["status_code"] == 200
+
+
+async def test_a_job_may_come_back_before_it_is_let_go(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is begun once more before its first task notices that it has ended: that task says nothing of it."""
+    first = await whose_job_is_taken_over(world)
+    finished = list[object]()
+
+    def come_back(stream: str, group: str, taken: set[EntryId]) -> None:
+        first._holding.begin([Entry(stream, entry_id, Job(request=line("a"))) for entry_id in taken])
+
+    monkeypatch.setattr(first.bus, "let_go", come_back)
+    monkeypatch.setattr(first, "_finish", lambda *outcome: finished.append(outcome))
+    first.lease_lapsed()
+    await until(lambda: first.window.jobs == 0 or finished)
+    assert finished == []
 
 
 async def test_a_job_that_comes_back_goes_on(world: World) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from pagebus import LLM, BeamSearchParams, PoolingParams, RepetitionDetectionParams, RequestOutput, SamplingParams
 from pagebus.actors.model.config import ModelError
+from pagebus.actors.offline.own_settings import checked
 from pagebus.actors.settings import SettingsError
 from tests.helpers.waiting import LIMIT_S
 
@@ -248,6 +249,17 @@ def test_a_model_that_is_not_there() -> None:
     with pytest.raises(ModelError, match="no such folder"):
         LLM("./nowhere", device="cpu")
     assert threading.active_count() == before
+
+
+def test_settings_are_of_their_types() -> None:
+    """Texts mean what they mean in the environment, None is what was not given, and the rest is refused by name."""
+    given = {"max_model_len": "8192", "enforce_eager": "false", "gpu_memory_utilization": 1, "max_num_seqs": None}
+    assert checked({**given, "seed": 3, "dtype": None}) == {
+        "max_model_len": 8192, "enforce_eager": False, "gpu_memory_utilization": 1.0, "seed": 3
+    }  # fmt: skip
+    for wrong in ({"max_model_len": 8192.0}, {"seed": "a"}, {"enforce_eager": 1}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            checked(wrong)
 
 
 def test_settings_that_make_no_sense() -> None:

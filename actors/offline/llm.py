@@ -30,6 +30,7 @@ from pagebus.actors.offline.outputs import (
 )
 from pagebus.actors.offline.own_settings import checked
 from pagebus.actors.offline.params import BeamSearchParams, PoolingParams, SamplingParams
+from pagebus.actors.offline.prompts import Found, Prompt, find, is_one
 from pagebus.actors.offline.system import System
 from pagebus.actors.runtime.gpus import visible_gpus
 from pagebus.actors.runtime.one_machine import check_one_process
@@ -39,13 +40,9 @@ from pagebus.actors.telemetry.progress import Progress, ProgressStream
 
 T = TypeVar("T")
 P = TypeVar("P")
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or either by name as in vLLM: ``{"prompt": ...}``, ``{"prompt_token_ids": ...}``."""
 Message: TypeAlias = Mapping[str, Any]
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Adapter: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
-Found: TypeAlias = tuple[str | None, str | list[int]]
-"""The text of a prompt, if it has one, and what is sent for it."""
 DRAIN_S = 1.0
 """At the end nothing is under way but what was interrupted."""
 CALLS_PER_SEQUENCE = 2
@@ -68,7 +65,7 @@ class LLM:
         own: dict[str, Any] = {"port": 0, "api_key": (api_key,), "job_actors": 0, "bus": "memory://"}
         own |= {"trust_request_chat_template": True, "drain_timeout_s": DRAIN_S}
         self._settings = Settings(**{"model": model, "log_level": "warning", **settings, **own})
-        check_one_process(self._settings, visible_gpus(os.environ))
+        check_one_process(self._settings, visible_gpus(os.environ), "start a server (`pagebus serve`)")
         terminal = sys.stderr.isatty()
         self._progress = Progress(sys.stderr, terminal=terminal)
         starting = self._progress if terminal else Progress(sys.stderr, terminal=False, tell=lambda *_: None)
@@ -96,7 +93,7 @@ class LLM:
         Raises:
             ValueError: a prompt or a parameter is refused; the text says why. Nothing is returned then.
         """
-        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        given: list[Any] = [prompts] if is_one(prompts) else list(prompts)
         return self._run(
             [functools.partial(self._prompt, each) for each in given], sampling_params, lora_request, use_tqdm
         )
@@ -145,8 +142,8 @@ class LLM:
         Raises:
             ValueError: as :meth:`generate`.
         """
-        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
-        each = _one_each(pooling_params, len(given), "pooling_params")
+        given: list[Any] = [prompts] if is_one(prompts) else list(prompts)
+        each = _one_each(pooling_params, len(given), "pooling_params", PoolingParams)
         return self._run_all(
             [
                 functools.partial(self._embed, prompt, one or PoolingParams())
@@ -163,7 +160,7 @@ class LLM:
         Raises:
             ValueError: as :meth:`generate`; or there are more beams than ``max_beam_width``.
         """
-        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
+        given: list[Any] = [prompts] if is_one(prompts) else list(prompts)
         self.get_tokenizer()  # here: loading it would hold up the actors' loop
         found = self._run_all(
             [functools.partial(self._complete, functools.partial(self._prompt, each), params.to_request(), 0)
@@ -188,8 +185,8 @@ class LLM:
         Raises:
             ValueError: as :meth:`generate`; or the numbers of texts do not go together.
         """
-        first: list[Any] = [data_1] if _is_one(data_1) else list(data_1)
-        second: list[Any] = [data_2] if _is_one(data_2) else list(data_2)
+        first: list[Any] = [data_1] if is_one(data_1) else list(data_1)
+        second: list[Any] = [data_2] if is_one(data_2) else list(data_2)
         if len(first) not in (1, len(second)) or not second:
             raise ValueError(f"texts must be paired 1 with 1, 1 with N or N with N, got {len(first)} and {len(second)}")
         if self._pooler is not None and self._pooler.classifies:
@@ -226,8 +223,8 @@ class LLM:
         Raises:
             ValueError: as :meth:`generate`; or the model is no classifier.
         """
-        given: list[Any] = [prompts] if _is_one(prompts) else list(prompts)
-        each = _one_each(pooling_params, len(given), "pooling_params")
+        given: list[Any] = [prompts] if is_one(prompts) else list(prompts)
+        each = _one_each(pooling_params, len(given), "pooling_params", PoolingParams)
         return self._run_all(
             [
                 functools.partial(self._classify, prompt, one or PoolingParams())
@@ -268,13 +265,7 @@ class LLM:
     # -- one prompt ---------------------------------------------------------------------------------------------------
     async def _prompt(self, prompt: Prompt) -> Found:
         """A prompt in any of its forms."""
-        if isinstance(prompt, Mapping):
-            if "prompt_token_ids" not in prompt and "prompt" not in prompt:
-                raise ValueError("a prompt must have `prompt` or `prompt_token_ids`")
-            given: str | Sequence[int] = prompt.get("prompt_token_ids") or prompt["prompt"]
-        else:
-            given = prompt
-        return (given, given) if isinstance(given, str) else (None, list(given))
+        return find(prompt)
 
     async def _chat(self, messages: Sequence[Message], more: Mapping[str, Any]) -> Found:
         """A conversation as the template renders it: its text and its tokens."""
@@ -331,7 +322,8 @@ class LLM:
         """The prompt as tokens, and in ``fields`` how many more the context holds."""
         text, prompt = await find()
         prompt = await self._ids(prompt)
-        length = min(len(prompt), params.truncate_prompt_tokens or len(prompt)) if prompt else 0
+        keep = params.truncate_prompt_tokens
+        length = len(prompt) if keep in (None, -1) else min(len(prompt), keep)  # -1 leaves room for one token
         fields["max_tokens"] = max(1, self._max_model_len - length)
         return text, prompt
 
@@ -352,8 +344,8 @@ class LLM:
     def _run(
         self, finds: Sequence[Callable[[], Awaitable[Found]]], params: Params, adapter: Adapter, use_tqdm: bool
     ) -> list[RequestOutput]:
-        each = _one_each(params, len(finds), "sampling_params")
-        adapters = _one_each(adapter, len(finds), "lora_request")
+        each = _one_each(params, len(finds), "sampling_params", SamplingParams)
+        adapters = _one_each(adapter, len(finds), "lora_request", LoRARequest)
         self._system.call(self._adapters.load(adapters))
         if any(one is not None and one.tells_logprobs for one in each):
             self.get_tokenizer()  # here: loading it would hold up the actors' loop
@@ -378,14 +370,12 @@ class LLM:
             self._progress.done()
 
 
-def _one_each(params: P | Sequence[P | None] | None, count: int, name: str) -> Sequence[P | None]:
+def _one_each(params: P | Sequence[P | None] | None, count: int, name: str, kind: type[P]) -> Sequence[P | None]:
     """The parameters of each prompt."""
     each: Sequence[P | None] = list(params) if isinstance(params, Sequence) else [params] * count
+    wrong = [one for one in each if one is not None and not isinstance(one, kind)]
+    if wrong:
+        raise TypeError(f"{name}: must be {kind.__name__}, got {wrong[0]!r}")
     if len(each) != count:
         raise ValueError(f"{count} prompts need one {name}, or one each; got {len(each)}")
     return each
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt, not several."""
-    return isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))

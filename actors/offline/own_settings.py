@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagebus.actors.settings import Settings
+from pagebus.actors.settings.sources import field_types, typed_value
 from pagebus.actors.settings.vllm_flags import is_foreign, settings_of
 
 OWN = ("host", "port", "api_key", "api_key_file", "bus", "ingresses", "schedulers", "job_actors")
@@ -15,10 +16,11 @@ OWN = ("host", "port", "api_key", "api_key_file", "bus", "ingresses", "scheduler
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names, and without vLLM's arguments that change nothing.
+    """By our names, of their types, and without vLLM's arguments that change nothing. None is what was not given.
 
     Raises:
         TypeError: there is no such setting.
+        SettingsError: a number or a switch is none.
     """
     own = {name: value for name, value in settings.items() if not is_foreign(name, value)}
     settings = own | settings_of(settings)
@@ -29,4 +31,9 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise TypeError(f"{name}: there is no such setting" + (f" (did you mean {close[0]}?)" if close else ""))
-    return settings
+    kinds = field_types()
+    return {
+        name: typed_value(name, value, name) if kinds[name][0] in (bool, int, float) and value is not None else value
+        for name, value in settings.items()
+        if value is not None or kinds[name][1]
+    }

@@ -42,19 +42,19 @@ def uses_one_process(settings: Settings) -> bool:
     return find_redis_server() is None
 
 
-def check_one_process(settings: Settings, gpus: Sequence[str]) -> None:
-    """Check that one process suffices: it can use only one GPU, and has no ranks.
+REMEDY = "install redis-server or give --bus"
+
+
+def check_one_process(settings: Settings, gpus: Sequence[str], remedy: str = REMEDY) -> None:
+    """Check that one process suffices: it can use only one GPU, and has no ranks. ``remedy``: what to do otherwise.
 
     Raises:
         SettingsError: more executors are requested, or ranks.
     """
     if settings.num_ranks > 1:
-        raise SettingsError(
-            f"{settings.rank_flags}: ranks are processes, which find each other over "
-            "Redis; install redis-server or give --bus"
-        )
+        raise SettingsError(f"{settings.rank_flags}: ranks are processes, which find each other over Redis; {remedy}")
     if settings.executors > 1 and gpus and settings.device != "cpu":
         raise SettingsError(
-            f"--executors {settings.executors}: in one process all would use the same GPU; install redis-server or "
-            "give --bus, so that each executor gets a process of its own"
+            f"--executors {settings.executors}: in one process all would use the same GPU; {remedy}, so that each "
+            "executor gets a process of its own"
         )

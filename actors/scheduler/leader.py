@@ -132,8 +132,9 @@ class Leader:
         self._news.set()
 
     async def serve(self) -> None:
-        """Handle inputs, plan and send, until draining and idle."""
-        while not (self._actor.draining.is_set() and self.core.is_idle and not self._inbox):
+        """Handle inputs, plan and send, until draining and at an end: nothing is left, or no executor for it, as where
+        a deployment stops with jobs under way. What is left then is the successor's, by the journal."""
+        while not (self._actor.draining.is_set() and self._is_at_an_end and not self._inbox):
             await self._news.wait()
             self._news.clear()
             await self._actor.confirm_lease()
@@ -143,6 +144,10 @@ class Leader:
             while self._inbox:
                 self._intake.handle(self._inbox.popleft())
             await self._plan(self._note_work("land", taken_s))
+
+    @property
+    def _is_at_an_end(self) -> bool:
+        return self.core.is_idle or not self.core.replicas
 
     async def drain(self) -> None:
         """Send the queued messages, acknowledge the entries handled, and trim."""

@@ -173,11 +173,16 @@ def from_file(path: str) -> dict[str, Any]:
         name = key.replace("-", "_")
         if name not in kinds:
             raise SettingsError(f"{path}: {key}: there is no such setting{_suggestion(name, kinds)}")
-        found[name] = _file_value(name, value, f"{path}: {key}")
+        found[name] = typed_value(name, value, f"{path}: {key}")
     return found
 
 
-def _file_value(name: str, value: Any, origin: str) -> Any:
+def typed_value(name: str, value: Any, origin: str) -> Any:
+    """The value of setting ``name`` from one of TOML's or Python's.
+
+    Raises:
+        SettingsError: not of the setting's type; the message names ``origin``.
+    """
     kind, _ = field_types()[name]
     if kind is tuple and isinstance(value, list) and all(isinstance(part, str) for part in value):
         return tuple(value)

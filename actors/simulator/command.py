@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import Commands
 from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.telemetry.last_words import say
 
 if TYPE_CHECKING:
     from pagebus.actors.simulator.deployment import Deployment
@@ -63,7 +64,9 @@ def add_simulator(commands: Commands) -> None:
         description="Read the streams of a running deployment beside its actors, without any effect on it, and write "
         "a trace: arrivals with lengths and shared blocks, and a log of all steps. Ends with Ctrl-C.",
     )
-    record.add_argument("--out", required=True, metavar="FILE", help="output file of the trace (JSON Lines)")
+    record.add_argument(
+        "--out", required=True, metavar="FILE", help="output file of the trace (JSON Lines; ending in .gz, compressed)"
+    )
     record.add_argument("--seconds", type=float, metavar="S", help="duration of the recording")
     add_arguments(record, model=False, only=("bus", "name"))
 
@@ -131,11 +134,20 @@ def run_simulator(arguments: argparse.Namespace) -> int:
         SettingsError: something was asked for that cannot be.
     """
     settings = load_settings(arguments)
-    if arguments.command == "record":
-        from pagebus.actors.simulator.recording.record import record
+    return _record(arguments, settings) if arguments.command == "record" else _simulate(arguments, settings)
 
+
+def _record(arguments: argparse.Namespace, settings: Settings) -> int:
+    from pagebus.actors.simulator.recording.record import record
+    from pagebus.bus.contract import BusError
+
+    try:
         return asyncio.run(record(settings, Path(arguments.out), arguments.seconds))
-    return _simulate(arguments, settings)
+    except BusError as error:
+        say(error)
+        return 1
+    except OSError as error:
+        raise SettingsError(f"--out: {error}") from error
 
 
 def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:

@@ -67,7 +67,7 @@ ROOMS: dict[str, str] = {
     ),
     "actors.simulator": (
         "actors.simulator.recording actors.simulator.drawing actors.scheduler.core actors.scheduler.replica "
-        "actors.scheduler.events actors.scheduler.config actors.settings bus bus.messages"
+        "actors.scheduler.events actors.scheduler.config actors.telemetry actors.settings bus bus.messages"
     ),
     "actors.simulator.recording": (
         "actors.simulator.drawing actors.runtime actors.model actors.settings bus bus.messages"

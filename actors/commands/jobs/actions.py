@@ -50,12 +50,13 @@ async def _submit(arguments: argparse.Namespace, bus: Bus, names: Names, batch: 
 async def _status(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
     (counters,) = await bus.counters(names.batch(batch))
     print(json.dumps(told(batch, counters)))
-    if not counters:
-        say(f"nothing of {arguments.file} has been submitted as {batch}, or its results were collected long ago")
-    return EXIT_OK if counters else EXIT_FAILED
+    return EXIT_OK if _is_known(arguments, batch, counters) else EXIT_FAILED
 
 
 async def _results(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
+    (counters,) = await bus.counters(names.batch(batch))
+    if not _is_known(arguments, batch, counters):  # would be waited for without end
+        return EXIT_FAILED
     progress = Progress(sys.stderr, terminal=sys.stderr.isatty())
     output = arguments.output_file or arguments.file.with_suffix(".results.jsonl")
     counters = await collect(bus, names, batch, output, progress.show, wait=not arguments.no_wait)
@@ -65,8 +66,17 @@ async def _results(arguments: argparse.Namespace, bus: Bus, names: Names, batch:
 
 
 async def _cancel(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
-    await bus.count({names.batch(batch): {"cancel": 1}}, ttl_s=KEPT_S)
-    return await _status(arguments, bus, names, batch)
+    (counters,) = await bus.counters(names.batch(batch))
+    if _is_known(arguments, batch, counters):  # else all that is submitted later would be cancelled
+        await bus.count({names.batch(batch): {"cancel": 1}}, ttl_s=KEPT_S)
+    return await _status(arguments, bus, names, batch) if counters else EXIT_FAILED
+
+
+def _is_known(arguments: argparse.Namespace, batch: str, counters: dict[str, int]) -> bool:
+    """Whether anything of the batch was submitted; if not, that is said."""
+    if not counters:
+        say(f"nothing of {arguments.file} has been submitted as {batch}, or its results were collected long ago")
+    return bool(counters)
 
 
 def told(batch: str, counters: dict[str, int]) -> dict[str, Any]:

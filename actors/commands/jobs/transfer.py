@@ -51,7 +51,7 @@ def lines_of(path: Path, skip: int) -> Iterator[tuple[str, float]]:
             if skip:
                 skip -= 1
                 continue
-            yield raw.strip().decode(errors="replace"), position / size
+            yield raw.strip().decode(errors="backslashreplace"), position / size
 
 
 async def submit(bus: Bus, names: Names, path: Path, batch: str, show: Show, *, priority: int = 0) -> int:

@@ -23,6 +23,7 @@ from pagebus.actors.model.block_hash import ROOT, hash_blocks, hashes_from_array
 from pagebus.actors.runtime.process import make_bus
 from pagebus.actors.settings import Settings
 from pagebus.actors.simulator.recording.pulls import PullLog
+from pagebus.actors.simulator.recording.trace import open_text
 from pagebus.bus.contract import Bus, BusUnavailable, Entry, EntryId
 from pagebus.bus.messages import (
     END_NONE,
@@ -328,11 +329,11 @@ class Follower:
 async def record(settings: Settings, path: Path, seconds: float | None) -> int:
     """Record until ``seconds`` have passed or the task is cancelled (Ctrl-C)."""
     bus = make_bus(settings)
-    await bus.connect()
-    follower = Follower(bus, Names(settings.name))
-    await follower.read(0)
     try:
-        with path.open("w", encoding="utf-8") as out:
+        await bus.connect()
+        follower = Follower(bus, Names(settings.name))
+        await follower.read(0)
+        with open_text(path, "w") as out:
             recording = Recording(
                 out, Names(settings.name), time.time(), follower.block_size, follower.num_blocks, follower.lenders
             )

@@ -100,7 +100,9 @@ def read_trace(path: str | Path) -> Trace:
                 block_size = int(row.get("block_size", 16))
                 continue
             rows.append(_checked(row))
-        except (ValueError, TypeError, KeyError) as error:
+        except KeyError as error:
+            raise TraceError(f"{path}, line {number}: a request must have {error}") from error
+        except (ValueError, TypeError) as error:
             raise TraceError(f"{path}, line {number}: {type(error).__name__}: {error}") from error
     if not rows:
         raise TraceError(f"{path} holds no requests")

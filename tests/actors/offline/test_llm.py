@@ -15,6 +15,8 @@ import pytest
 
 from pagebus import LLM, BeamSearchParams, PoolingParams, RepetitionDetectionParams, RequestOutput, SamplingParams
 from pagebus.actors.model.config import ModelError
+from pagebus.actors.offline.own_settings import checked
+from pagebus.actors.settings import SettingsError
 from tests.helpers.waiting import LIMIT_S
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -57,6 +59,7 @@ def test_prompts_of_all_kinds(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None
     assert {tuple(output.prompt_token_ids) for output in outputs} == {tuple(ids)}
     assert [int(output.request_id) - int(outputs[0].request_id) for output in outputs] == [0, 1, 2, 3]
     assert texts(llm.generate(ids, GREEDY)) == texts([whole])
+    assert texts(llm.generate(np.array(ids), GREEDY)) == texts(llm.generate([np.array(ids)], GREEDY)) == texts([whole])
     assert llm.generate([]) == []
 
 
@@ -95,6 +98,9 @@ def test_choices_stops_and_constraints(llm: LLM) -> None:
     assert (told.text, told.stop_reason) == (ANSWER.partition("that")[0], "that")
     (told,) = llm.generate("word", SamplingParams(structured_outputs={"choice": ["yes", "no"]}))[0].outputs
     assert told.text in ("yes", "no")
+    cut = SamplingParams(temperature=0, max_tokens=None, truncate_prompt_tokens=-1)
+    assert texts(llm.generate("water is", cut)) == texts(llm.generate("water is", SamplingParams(temperature=0)))
+    assert len(llm.generate([[5] * 2000], cut)[0].outputs[0].token_ids) == 1
 
 
 def test_embeddings(llm: LLM) -> None:
@@ -193,7 +199,15 @@ def test_refusals_name_the_reason(llm: LLM) -> None:
     with pytest.raises(ValueError, match="outside the vocabulary"):
         llm.generate([[10**6]], GREEDY)
     with pytest.raises(ValueError, match="prompt_token_ids"):
-        llm.generate({"text": "word"}, GREEDY)
+        llm.generate({}, GREEDY)
+    for name in ("text", "multi_modal_data", "prompt_embeds", "cache_salt"):
+        with pytest.raises(ValueError, match=f"^{name}: not supported"):
+            llm.generate({"prompt": "word", name: "x"}, GREEDY)
+    for prompt in (["a", "b"], [1.5], None):
+        with pytest.raises(ValueError, match="a prompt must be a text or a list of token ids"):
+            llm.generate([prompt], GREEDY)
+    with pytest.raises(TypeError, match="sampling_params: must be SamplingParams, got"):
+        llm.generate("a", {"max_tokens": 1})
     with pytest.raises(ValueError, match="2 prompts need one sampling_params, or one each; got 1"):
         llm.generate(["a", "b"], [GREEDY])
     with pytest.raises(ValueError, match="stop"):
@@ -237,6 +251,17 @@ def test_a_model_that_is_not_there() -> None:
     assert threading.active_count() == before
 
 
+def test_settings_are_of_their_types() -> None:
+    """Texts mean what they mean in the environment, None is what was not given, and the rest is refused by name."""
+    given = {"max_model_len": "8192", "enforce_eager": "false", "gpu_memory_utilization": 1, "max_num_seqs": None}
+    assert checked({**given, "seed": 3, "dtype": None}) == {
+        "max_model_len": 8192, "enforce_eager": False, "gpu_memory_utilization": 1.0, "seed": 3
+    }  # fmt: skip
+    for wrong in ({"max_model_len": 8192.0}, {"seed": "a"}, {"enforce_eager": 1}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            checked(wrong)
+
+
 def test_settings_that_make_no_sense() -> None:
     """What is no setting, and what only servers have."""
     with pytest.raises(TypeError, match=r"max_modellen: there is no such setting \(did you mean max_model_len\?\)"):
@@ -245,6 +270,8 @@ def test_settings_that_make_no_sense() -> None:
         LLM(port=80)
     with pytest.raises(TypeError, match="enable_chunked_prefill: prompts are always read in chunks"):
         LLM(enable_chunked_prefill=False)
+    with pytest.raises(SettingsError, match=r"--tensor-parallel-size 2: .*; start a server"):
+        LLM(tensor_parallel_size=2)
     with pytest.raises(TypeError, match="weights stay on the GPU"):
         LLM(cpu_offload_gb=4, trust_remote_code=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ from pagebus.actors.commands.cli import main
 from pagebus.actors.simulator.recording.recorded import read_rows, read_run
 from pagebus.actors.simulator.recording.trace import read_trace
 from pagebus.actors.simulator.workloads import make_workload
+from pagebus.bus.streams import Names
 
 SMALL = ["simulate", "--workload", "chat", "--requests", "20"]
 
@@ -115,3 +117,19 @@ def test_record_needs_a_bus(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --bus there is nothing to record."""
     assert main(["record", "--out", "/dev/null"]) == 2
     assert "--bus is needed" in capsys.readouterr().err
+
+
+def test_a_recording_of_a_deployment(
+    tmp_path: Path, redis_url: str, redis_names: Names, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compressed if its name says so, as all that read it expect; what is in the way is said in one line."""
+    record = ["record", "--name", redis_names.deployment, "--seconds", "0"]
+    assert main([*record, "--bus", redis_url, "--out", str(tmp_path / "run.jsonl.gz")]) == 0
+    with gzip.open(tmp_path / "run.jsonl.gz", "rt") as file:
+        assert "pagebus_trace" in json.loads(file.readline())
+    capsys.readouterr()
+    assert main([*record, "--bus", redis_url, "--out", "/nowhere/x"]) == 2
+    assert capsys.readouterr().err == "pagebus: --out: [Errno 2] No such file or directory: '/nowhere/x'\n"
+    assert main([*record, "--bus", "redis://127.0.0.1:1", "--out", str(tmp_path / "run.jsonl.gz")]) == 1
+    assert capsys.readouterr().err.startswith("pagebus: no connection to Redis at redis://127.0.0.1:1")
+    assert (tmp_path / "run.jsonl.gz").stat().st_size > 0

@@ -18,11 +18,15 @@ def test_a_file_from_submission_to_results(
     file = tmp_path / "in.jsonl"
     file.write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')
 
+    place = ["--bus", redis_url, "--name", redis_names.deployment]
+
     def job(action: str, *options: str) -> tuple[int, dict[str, object]]:
-        place = ["--bus", redis_url, "--name", redis_names.deployment]
         code = main(["job", action, str(file), *options, *place])
         return code, json.loads(capsys.readouterr().out)
 
+    for action in ("cancel", "results"):  # a cancellation would end what is submitted later, results never come
+        assert main(["job", action, str(file), *place]) == 1
+    assert "nothing of" in capsys.readouterr().err
     code, told = job("submit")
     assert (code, told["submitted"]) == (0, 2)
     batch = told["batch"]

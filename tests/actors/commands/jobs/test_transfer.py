@@ -67,6 +67,16 @@ async def test_every_line_is_submitted_once(bus: MemoryBus, tmp_path: Path, monk
     assert await bus.counters(NAMES.batch("b")) == [{"submitted": 10, "total": 10}]
 
 
+def test_a_line_that_is_no_utf_8_is_no_json(tmp_path: Path) -> None:
+    """So that it is refused, in place of being computed with other characters."""
+    file = tmp_path / "in.jsonl"
+    file.write_bytes('{"content": "café"}\n'.encode("latin-1") + '{"content": "café"}'.encode())
+    first, second = (text for text, _ in lines_of(file, 0))
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(first)
+    assert orjson.loads(second) == {"content": "café"}
+
+
 async def test_the_stream_does_not_grow_beyond_a_bound(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,5 +126,5 @@ def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
     """Blank lines do not count, broken characters are kept for the answer to name them, shares are of the file."""
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"one\n\n \n\xff\nthree")
-    assert list(lines_of(file, 0)) == [("one", 4 / 14), ("\ufffd", 9 / 14), ("three", 1.0)]
+    assert list(lines_of(file, 0)) == [("one", 4 / 14), ("\\xff", 9 / 14), ("three", 1.0)]
     assert [text for text, _ in lines_of(file, 2)] == ["three"]

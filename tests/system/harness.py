@@ -234,7 +234,7 @@ class System:
     def submit(
         self, prompt: list[int] | Int32Array, adapter: AdapterSource | None = None, **sampling: object
     ) -> tuple[str, asyncio.Future[list[int]]]:
-        """Publish a request; returns its id and the future of its output token ids. Only an array can hold ids below 0."""
+        """Publish a request; returns its id and the future of its output token ids. An array may hold ids below 0."""
         request_id = f"request-{next(self._ids)}-{uuid.uuid4().hex[:6]}"
         params = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
         message = GenerateRequest(

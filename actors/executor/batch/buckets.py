@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -24,7 +25,8 @@ step of llama8b with up to 448 tokens, 250 of them decodes, took 18.6 ms from a 
 of 480."""
 SPARE_SPANS = 32
 """Blocks of queries held ready beyond those that the tokens fill, because a row's last block is seldom full. Blocks
-with divided keys use the rest of them. There are more where rows are many because of their drafts: a block for each."""
+with divided keys use the rest of them. There are more where rows are many because of their drafts: a block for each.
+Steps with more short prompts than these have buckets with a block for each row."""
 LONG_QUERY, LONG_CONTEXT = 1024, 8192
 """Attention of longer queries over longer contexts uses different launch shapes."""
 
@@ -119,7 +121,8 @@ class Buckets:
         sizes = (size for size in ROW_SIZES if size < full)
         self._rows = sorted({*sizes, full, min(full + full // 4, most_samples), most_samples})
         self._tokens = token_sizes(largest)
-        mixed = {self._mixed(rows, tokens) for rows in self._rows for tokens in self._tokens}
+        shapes = list(product(self._rows, self._tokens))
+        mixed = {self._mixed(*shape) for shape in shapes}
         few = sorted((each for each in mixed if packs_few and each.tokens <= FEW_TOKENS), key=lambda each: each.rows)
         self._few = {
             (each, decodes): replace(each, long_past=True, decodes=decodes) for each in few for decodes in (False, True)
@@ -129,12 +132,12 @@ class Buckets:
         self._verified = [self._verifying(size) for size in VERIFIED_SIZES if size < most]
         if most > 0:
             self._verified.append(self._verifying(most))
-        mixed |= set(self._verified)
-        self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows))
+        mixed |= {*self._verified, *(self._mixed(*shape, short=True) for shape in shapes)}
+        self._all_mixed = sorted(mixed, key=lambda each: (each.tokens, each.rows, each.spans))
 
     def largest(self) -> Bucket:
         """The largest bucket for whole steps with prompts."""
-        return self._mixed(self._rows[-1], self._tokens[-1])
+        return self._mixed(self._rows[-1], self._tokens[-1], short=True)
 
     @property
     def most_spans(self) -> int:
@@ -154,7 +157,7 @@ class Buckets:
         """A few buckets that together hold any step that a bucket holds: steps with prompts padded to at most twice
         their tokens, decodes to at most eight times their rows. The largest comes first."""
         sizes = [size for size in _shares(self.largest().tokens, 2) if size >= self._tokens[0]]
-        mixed = [self._mixed(self._most_rows(size), size) for size in sizes]
+        mixed = [self._mixed(self._most_rows(size), size, short=True) for size in sizes]
         decodes = [self._decode(size) for size in _shares(self._decodes[-1], 8)]
         return list(dict.fromkeys(mixed + decodes))
 
@@ -205,9 +208,10 @@ class Buckets:
             sampled = max(num_rows, len(work.positions))  # rows with drafts sample several tokens
             if sampled <= self._rows[-1]:
                 bucket = self._mixed(sampled, work.num_tokens)
-                if num_spans <= bucket.spans:
-                    few = self._few.get((bucket, work.num_decodes > 0), bucket)
-                    return few if work.max_context_len >= FEW_PAST else bucket
+                if num_spans > bucket.spans:
+                    return self._mixed(sampled, work.num_tokens, short=True)
+                few = self._few.get((bucket, work.num_decodes > 0), bucket)
+                return few if work.max_context_len >= FEW_PAST else bucket
         if work.num_tokens < LONG_QUERY:
             return None
         return next((bucket for bucket in self._pieces if bucket.tokens >= work.num_tokens), None)
@@ -226,8 +230,10 @@ class Buckets:
         """The most rows that this many tokens can fill (any such step fits), at least the smallest size."""
         return max((size for size in self._rows if size <= num_tokens), default=self._rows[0])
 
-    def _mixed(self, num_rows: int, num_tokens: int) -> Bucket:
+    def _mixed(self, num_rows: int, num_tokens: int, *, short: bool = False) -> Bucket:
+        """For rows of which some are no decodes; ``short``: of any lengths, so there is a block for each row."""
         rows = self._rows[bisect_left(self._rows, num_rows)]
         tokens = self._tokens[bisect_left(self._tokens, max(num_tokens, rows))]
         spare = SPARE_SPANS + max(0, rows - self._full) // 2 if self._decodes_apart else rows
-        return Bucket(rows, tokens, -(-tokens // self.block_queries) + spare)
+        filled = -(-tokens // self.block_queries)
+        return Bucket(rows, tokens, max(filled + spare, min(filled + rows, tokens) if short else 0))

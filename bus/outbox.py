@@ -26,6 +26,9 @@ from pagebus.bus.messages import Message
 OUTBOX_LIMIT = 65_536
 """Default limit of queued messages; far above what a healthy actor ever queues."""
 _BATCH = 128
+TURNS = 5
+"""Turns of an event loop, at most, from an answer's arrival until what waits behind it is sent. It takes three or
+four."""
 BATCH_BYTES = 2**18
 """Size in bytes above which a batch ends. A batch is written and stored as a whole, and the actor's other messages wait
 for it."""
@@ -66,8 +69,10 @@ class Outbox:
         """The number of server restarts, and the last one after which nothing was found to be lost."""
         self._is_idle = False
         """Whether :meth:`run` waits for messages."""
-        self._begun: tuple[int, Coroutine[Any, Any, None]] | None = None
-        """The first messages of the queue, if they are on their way: how many, and what waits for the answer."""
+        self._num_begun = 0
+        """How many of the queue's first messages are on their way."""
+        self._begun: Coroutine[Any, Any, None] | None = None
+        """What waits for the answer, if :meth:`hurry` has sent them."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -137,6 +142,14 @@ class Outbox:
             with suppress(BusUnavailable, CodecError):  # as it will be found again
                 self._begun = self._begin()
 
+    async def turn(self) -> None:
+        """Let the event loop turn. If queued messages wait for an answer that may have come, it turns until they are on
+        their way: who then works for long would delay them by as much."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+            if len(self._queue) <= self._num_begun:
+                return
+
     async def flush(self) -> None:
         """Wait until everything queued is stored.
 
@@ -202,7 +215,7 @@ class Outbox:
         finally:
             self._is_idle = False
             if self._begun is not None:
-                self._begun[1].close()
+                self._begun.close()
             self._empty.set()
             self._tell(self.queued)
 
@@ -216,9 +229,9 @@ class Outbox:
                     )
             self._survived = restarts
 
-    def _begin(self) -> tuple[int, Coroutine[Any, Any, None]]:
-        """Send the longest run of one kind at the head of the queue, in one round trip. Returns how many messages these
-        are, and what is to be awaited."""
+    def _begin(self) -> Coroutine[Any, Any, None]:
+        """Send the longest run of one kind at the head of the queue, in one round trip. Returns what is to be
+        awaited."""
         entries: list[LogEntry] = []
         items: list[tuple[str, Message]] = []
         num_bytes = 0
@@ -233,17 +246,21 @@ class Outbox:
                 stream, message, size = item
                 items.append((stream, message))
                 num_bytes += size
-        return len(entries) + len(items), self._bus.append(entries) if entries else self._bus.publish(items)
+        sending = self._bus.append(entries) if entries else self._bus.publish(items)
+        self._num_begun = len(entries) + len(items)
+        return sending
 
     async def _send_next(self) -> None:
         """Send the next messages, unless they are on their way, and wait until they are stored."""
         try:
-            (count, sending), self._begun = self._begun or self._begin(), None
+            sending, self._begun = self._begun or self._begin(), None
             await sending
         except CodecError:
             if isinstance(self._queue[0], LogEntry) or self._on_unsendable is None:
                 raise
             return self._drop_unsendable(self._on_unsendable)
+        finally:
+            count, self._num_begun = self._num_begun, 0
         self.trouble = ""
         self._backoff.reset()
         for item in [self._queue.popleft() for _ in range(count)]:

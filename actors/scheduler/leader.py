@@ -173,7 +173,7 @@ class Leader:
             self._outbox.hurry()
             began_s = self._note_work("plan", began_s)
             if part:
-                await asyncio.sleep(0)
+                await self._outbox.turn()
                 began_s = steady_time_s()
         self._observers.answer(now_s)
         self._steering.answer()

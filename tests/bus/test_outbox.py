@@ -138,6 +138,42 @@ async def test_who_hurries_does_not_wait_for_his_turn() -> None:
     assert await ids(bus, "a") == [EntryId(3, index) for index in (1, 2, 3, 4)]
 
 
+class TurningBus(PromptBus):
+    """One whose answer arrives some turns of the loop after it was asked."""
+
+    turns = 2
+
+    def append(self, entries: Sequence[LogEntry]) -> Coroutine[Any, Any, None]:  # type: ignore[override]
+        return self._later(super().append(entries))
+
+    async def _later(self, sending: Coroutine[Any, Any, None]) -> None:
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        await sending
+
+
+async def test_the_loop_turns_until_what_waits_for_an_answer_is_on_its_way() -> None:
+    """Once is enough if nothing waits; and nobody waits for an answer that does not come."""
+    bus = TurningBus(MemoryServer())
+    outbox = make_outbox(bus)
+    async with running(outbox):
+        await asyncio.sleep(0)
+        for step in (1, 2, 3):
+            outbox.append("a", plan(step))
+            outbox.hurry()
+            await outbox.turn()
+            assert sum(bus.sent) == step
+        await outbox.flush()
+        bus.turns = 1000
+        for step in (4, 5):
+            outbox.append("a", plan(step))
+            outbox.hurry()
+            await outbox.turn()
+        assert sum(bus.sent) == 4
+        await outbox.flush()
+    assert await ids(bus, "a") == [EntryId(3, index) for index in (1, 2, 3, 4, 5)]
+
+
 @pytest.mark.parametrize("failing", ["fail_before", "fail_after"])
 async def test_what_was_hurried_is_repeated(failing: str) -> None:
     bus = PromptBus(MemoryServer())

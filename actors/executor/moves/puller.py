@@ -19,9 +19,10 @@ from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.moves import PATIENCE_S
 
-LOOK_S = 1.0
-"""How often a thread without pulls sees whether its source still lives."""
-IDLE_LOOKS = 60
+LOOK_S = 0.2
+"""How often a thread without pulls sees whether its source still lives. To give up the memory of another GPU holds up
+steps: for 30 ms if its process still ends, for 116 if that is over, because then all of it is freed here (two H200)."""
+IDLE_LOOKS = 300
 """Looks without a pull after which it ends."""
 
 

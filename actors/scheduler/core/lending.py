@@ -219,7 +219,7 @@ class Lending:
             return None
         num_blocks = Counter[Link](dict.fromkeys(self._pulls.links_of(awaited), 0))
         num_blocks.update({link: len(part.blocks) for link, part in zip(links, parts, strict=True)})
-        waits = sum(link.waits(count) for link, count in num_blocks.items()) - target.backlog()
+        waits = sum(link.waits(count) for link, count in num_blocks.items()) - target.ahead()
         saved = int(gained - max(0.0, waits))
         counts = [link.room(len(part.blocks), saved) for link, part in zip(links, parts, strict=True)]
         probing = [

@@ -72,7 +72,7 @@ class Neighbours:
         if leaver.num_pages > self._pulls.room(lender, target):
             return leaver.num_computed
         link = self._pulls.link(lender, target)
-        return leaver.num_computed - max(0, link.saves(leaver.num_pages, leaver.num_full, target.backlog()))
+        return leaver.num_computed - max(0, link.saves(leaver.num_pages, leaver.num_full, target.ahead()))
 
     def _with_room(self, lender: Replica, leaver: Leaver) -> Replica | None:
         """The replica with the least to do of those that can take the sequence over and have room for it."""

@@ -43,7 +43,8 @@ class Pipeline:
     def __init__(self, most: int, stages: int = 1) -> None:
         self._least = LEAST_DEPTH if stages == 1 else stages + 1
         self.most = most if stages == 1 else max(most, self._least)
-        self._in_flight: deque[int] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()
+        """Of each plan its kind, and how many tokens it computes."""
         self._step_s = [0.0, math.inf, math.inf]
         self._last_done_s = 0.0
 
@@ -57,7 +58,7 @@ class Pipeline:
         depth = len(self)
         if depth < self._least:
             return depth < self.most
-        return depth < self.most and sum(self._step_s[kind] for kind in islice(self._in_flight, 1, None)) < AHEAD_S
+        return depth < self.most and sum(self._step_s[kind] for kind, _ in islice(self._in_flight, 1, None)) < AHEAD_S
 
     @property
     def has_room_for_orders(self) -> bool:
@@ -69,13 +70,20 @@ class Pipeline:
         """How long a step of decodes takes; infinite if there was none."""
         return self._step_s[DECODES]
 
-    def planned(self, num_rows: int, num_decodes: int) -> None:
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in flight that are still to be computed: half of those of the step that runs, as far as known here."""
+        tokens = [count for _, count in self._in_flight]
+        return sum(tokens) - tokens[0] // 2 if tokens else 0
+
+    def planned(self, num_rows: int, num_decodes: int, num_tokens: int) -> None:
         """Count one more plan in flight."""
-        self._in_flight.append(IDLE if not num_rows else DECODES if num_rows == num_decodes else PROMPTS)
+        kind = IDLE if not num_rows else DECODES if num_rows == num_decodes else PROMPTS
+        self._in_flight.append((kind, num_tokens))
 
     def done(self, launched_s: float, done_s: float) -> None:
         """The oldest step in flight was launched and done at these times of its executor's clock."""
-        kind, seconds = self._in_flight.popleft(), done_s - max(launched_s, self._last_done_s)
+        (kind, _), seconds = self._in_flight.popleft(), done_s - max(launched_s, self._last_done_s)
         self._last_done_s = done_s
         if kind != IDLE:
             before_s = self._step_s[kind]

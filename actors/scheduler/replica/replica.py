@@ -188,7 +188,7 @@ class Replica(ReplicaBase):
         if drafts is not None:
             drafts = np.pad(drafts, (0, len(slots) - num_decodes))[samples] if num_drafts else None
         self.in_flight.append(InFlight(self.step, slots, ids, sample_slots, sample_ids, drafts))
-        self.pipeline.planned(len(slots), num_decodes)
+        self.pipeline.planned(len(slots), num_decodes, int(counts.sum()))
         if self.caching and num_decodes < len(slots):
             self.list_blocks(slots[num_decodes:])
 

@@ -218,6 +218,10 @@ class ReplicaBase:
         """Tokens of running sequences, up to this priority class, that can be computed and are in no plan."""
         return self.slots.backlog(priority_class)
 
+    def ahead(self) -> int:
+        """Tokens that the device computes before those of a sequence that enters now."""
+        return self.backlog() + self.pipeline.num_tokens
+
     def growth(self, seconds: float) -> int:
         """Pages that running sequences take in so long a time, and in the steps until it begins and after it."""
         step_s = self.pipeline.decode_s

@@ -12,7 +12,7 @@ def fill(pipeline: Pipeline) -> int:
     """Plan decodes until there is no room for more; how many."""
     count = 0
     while pipeline.has_room:
-        pipeline.planned(1, 1)
+        pipeline.planned(1, 1, 1)
         count += 1
     return count
 
@@ -27,7 +27,7 @@ def test_two_plans_before_any_step_was_measured(most: int) -> None:
 def test_short_steps_are_planned_further_ahead(step_ms: float, depth: int) -> None:
     """Until those behind the first last as long as a plan is on its way, or no more are allowed."""
     pipeline = Pipeline(8)
-    pipeline.planned(1, 1)
+    pipeline.planned(1, 1, 1)
 
     pipeline.done(0.0, step_ms / 1e3)
 
@@ -37,8 +37,8 @@ def test_short_steps_are_planned_further_ahead(step_ms: float, depth: int) -> No
 def test_a_step_that_waited_for_another_counts_from_its_end() -> None:
     """Launched early, it ran only from the end of the one before."""
     pipeline = Pipeline(4)
-    pipeline.planned(0, 0)
-    pipeline.planned(1, 1)
+    pipeline.planned(0, 0, 0)
+    pipeline.planned(1, 1, 1)
 
     pipeline.done(0.0, 0.010)
     pipeline.done(0.001, 0.0105)
@@ -50,14 +50,14 @@ def test_decodes_behind_a_long_prompt_are_planned_as_far_ahead_as_among_themselv
     """The prompt says nothing of how long they last; behind them it counts for itself."""
     pipeline = Pipeline(4)
     for kind, seconds in (((1, 1), 0.001), ((2, 1), 0.5)):
-        pipeline.planned(*kind)
+        pipeline.planned(*kind, 1)
         pipeline.done(0.0, seconds)
 
-    pipeline.planned(2, 1)
+    pipeline.planned(2, 1, 5)
     first, room = fill(pipeline), []
     pipeline.done(1.0, 1.5)
     for kind in ((2, 1), (1, 1)):
-        pipeline.planned(*kind)
+        pipeline.planned(*kind, 1)
         room.append(pipeline.has_room)
 
     assert (first, room) == (3, [False, False])
@@ -67,12 +67,26 @@ def test_one_slow_step_among_short_ones_counts_for_little() -> None:
     """And so does one without rows, which lasts no time at all."""
     pipeline = Pipeline(8)
     for done_s in (0.001, 0.002, 0.003, 0.0045):
-        pipeline.planned(1, 1)
+        pipeline.planned(1, 1, 1)
         pipeline.done(0.0, done_s)
-    pipeline.planned(0, 0)
+    pipeline.planned(0, 0, 0)
     pipeline.done(0.0045, 0.0045)
 
     assert fill(pipeline) == 4
+
+
+def test_of_the_running_step_half_the_tokens_are_still_to_come() -> None:
+    """As nobody knows here how far it is; of later ones all are."""
+    pipeline = Pipeline(4)
+    left = [pipeline.num_tokens]
+    for tokens in (800, 0, 60):
+        pipeline.planned(1, 0, tokens)
+        left.append(pipeline.num_tokens)
+    for _ in range(3):
+        pipeline.done(0.0, 0.01)
+        left.append(pipeline.num_tokens)
+
+    assert left == [0, 400, 400, 460, 60, 30, 0]
 
 
 def test_an_executor_with_short_steps_gets_plans_ahead() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -170,9 +170,12 @@ class Buckets:
     def later(self) -> list[Bucket]:
         """The other buckets, in order of capture: pieces of the largest steps, which simultaneous prompts make; all
         others for decodes alone; pieces of steps too large for other graphs; prompts beside a full batch and a nearly
-        empty one; and, unless a step has asked for them before, decodes with drafts, which perhaps never come."""
+        empty one; many short prompts, of sizes between the first; and, unless a step has asked for them before, decodes
+        with drafts, which perhaps never come."""
         rows = sorted({self._rows[0], self._full}, reverse=True)
         mixed = [self._mixed(each, tokens) for each in rows for tokens in self._tokens if tokens >= each]
+        sizes = [(more + fewer) // 2 for more, fewer in pairwise(_shares(self._tokens[-1], 2)) if fewer >= self._full]
+        mixed += [self._mixed(self._full, size, short=True) for size in sizes]
         decodes = [self._decode(size) for size in reversed(self._decodes)]
         pieces = [bucket for bucket in reversed(self._pieces) if bucket.tokens > self._tokens[-1]]
         few = self._few.values()

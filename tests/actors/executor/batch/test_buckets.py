@@ -366,6 +366,8 @@ def test_many_short_prompts_have_a_block_of_queries_each() -> None:
     assert buckets.fitting(rows_of(*[3] * 40)) == Bucket(64, 128, 66)
     assert buckets.fitting(rows_of(*[1] * 60, *[13] * 43, num_decodes=60)) == Bucket(128, 640, 138)
     assert buckets.fitting(rows_of(*[13] * 256)) is None
+    assert [bucket in buckets.first() for bucket in (Bucket(256, 1024, 272), Bucket(256, 512, 264))] == [True, True]
+    assert Bucket(256, 768, 268) in buckets.later()
 
 
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=40), st.sampled_from([16, 64]), st.data())

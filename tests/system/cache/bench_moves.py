@@ -80,6 +80,7 @@ class Bench:
     told: dict[str, Any]
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     streams: list[str] = field(default_factory=list)
+    timeline: Timeline | None = None
 
     async def until(self, what: str, holds: Callable[[], object], look_s: float = 0.002) -> None:
         """Wait; say every few seconds what for. The scheduler's loop is the same one: do not look too often."""
@@ -212,12 +213,13 @@ async def other_prefixes(bench: Bench, asked: argparse.Namespace, prefixes: list
         "other_cache", [each + bench.prompt(SUFFIX) for each in prefixes[1 : -asked.traced]], SECOND
     )
     bench.tell_counts("pulled_for_prefixes")
-    await trace(bench, prefixes[-asked.traced :])
+    bench.timeline = Timeline(bench.system.scheduler.core, SECOND)
+    await trace(bench, bench.timeline, prefixes[-asked.traced :])
 
 
-async def trace(bench: Bench, prefixes: list[list[int]]) -> None:
+async def trace(bench: Bench, timeline: Timeline, prefixes: list[list[int]]) -> None:
     """Say where the time to a first token goes: behind a prefix that is pulled, then from its own cache."""
-    timeline, taken = Timeline(bench.system.scheduler.core, SECOND), dict[tuple[str, str], list[float]]()
+    taken = dict[tuple[str, str], list[float]]()
     for name, prefix in ((name, prefix) for prefix in prefixes for name in ("pulled", "own")):
         prompt = prefix + bench.prompt(SUFFIX)
         timeline.note("asked")
@@ -241,6 +243,9 @@ async def drain(bench: Bench) -> None:
     now_s = time.monotonic()
     bench.tell_pauses("calm", now_s - CALM_S, now_s)
     say(f"{FIRST} drains")
+    if bench.timeline:
+        bench.timeline.told()
+        bench.timeline.note("told to drain")
     bench.processes.send(FIRST, SIGTERM)
     began_s = time.monotonic()
     await bench.until("the scheduler has seen it", lambda: FIRST not in replicas or replicas[FIRST].suspended)
@@ -254,6 +259,8 @@ async def drain(bench: Bench) -> None:
     await bench.until_all(f"each has {AFTER}", AFTER, there)
     bench.tell_pauses("drain_pause", began_s, time.monotonic())
     bench.tell_counts("pulled_in_all")
+    if bench.timeline:
+        say(f"  drain, ms: {bench.timeline.told()}")
     bench.told["drain_exit_code"] = await ended
     bench.told["drain_exit_s"] = round(time.monotonic() - began_s, 3)
 

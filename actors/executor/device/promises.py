@@ -13,7 +13,7 @@ from pagebus.actors.executor.device.errors import EngineError
 
 PATIENCE_S = 10.0
 """Longest wait until it is known whether a promise was kept: no copy goes on for longer."""
-AHEAD_S = 0.0015
+AHEAD_S = 0.002
 """So long before its end a pull is promised: about as long as it takes until a step that needs it begins. As long may
 other rows of that step wait."""
 

@@ -5,7 +5,7 @@ Two executors, each a process with a GPU of its own, over a Redis. In turn with 
 1. Prompts with a prefix of N tokens are computed on the first executor. Then S streams fill all of its slots, so that
    further prompts with these prefixes must run on the other one. Measured: the time to the first token.
 2. The first executor drains (SIGTERM). Measured: the seconds until all S streams have a token from the other, and the
-   longest pause between two tokens of each stream.
+   longest pause between two tokens of each stream; then, and until a second after the first executor has ended.
 
 MODEL is a folder, a hub id, or the name of a shape of ``pagebus bench``, such as llama8b, with dummy weights. By
 default it is the shipped model, on a CPU if there is no GPU. One GPU twice will do for a try (``--gpus 0 0
@@ -257,12 +257,15 @@ async def drain(bench: Bench) -> None:
     bench.told |= {"drain_median_s": round(median(firsts), 3), "drain_all_s": round(max(firsts), 3)}
     say(f"  all streams run on {SECOND}: median {median(firsts):.3f} s, the last after {max(firsts):.3f} s")
     await bench.until_all(f"each has {AFTER}", AFTER, there)
-    bench.tell_pauses("drain_pause", began_s, time.monotonic())
+    over_s = time.monotonic()
+    bench.tell_pauses("drain_pause", began_s, over_s)
     bench.tell_counts("pulled_in_all")
     if bench.timeline:
         say(f"  drain, ms: {bench.timeline.told()}")
     bench.told["drain_exit_code"] = await ended
     bench.told["drain_exit_s"] = round(time.monotonic() - began_s, 3)
+    await asyncio.sleep(CALM_S)
+    bench.tell_pauses("end_of_lender", over_s, time.monotonic())
 
 
 @contextlib.asynccontextmanager

@@ -12,8 +12,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pagebus.actors.bench.driver.shapes import write_model_folder
 from pagebus.actors.executor.batch.buckets import SLOW_SIZES, Bucket, Buckets, decode_sizes, token_sizes
@@ -358,36 +356,9 @@ def test_long_chunks_behind_long_contexts_have_no_bucket() -> None:
     assert buckets.fitting(dataclasses.replace(long, max_context_len=8192)) is None
 
 
-def test_many_short_prompts_have_a_block_of_queries_each() -> None:
-    """As when sequences move, or many chats go on at once. Few have buckets with fewer blocks."""
-    buckets = Buckets(256, 2048, 64)
-
-    assert buckets.fitting(rows_of(*[3] * 33)) == Bucket(64, 128, 34)
-    assert buckets.fitting(rows_of(*[3] * 40)) == Bucket(64, 128, 66)
-    assert buckets.fitting(rows_of(*[1] * 60, *[13] * 43, num_decodes=60)) == Bucket(128, 640, 138)
-    assert buckets.fitting(rows_of(*[13] * 256)) is None
-    assert [bucket in buckets.first() for bucket in (Bucket(256, 1024, 272), Bucket(256, 512, 264))] == [True, True]
-    assert Bucket(256, 768, 268) in buckets.later()
-
-
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=40), st.sampled_from([16, 64]), st.data())
-def test_right_after_a_start_a_graph_holds_rows_of_any_lengths(
-    lengths: list[int], block: int, data: st.DataObject
-) -> None:
-    """Of at most twice the tokens, with a block of queries for each."""
-    buckets, num_decodes = Buckets(40, 40 * 70, block), data.draw(st.integers(0, lengths.count(1)))
-    lengths = sorted(lengths)
-    own = buckets.fitting(rows_of(*lengths, num_decodes=num_decodes))
-    assert own is not None
-    spans = sum(-(-length // block) for length in lengths[num_decodes:])
-    assert spans <= own.spans or num_decodes == len(lengths)
-    found = [each for each in buckets.first() if each in [own, *buckets.above(own)]]
-    assert min(each.tokens for each in found) <= 2 * own.tokens or num_decodes == len(lengths)
-
-
 def test_what_suits_no_other_bucket_goes_in_pieces() -> None:
-    """From so many tokens on that launching takes longest: all beyond the largest, and long chunks behind long contexts.
-    The largest are captured unasked, and nothing larger stands for one that is missing."""
+    """From so many tokens on that launching takes longest: all beyond the largest, and long chunks behind long
+    contexts. The largest are captured unasked, and nothing larger stands for one that is missing."""
     buckets = Buckets(64, 2048, 64, largest_pieces=4000)
     long = dataclasses.replace(rows_of(1500), max_context_len=8192)
 

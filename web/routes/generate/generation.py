@@ -35,7 +35,15 @@ from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route
-from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+from pagebus.web.server.context import (
+    BUS_IDS,
+    CONTEXT,
+    REQUEST_ID,
+    REQUEST_ID_GIVEN,
+    Context,
+    bus_request_ids,
+    logged_as,
+)
 
 
 async def generate(
@@ -82,6 +90,7 @@ async def answer(
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
     size = num_bytes(parsed, request.content_length)
     call = context.inbox.submit(messages, parsed.names_by_prompt, streaming=parsed.stream, num_bytes=size)
+    request[BUS_IDS] = [message.request_id for message in messages]
     interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.answer_as(public_id, interval=interval, tells_times=context.settings.enable_per_request_metrics)
     delivered = False
@@ -172,7 +181,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
         if not events.opened:
             raise
         context.metrics.error(error.status)
-        context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+        context.log.warning("stream failed", **logged_as(request), status=error.status, code=error.code)
         return await events.end(chunks.failed(error))
     finally:
         events.close()

@@ -81,7 +81,7 @@ async def _render(request: web.Request, parse: Parse, prefix: str) -> list[dict[
     context.check_ready()
     parsed = await context.bodies.read_as(request, lambda data: parse(data, context.model))
     if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
-        request[REQUEST_ID] = parsed.request_id
+        request[REQUEST_ID], request[REQUEST_ID_GIVEN] = parsed.request_id, True
     told, _ = await ask_for_all(request, parsed)
     public_id = f"{prefix}-{request[REQUEST_ID]}"
     names = [public_id] if len(told) == 1 else [f"{public_id}-{index}" for index in range(len(told))]

@@ -38,7 +38,7 @@ from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.routes.generate.generation import until_timeout
 from pagebus.web.routes.store.files import limit_of
-from pagebus.web.server.context import CONTEXT, Context
+from pagebus.web.server.context import BUS_IDS, CONTEXT, Context
 from pagebus.web.storage.files import page
 from pagebus.web.storage.responses import Piece, Record
 from pagebus.web.storage.responses import num_bytes as json_bytes
@@ -71,6 +71,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         check_length(parsed, context.model, context.membership.max_prompt_chars)
     sampled = {"temperature": parsed.sampling.temperature, "top_p": parsed.sampling.top_p}
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown | sampled))
+    request[BUS_IDS] = [events.response["id"]]
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
             charge.settle(0)  # charged where it is computed; this only checked for room

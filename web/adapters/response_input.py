@@ -10,12 +10,13 @@ from typing import Any
 from pagebus.web.adapters.field_names import RESPONSE_NAMES
 from pagebus.web.adapters.response_items import read_items
 from pagebus.web.http.errors import bad_field, unsupported_type
-from pagebus.web.http.fields import Fields
+from pagebus.web.http.fields import ONLY_NULL, Fields, Schema, translated, unheard
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
-from pagebus.web.http.naming import naming
+from pagebus.web.requests.chat_messages import EFFORTS
 from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_chat
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
+from pagebus.web.requests.tools import CHOICES
 
 SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "prompt_cache_key"),
@@ -30,6 +31,17 @@ INCLUDES = (
     *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
     *("message.input_image.image_url", LOGPROBS, "reasoning.encrypted_content"),
 )
+_CHOICE: Schema = {
+    "anyOf": [
+        {"enum": list(CHOICES)},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+            "required": ["type", "name"],
+            "additionalProperties": ONLY_NULL,
+        },
+    ]
+}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "context_management": ([],),
@@ -80,9 +92,15 @@ class Wanted:
 def parse_kept(kept: Mapping[str, Any], model: ServedModel) -> ParsedRequest:
     """The chat that is kept like this. Instructions hold for this response only."""
     first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
-    with naming(RESPONSE_NAMES):
+    with translated(RESPONSE_NAMES):
         parsed = parse_chat({**kept["chat"], "messages": [*first, *kept["messages"]]}, model)
     return replace(parsed, names=RESPONSE_NAMES)
+
+
+def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
+    """A body as a chat, if it continues no other response."""
+    wanted = read_response(data, allow_unknown=model.allow_unknown_fields)
+    return replace(parse_kept(wanted.kept([]), model), stream=wanted.stream)
 
 
 def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:
@@ -146,7 +164,7 @@ def _read_include(fields: Fields) -> dict[str, Any]:
 
 def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The input as items, and as messages of a chat."""
-    given = fields.take("input")
+    given = fields.take("input", {"type": ["string", "array"], "minItems": 1, "maxItems": MAX_MESSAGES})
     if given is None:
         raise bad_field("input", "is required")
     if isinstance(given, str):
@@ -182,15 +200,20 @@ def _read_tools(fields: Fields) -> dict[str, Any]:
                 raise unsupported_type(f"tools[{index}]", tool)
             function = {name: value for name, value in tool.items() if name != "type" and value is not None}
             body["tools"].append({"type": "function", "function": function})
-    choice = fields.take("tool_choice")
+    choice = fields.take("tool_choice", _CHOICE)
     if isinstance(choice, dict) and choice.get("type") == "function":
-        inner = Fields(choice, "tool_choice")
-        inner.take("type")
-        body["tool_choice"] = {"type": "function", "function": {"name": inner.string("name", None)}}
-        inner.finish({})
+        body["tool_choice"] = unheard(_read_choice, choice)
     elif choice is not None:
         body["tool_choice"] = choice
     return body
+
+
+def _read_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    inner = Fields(choice, "tool_choice")
+    inner.take("type")
+    name = inner.string("name", None)
+    inner.finish({})
+    return {"type": "function", "function": {"name": name}}
 
 
 def _read_text(fields: Fields) -> dict[str, Any]:
@@ -213,6 +236,6 @@ def _read_reasoning(fields: Fields) -> dict[str, Any]:
     if given is None:
         return {}
     reasoning = Fields(given, "reasoning")
-    effort = reasoning.string("effort", None)
+    effort = reasoning.string("effort", None, choices=EFFORTS)
     reasoning.finish({"summary": (), "generate_summary": ()})
     return {} if effort is None else {"reasoning_effort": effort}

@@ -83,7 +83,7 @@ def _read_item(item: object, path: str) -> Message | None:
 
 
 def _read_message(fields: Fields) -> Message:
-    role = fields.string("role", None)
+    role = fields.string("role", None, choices=ROLES)
     if role not in ROLES:
         raise bad_field(fields.path("role"), f"must be one of {', '.join(ROLES)}")
     return {"role": role, "content": _read_content(fields.take("content"), fields.path("content"))}

@@ -90,7 +90,8 @@ def _read_message(fields: Fields) -> Message:
 
 
 def _read_call(fields: Fields) -> Message | None:
-    """A call. One that was cut off is left out: no template could show it."""
+    """A call. One that was cut off is left out, as no template could show it, and one that is nested too deep to be
+    sent on."""
     name, arguments, call_id = fields.string("name", None), fields.take("arguments"), fields.string("call_id", None)
     if name is None:
         raise bad_field(fields.path("name"), "must be that of a function")

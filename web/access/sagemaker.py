@@ -19,7 +19,17 @@ from pagebus.web.http.fields import Fields
 
 SESSION, NEW, CLOSED = (f"X-Amzn-SageMaker-{name}-Id" for name in ("Session", "New-Session", "Closed-Session"))
 MAX_ID_CHARS = 64
-NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
+KINDS = NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
+
+
+def parse_session(data: dict[str, Any]) -> str:
+    """What a body asks for: one of :data:`KINDS`."""
+    fields = Fields(data)
+    kind = fields.take("requestType", {"enum": list(KINDS)})
+    fields.finish({})
+    if kind not in KINDS:
+        raise bad_field("requestType", "is required" if kind is None else f"must be {' or '.join(KINDS)}")
+    return str(kind)
 
 
 class SessionAsked(Exception):
@@ -53,14 +63,9 @@ class Sessions:
         Raises:
             ApiError: 400, there are no sessions, or there is not this one.
         """
-        ttl_s, kind = self._limit_s(), data.get("requestType")
-        fields = Fields(data)
-        fields.take("requestType")
-        fields.finish({})
-        if kind == NEW_SESSION:
+        ttl_s = self._limit_s()
+        if parse_session(data) == NEW_SESSION:
             return await self._open(ttl_s, client)
-        if kind != CLOSE:
-            raise bad_field("requestType", f"must be {NEW_SESSION} or {CLOSE}")
         name = await self._find(given, client)
         await self._bus.delete_state(name)
         return web.Response(text=f"Session {given} closed", headers={CLOSED: str(given)})

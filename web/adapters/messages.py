@@ -10,10 +10,13 @@ import orjson
 from pagebus.web.adapters.field_names import MESSAGE_NAMES
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import bad_field, unsupported_type
-from pagebus.web.http.fields import Fields, type_name
+from pagebus.web.http.fields import Fields, Schema, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+ROLES = ("user", "assistant")
+TOOL_CHOICES = ("auto", "any", "tool", "none")
+TEXT_OR_BLOCKS: Schema = {"type": ["string", "array"]}
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt")
 """Fields that mean the same in a chat."""
 UNSUPPORTED_COUNT: dict[str, tuple[Any, ...]] = {
@@ -79,7 +82,7 @@ def _conversation(fields: Fields) -> dict[str, Any]:
     """Messages and tools, and what the template is told."""
     messages: list[dict[str, Any]] = []
     fields.object("cache_control")  # every prefix is cached
-    if (system := fields.take("system")) is not None:
+    if (system := fields.take("system", TEXT_OR_BLOCKS)) is not None:
         messages.append({"role": "system", "content": _text(system, "system")})
     given = fields.array("messages", max_items=MAX_MESSAGES)
     if not given:
@@ -121,8 +124,8 @@ def _read_turn(message: Any, path: str) -> list[dict[str, Any]]:
     if type(message) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(message)}", code="invalid_type")
     fields = Fields(message, path)
-    role, content = fields.string("role", None), fields.take("content")
-    if role not in ("user", "assistant"):
+    role, content = fields.string("role", None, choices=ROLES), fields.take("content", TEXT_OR_BLOCKS)
+    if role not in ROLES:
         raise bad_field(f"{path}.role", "must be user or assistant")
     fields.finish({})
     if isinstance(content, str):
@@ -205,7 +208,7 @@ def _read_tool(tool: Any, path: str) -> dict[str, Any]:
     fields = Fields(tool, path)
     function = {"name": fields.take("name"), "description": fields.take("description"),
                 "parameters": fields.take("input_schema"), "strict": fields.take("strict")}  # fmt: skip
-    fields.take("type")
+    fields.take("type", {"enum": ["custom"]})
     fields.object("cache_control")  # every prefix is cached
     fields.boolean("eager_input_streaming", False)  # arguments come as the model writes them anyway
     fields.finish(UNSUPPORTED_TOOL)
@@ -214,7 +217,7 @@ def _read_tool(tool: Any, path: str) -> dict[str, Any]:
 
 def _read_tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
     fields = Fields(choice, "tool_choice")
-    kind, name = fields.string("type", None), fields.string("name", None)
+    kind, name = fields.string("type", None, choices=TOOL_CHOICES), fields.string("name", None)
     parallel = not fields.boolean("disable_parallel_tool_use", False)
     fields.finish({})
     choices: dict[str | None, Any] = {

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from pagebus.web.adapters.response_items import read_items, silence
 from pagebus.web.adapters.translated import Event
 from pagebus.web.http.errors import ApiError
-from pagebus.web.requests.chat_messages import read_arguments
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
 """States of a response that nothing changes any more."""
@@ -88,7 +88,12 @@ class ResponseEvents:
                 self.response["incomplete_details"] = {"reason": "max_output_tokens"}
 
     def end(self) -> Iterator[Event]:
-        """It has ended by itself; an item that was open when the tokens ran out is as incomplete as the whole."""
+        """It has ended by itself; an item that was open when the tokens ran out is as incomplete as the whole.
+
+        An answer of nothing is an empty message, so that its client can send it back.
+        """
+        if not self.response["output"]:
+            yield from self._begin_text("message")
         yield from self._close(self._end)
         yield self._over(self._end)
 
@@ -132,20 +137,24 @@ class ResponseEvents:
     def _text(self, kind: str, text: str) -> Iterator[Event]:
         """More of a message or of what is thought before it."""
         if self._open != (kind, 0):
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
-            if kind == "reasoning":
-                part, item = {"type": "reasoning_text", "text": ""}, {"type": "reasoning", "summary": [], "content": []}
-            yield from self._begin(kind, 0, "msg" if kind == "message" else "rs", item)
-            begun = {**part, "logprobs": []} if kind == "message" else dict(part)
-            yield self._in_item("content_part.added", content_index=0, part=begun)
-            self._item["content"].append(part)
+            yield from self._begin_text(kind)
         part, extra = self._item["content"][0], {}
         part["text"] += text
         if kind == "message":
             extra, self._logprobs = {"logprobs": self._logprobs}, []
             part["logprobs"] += extra["logprobs"]
         yield self._in_item(f"{_name(kind)}.delta", content_index=0, delta=text, **extra)
+
+    def _begin_text(self, kind: str) -> Iterator[Event]:
+        """A message or what is thought before it, without text so far."""
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
+        if kind == "reasoning":
+            part, item = {"type": "reasoning_text", "text": ""}, {"type": "reasoning", "summary": [], "content": []}
+        yield from self._begin(kind, 0, "msg" if kind == "message" else "rs", item)
+        begun = {**part, "logprobs": []} if kind == "message" else dict(part)
+        yield self._in_item("content_part.added", content_index=0, part=begun)
+        self._item["content"].append(part)
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         """More of a function call."""
@@ -185,25 +194,8 @@ class ResponseEvents:
         yield self._event("output_item.done", output_index=len(self.response["output"]) - 1, item=_copy(item))
 
     def messages(self) -> list[dict[str, Any]]:
-        """What was said, as messages of a chat that goes on. A call that was cut off is left out: nobody can answer it,
-        and no template could show it."""
-        text, calls = "", []
-        for item in self.response["output"]:
-            if item["type"] == "message":
-                text += "".join(part["text"] for part in item["content"])
-            elif item["type"] == "function_call" and _is_whole(item):
-                function = {"name": item["name"], "arguments": item["arguments"]}
-                calls.append({"id": item["call_id"], "type": "function", "function": function})
-        return [{"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}]
-
-
-def _is_whole(call: dict[str, Any]) -> bool:
-    """Whether a call was not cut off within its arguments."""
-    try:
-        read_arguments(call["arguments"], "")
-    except ApiError:
-        return False
-    return True
+        """What was said, as messages of a chat that goes on: as if its client sent the output back."""
+        return read_items(self.response["output"], "output") or [silence()]
 
 
 def _name(kind: str) -> str:

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagebus.web.adapters.field_names import RESPONSE_NAMES
+from pagebus.web.adapters.response_items import read_items
 from pagebus.web.http.errors import bad_field, unsupported_type
-from pagebus.web.http.fields import Fields, type_name
+from pagebus.web.http.fields import ONLY_NULL, Fields, Schema, translated, unheard
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
-from pagebus.web.http.naming import naming
-from pagebus.web.requests.chat_messages import read_arguments
+from pagebus.web.requests.chat_messages import EFFORTS
 from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_chat
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
+from pagebus.web.requests.tools import CHOICES
 
-TEXT_PARTS = ("input_text", "output_text", "text")
-ROLES = ("user", "assistant", "system", "developer")
 SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "prompt_cache_key"),
     *("prompt_cache_retention", "safety_identifier", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
@@ -27,16 +26,22 @@ SAME = (
     *("spaces_between_special_tokens", "chat_template_kwargs", "include_reasoning", "timeout"),
 )
 """Fields that mean the same in a chat: OpenAI's, then vLLM's."""
-_LABELS = ("type", "id", "status", "phase")
-"""Fields of items without effect: clients return what they got in an answer."""
-_PART_LABELS = ("type", "annotations", "logprobs", "prompt_cache_breakpoint")
-"""The same of parts of a content; every prefix is cached."""
-UNSUPPORTED_ITEM: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (
     *("code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results"),
     *("message.input_image.image_url", LOGPROBS, "reasoning.encrypted_content"),
 )
+_CHOICE: Schema = {
+    "anyOf": [
+        {"enum": list(CHOICES)},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+            "required": ["type", "name"],
+            "additionalProperties": ONLY_NULL,
+        },
+    ]
+}
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "context_management": ([],),
@@ -87,9 +92,15 @@ class Wanted:
 def parse_kept(kept: Mapping[str, Any], model: ServedModel) -> ParsedRequest:
     """The chat that is kept like this. Instructions hold for this response only."""
     first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
-    with naming(RESPONSE_NAMES):
+    with translated(RESPONSE_NAMES):
         parsed = parse_chat({**kept["chat"], "messages": [*first, *kept["messages"]]}, model)
     return replace(parsed, names=RESPONSE_NAMES)
+
+
+def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
+    """A body as a chat, if it continues no other response."""
+    wanted = read_response(data, allow_unknown=model.allow_unknown_fields)
+    return replace(parse_kept(wanted.kept([]), model), stream=wanted.stream)
 
 
 def read_response(data: dict[str, Any], *, allow_unknown: bool = False) -> Wanted:
@@ -153,7 +164,7 @@ def _read_include(fields: Fields) -> dict[str, Any]:
 
 def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The input as items, and as messages of a chat."""
-    given = fields.take("input")
+    given = fields.take("input", {"type": ["string", "array"], "minItems": 1, "maxItems": MAX_MESSAGES})
     if given is None:
         raise bad_field("input", "is required")
     if isinstance(given, str):
@@ -162,86 +173,8 @@ def read_input(fields: Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any
         raise bad_field("input", "must be a string or an array that is not empty", code="invalid_type")
     if len(given) > MAX_MESSAGES:
         raise bad_field("input", f"must have at most {MAX_MESSAGES} items, got {len(given)}")
-    items, messages = [], []
-    for index, item in enumerate(given):
-        path = f"input[{index}]"
-        if type(item) is not dict:
-            raise bad_field(path, f"must be an object, got {type_name(item)}", code="invalid_type")
-        messages += _read_item(item, path)
-        items.append(_shown_item(item))
-    return items, messages
-
-
-def _read_item(item: dict[str, Any], path: str) -> list[dict[str, Any]]:
-    fields = Fields(item, path)
-    kind = item.get("type", "message")
-    read = _ITEMS.get(kind) if isinstance(kind, str) else None
-    if read is None:
-        raise unsupported_type(path, item)
-    for name in _LABELS:
-        fields.take(name)
-    messages = read(fields)
-    fields.finish(UNSUPPORTED_ITEM)
-    return messages
-
-
-def _read_message(fields: Fields) -> list[dict[str, Any]]:
-    role = fields.string("role", None)
-    if role not in ROLES:
-        raise bad_field(fields.path("role"), f"must be one of {', '.join(ROLES)}")
-    return [{"role": role, "content": _read_content(fields.take("content"), fields.path("content"))}]
-
-
-def _read_call(fields: Fields) -> list[dict[str, Any]]:
-    name, arguments = fields.string("name", None), fields.take("arguments")
-    if name is None:
-        raise bad_field(fields.path("name"), "must be that of a function")
-    read_arguments(arguments, fields.path("arguments"))  # else the chat would say it in other words
-    function = {"name": name, "arguments": arguments}
-    call = {"id": fields.string("call_id", None), "type": "function", "function": function}
-    return [{"role": "assistant", "content": "", "tool_calls": [call]}]
-
-
-def _read_call_output(fields: Fields) -> list[dict[str, Any]]:
-    told, call_id = _read_content(fields.take("output"), fields.path("output")), fields.string("call_id", None)
-    if call_id is None:
-        raise bad_field(fields.path("call_id"), "must be that of a call")
-    return [{"role": "tool", "tool_call_id": call_id, "content": told}]
-
-
-def _read_thought(fields: Fields) -> list[dict[str, Any]]:
-    """What was thought before an answer is not shown to the model again."""
-    for name in ("summary", "content", "encrypted_content"):
-        fields.take(name)
-    return []
-
-
-_ITEMS = {
-    "message": _read_message,
-    "function_call": _read_call,
-    "function_call_output": _read_call_output,
-    "reasoning": _read_thought,
-}
-
-
-def _read_content(content: Any, path: str) -> str:
-    if isinstance(content, str):
-        return content
-    if type(content) is not list or len(content) > MAX_CONTENT_PARTS:
-        raise bad_field(path, "must be a string or an array of parts", code="invalid_type")
-    texts = []
-    for index, part in enumerate(content):
-        if type(part) is not dict or part.get("type") not in TEXT_PARTS:
-            raise unsupported_type(f"{path}[{index}]", part)
-        fields = Fields(part, f"{path}[{index}]")
-        for name in _PART_LABELS:
-            fields.take(name)
-        text = fields.string("text", None, max_chars=INT32_MAX)
-        if text is None:
-            raise bad_field(fields.path("text"), "is required")
-        fields.finish({})
-        texts.append(text)
-    return "".join(texts)
+    messages = read_items(given, "input")
+    return [_shown_item(item) for item in given], messages
 
 
 def _shown_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -267,15 +200,20 @@ def _read_tools(fields: Fields) -> dict[str, Any]:
                 raise unsupported_type(f"tools[{index}]", tool)
             function = {name: value for name, value in tool.items() if name != "type" and value is not None}
             body["tools"].append({"type": "function", "function": function})
-    choice = fields.take("tool_choice")
+    choice = fields.take("tool_choice", _CHOICE)
     if isinstance(choice, dict) and choice.get("type") == "function":
-        inner = Fields(choice, "tool_choice")
-        inner.take("type")
-        body["tool_choice"] = {"type": "function", "function": {"name": inner.string("name", None)}}
-        inner.finish({})
+        body["tool_choice"] = unheard(_read_choice, choice)
     elif choice is not None:
         body["tool_choice"] = choice
     return body
+
+
+def _read_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    inner = Fields(choice, "tool_choice")
+    inner.take("type")
+    name = inner.string("name", None)
+    inner.finish({})
+    return {"type": "function", "function": {"name": name}}
 
 
 def _read_text(fields: Fields) -> dict[str, Any]:
@@ -298,6 +236,6 @@ def _read_reasoning(fields: Fields) -> dict[str, Any]:
     if given is None:
         return {}
     reasoning = Fields(given, "reasoning")
-    effort = reasoning.string("effort", None)
+    effort = reasoning.string("effort", None, choices=EFFORTS)
     reasoning.finish({"summary": (), "generate_summary": ()})
     return {} if effort is None else {"reasoning_effort": effort}

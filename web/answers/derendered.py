@@ -11,16 +11,21 @@ from typing import Any
 from pagebus.web.answers.null_fields import MESSAGE
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import bad_field
-from pagebus.web.http.fields import Fields, unheard
-from pagebus.web.http.naming import naming
+from pagebus.web.http.fields import Fields, Schema, translated, type_name
+from pagebus.web.http.limits import INT32_MAX
 from pagebus.web.requests.openai import parse_chat, parse_completion, read_model
 from pagebus.web.requests.parsed_request import ParsedRequest
-from pagebus.web.requests.sampling import check_token_ids
+from pagebus.web.requests.sampling import check_token_ids, token_id
 from pagebus.web.requests.served_model import ServedModel
 
 MAX_ANSWERS = 1024
 STREAMS: dict[str, tuple[Any, ...]] = {"stream": (False,), "generate_chunk": (), "stream_state": ()}
 """Only whole answers are derendered; streams come as text from the routes of chats and completions."""
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+_IDS: Schema = {"type": ["array", "null"]}
+"""Of a prompt; all but the last ones are passed over."""
+_FINISHED = ("stop", "length", "repetition")
+_STOP: Schema = {"type": ["string", "integer", "null"]}
 TAIL_TOKENS = 6
 """Number of last prompt tokens that determine how the first output token is decoded."""
 
@@ -54,7 +59,7 @@ def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
     if answer is None:
         raise bad_field("generate_response", "is required")
     request = fields.object("chat_request")
-    count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids")
+    count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids", _IDS)
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
     parsed = _parsed(parse_chat, request, "chat_request", model)
     choices = _choices(answer, ids, "generate_response", model)
@@ -69,8 +74,8 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
     if not answers:
         raise bad_field("generate_responses", "is required")
     request = fields.object("completion_request")
-    counts = fields.array("prompt_tokens", max_items=MAX_ANSWERS) or [0] * len(answers)
-    prompts = fields.array("prompt_token_ids", max_items=MAX_ANSWERS) or [None] * len(answers)
+    counts = fields.array("prompt_tokens", max_items=MAX_ANSWERS, items=_COUNT) or [0] * len(answers)
+    prompts = fields.array("prompt_token_ids", max_items=MAX_ANSWERS, items=_IDS) or [None] * len(answers)
     for field, given in (("prompt_tokens", counts), ("prompt_token_ids", prompts)):
         if len(given) != len(answers):
             raise bad_field(field, f"must have one entry for each of generate_responses ({len(answers)})")
@@ -92,8 +97,8 @@ def _parsed(
     """The request that was answered, which is in ``field``."""
     if request is None:
         return None
-    with naming(((r"(?=\w)", f"{field}."),)):
-        return unheard(parse, request, model)
+    with translated(((r"$", field), (r"(?=\w)", f"{field}."))):
+        return parse(request, model)
 
 
 def _derender(
@@ -108,12 +113,16 @@ def _derender(
 
 def _choices(answer: Any, prompt: Any, path: str, model: ServedModel) -> list[TokenChoice]:
     """The choices of one answer, checked."""
-    given = answer.get("choices") if type(answer) is dict else None
+    if type(answer) is not dict:
+        raise bad_field(path, f"must be an object, got {type_name(answer)}", code="invalid_type")
+    fields = Fields(answer, path)  # the rest of an answer is passed over
+    given = fields.take("choices", {"type": "array", "minItems": 1})
     if type(given) is not list or not given or not all(type(each) is dict for each in given):
         raise bad_field(f"{path}.choices", "must be an array of choices that is not empty", code="invalid_type")
-    if answer.get("output_mode", "tokens") != "tokens":
+    if fields.string("output_mode", "tokens", choices=("tokens",)) != "tokens":
         raise bad_field(f"{path}.output_mode", "must be tokens")
-    tail = prompt if prompt is not None else answer.get("prompt_token_ids") or []
+    own = fields.take("prompt_token_ids", _IDS)
+    tail = prompt if prompt is not None else own if own is not None else []
     if type(tail) is not list:
         raise bad_field("prompt_token_ids", "must be an array of token ids", code="invalid_type")
     check_token_ids(tail[-TAIL_TOKENS:], "prompt_token_ids", model.vocab_size)
@@ -123,16 +132,14 @@ def _choices(answer: Any, prompt: Any, path: str, model: ServedModel) -> list[To
 
 
 def _choice(given: dict[str, Any], tail: tuple[int, ...], path: str, model: ServedModel) -> TokenChoice:
-    ids = given.get("token_ids") or []
-    if type(ids) is not list:
-        raise bad_field(f"{path}.token_ids", "must be an array of token ids", code="invalid_type")
+    fields = Fields(given, path)
+    ids = fields.array("token_ids", max_items=INT32_MAX, items=token_id(model.vocab_size)) or []
     check_token_ids(ids, f"{path}.token_ids", model.vocab_size)
-    if given.get("logprobs") is not None:
+    if fields.take("logprobs", {"enum": []}) is not None:
         problem = "cannot be told by the names of their tokens here: ask the route of the chat or the completion"
         raise bad_field(f"{path}.logprobs", problem, code="unsupported_parameter")
-    finish, stop = given.get("finish_reason"), given.get("stop_reason")
-    known = isinstance(finish, str | None) and isinstance(stop, str | int | None)
-    if not known:
+    finish, stop = fields.take("finish_reason", {"enum": list(_FINISHED)}), fields.take("stop_reason", _STOP)
+    if finish not in (*_FINISHED, None) or type(stop) not in (str, int, type(None)):
         raise bad_field(f"{path}.finish_reason", "is not what /inference/v1/generate answers")
     return TokenChoice(ids=ids, finish_reason=finish, stop_reason=stop, tail=tail)
 

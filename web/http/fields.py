@@ -7,21 +7,28 @@ each field that is read, as JSON Schema. The code that validates bodies thereby 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pagebus.web.http.errors import MAX_SHOWN, bad_field, not_supported, unknown_field
 from pagebus.web.http.limits import MAX_NAME_CHARS
-from pagebus.web.http.naming import FieldNames, renamed
+from pagebus.web.http.naming import FieldNames, naming, renamed
 
 D = TypeVar("D")
 T = TypeVar("T")
 Schema = Mapping[str, Any]
 """JSON Schema of a value, as far as it says anything: ``{}`` is any value."""
-Listener = Callable[[str, Schema], None]
-"""Is told the path of a field and what is read there."""
+
+
+class Listener(Protocol):
+    """Is told the path of a field and what is read there. ``translated``: of a body that was made of the client's."""
+
+    def __call__(self, name: str, schema: Schema, *, translated: bool = False) -> None: ...
+
+
 LISTENER: ContextVar[Listener | None] = ContextVar("LISTENER", default=None)
 """Nobody, while requests are served."""
 ANY: Schema = {}
@@ -45,6 +52,24 @@ def unheard(parse: Callable[..., T], *args: Any) -> T:
     token = LISTENER.set(None)
     try:
         return parse(*args)
+    finally:
+        LISTENER.reset(token)
+
+
+@contextmanager
+def translated(names: FieldNames) -> Iterator[None]:
+    """What is read in here is of a body that was made of the client's, where its fields have the names that ``names``
+    gives: errors and the listener are told those."""
+    listener = LISTENER.get()
+
+    def listen(name: str, schema: Schema, *, translated: bool = False) -> None:
+        if listener is not None:
+            listener(renamed(name, names), schema, translated=True)
+
+    token = LISTENER.set(listener and listen)
+    try:
+        with naming(names):
+            yield
     finally:
         LISTENER.reset(token)
 

@@ -166,11 +166,11 @@ class Inbox:
         running = [request for request in call.requests if self._readers.remove(request)]
         self._fanout.close(call.requests, goes_on=stays)
         for request in running:
-            self._metrics.aborted(request)
-            if not request.is_sent:
-                continue
-            abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, may_return=stays)
-            self._outbox.publish(self._names.control, abort)
+            if not stays:
+                self._metrics.aborted(request)
+            if request.is_sent:
+                abort = AbortRequest(request_id=request.request_id, attempt=request.attempt, may_return=stays)
+                self._outbox.publish(self._names.control, abort)
         done = [request for request in call.requests if request.num_unfinished == 0 and request.is_read_by_all]
         if done and not stays:
             names, attempts = zip(*((each.request_id, each.attempt) for each in done), strict=True)
@@ -180,7 +180,8 @@ class Inbox:
         if self._request_log is not None:
             self._request_log.ended(call)
         if running:
-            self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
+            event = "left running" if stays else "aborted"
+            self._log.info(event, request_id=call.requests[0].request_id, requests=len(running))
         if not self._readers.newest:
             self._idle.set()
         self._on_closed()

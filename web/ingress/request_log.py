@@ -6,6 +6,9 @@ key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import orjson
 from msgspec import structs
 
@@ -48,10 +51,10 @@ class RequestLog:
                 text = Whole("".join(choice.said)[: self._max_len])
                 self._log.info("output", **said, tokens=choice.num_tokens, output=text)
 
-    def answered(self, request_id: str, method: str, handler: str, status: int) -> None:
-        """The end of an HTTP request, of any route."""
+    def answered(self, ids: Mapping[str, Any], method: str, handler: str, status: int) -> None:
+        """The end of an HTTP request, of any route; ``ids`` say which."""
         if handler not in self._unlogged:
-            self._log.info("request", request_id=request_id, method=method, handler=handler, status=status)
+            self._log.info("request", **ids, method=method, handler=handler, status=status)
 
     def _prompt_of(self, request: GenerateRequest) -> str:
         if request.prompt is None and request.messages is None:

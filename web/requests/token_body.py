@@ -10,10 +10,13 @@ from typing import Any
 
 from msgspec import structs
 
-from pagebus.web.http.errors import ApiError, bad_field
-from pagebus.web.http.fields import Fields, type_name, unheard
+from pagebus.web.http.errors import bad_field
+from pagebus.web.http.fields import Fields, translated, type_name
+from pagebus.web.http.limits import INT32_MAX
+from pagebus.web.http.naming import FieldNames
 from pagebus.web.requests.openai import parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest
+from pagebus.web.requests.sampling import token_id
 from pagebus.web.requests.served_model import ServedModel
 
 SAMPLING = (
@@ -26,6 +29,11 @@ SAMPLING = (
 """Fields of ``sampling_params`` with the same meaning as in a completion."""
 COMMON = ("model", "request_id", "cache_salt", "priority", "stream", "stream_options")
 """Beside them."""
+NAMES: FieldNames = (
+    (r"prompt\b", "token_ids"),
+    (rf"({'|'.join(SAMPLING)})\b", r"sampling_params.\1"),
+)
+"""What the fields of a completion are called here."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "output_mode": ("tokens",),
     "features": (),
@@ -40,7 +48,7 @@ TEXTS = ("stop", "bad_words", "structured_outputs", "thinking_token_budget")
 def parse_generate(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """Parse the body; answers return token ids."""
     fields = Fields(data)
-    ids = fields.take("token_ids")
+    ids = fields.take("token_ids", {"type": "array", "items": token_id(model.vocab_size), "minItems": 1})
     if ids is None:
         raise bad_field("token_ids", "is required")
     if type(ids) is not list or not ids or type(ids[0]) is not int:
@@ -48,13 +56,12 @@ def parse_generate(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     sampling = fields.object("sampling_params") or {}
     body = {name: value for name in COMMON if (value := fields.take(name)) is not None}
     body |= _sampling(sampling, model)
-    for name in ("token_offsets", "parse_context", "return_token_ids", "reasoning_parser_kwargs", "reasoning_ended"):
-        fields.take(name)  # of a rendered chat: what they say is about its text, or in the answer anyway
+    fields.boolean("return_token_ids", True)  # they are the answer
+    for name in ("token_offsets", "parse_context", "reasoning_parser_kwargs", "reasoning_ended"):
+        fields.take(name)  # of a rendered chat: what they say is about its text
     fields.finish(UNSUPPORTED, allow_unknown=model.allow_unknown_fields)
-    try:
-        parsed = unheard(parse_completion, {**body, "prompt": ids, "return_token_ids": True}, model)
-    except ApiError as error:
-        raise _renamed(error) from None
+    with translated(NAMES):
+        parsed = parse_completion({**body, "prompt": ids, "return_token_ids": True}, model)
     if sampling.get("max_tokens") is None:
         parsed = replace(parsed, sampling=structs.replace(parsed.sampling, max_tokens=None))
     return parsed
@@ -65,25 +72,17 @@ def _sampling(given: dict[str, Any], model: ServedModel) -> dict[str, Any]:
     told = {name: value for name, value in given.items() if value is not None}
     if not model.allow_unknown_fields and (unknown := sorted(told.keys() - {*SAMPLING, "output_kind"})):
         raise bad_field(f"sampling_params.{unknown[0]}", "is not available", code="unsupported_parameter")
-    Fields(given, "sampling_params").integer("output_kind", 0, 0, 2)  # of vLLM's engine; `stream` says it here
+    fields = Fields(given, "sampling_params")
+    fields.integer("max_tokens", None, 1, INT32_MAX)  # without it the context is filled, unlike that of a completion
+    for name in SAMPLING:
+        if name != "max_tokens":
+            fields.take(name)
+    fields.integer("output_kind", 0, 0, 2)  # of vLLM's engine; `stream` says it here
+    fields.finish({}, allow_unknown=model.allow_unknown_fields)
     for name in TEXTS if not model.has_tokenizer else ():
         if told.get(name):
             raise bad_field(f"sampling_params.{name}", "needs a tokenizer, which this server does without")
-    if told.get("max_tokens") == 0:
-        raise bad_field("sampling_params.max_tokens", "must be at least 1, got 0")
     bias = told.get("logit_bias")
     if bias is not None and type(bias) is not dict:
         raise bad_field("sampling_params.logit_bias", f"must be an object, got {type_name(bias)}", code="invalid_type")
     return {name: value for name, value in told.items() if name in SAMPLING}
-
-
-def _renamed(error: ApiError) -> ApiError:
-    """An error of the completion, by the names of this body."""
-    param = error.param or ""
-    head = param.partition(".")[0].partition("[")[0]
-    name = "token_ids" + param[len("prompt") :] if head == "prompt" else param
-    if head in SAMPLING:
-        name = f"sampling_params.{param}"
-    return ApiError(
-        error.status, error.message.replace(param, name, 1), param=name or None, code=error.code, headers=error.headers
-    )

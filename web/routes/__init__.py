@@ -28,6 +28,8 @@ class About:
     """What reads the body, if there is one; its schema is made by running it over ``examples``."""
     examples: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Valid bodies by name, which between them use every object that a body can hold."""
+    forms: tuple[About, ...] = ()
+    """Of a body that has several forms: ``parse`` and ``examples`` of each."""
     body: Schema | None = None
     """The schema of a body that is no JSON, with ``body_type``."""
     body_type: str = JSON

@@ -1,8 +1,9 @@
 """Derives the JSON Schema of a body from the code that validates it.
 
 A parser runs over examples while a listener records what it reads from its :class:`pagebus.web.http.fields.Fields`:
-names, types, ranges, defaults. A field is required if an example without it is rejected for that. The schema therefore
-always agrees with the code.
+names, types, ranges, defaults. A field is required if an example without it is rejected for that, and none does without
+it. The schema therefore always agrees with the code. A body may be translated for another parser: it describes the
+fields that were handed on as they are.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ _STEP = re.compile(r"\[[0-9]+\]|[^.\[]+")
 
 
 def body_schema(parse: Parser, examples: Sequence[Mapping[str, Any]], model: ServedModel) -> dict[str, Any]:
-    """The schema of what ``parse`` reads. Between them, the examples reach all that it can ask for."""
+    """The schema of what ``parse`` reads. Between them, the examples reach all that it can ask for, and do without all
+    that may be missing."""
     asked: dict[Path, dict[str, Any]] = {}
+    more: dict[Path, dict[str, Any]] = {}
 
-    def listen(name: str, schema: Schema) -> None:
-        path = _path(name)
-        asked[path] = _merged(asked[path], schema) if path in asked else dict(schema)
+    def listen(name: str, schema: Schema, *, translated: bool = False) -> None:
+        path, known = _path(name), more if translated else asked
+        known[path] = _merged(known[path], schema) if path in known else dict(schema)
 
     token = LISTENER.set(listen)
     try:
@@ -41,8 +44,35 @@ def body_schema(parse: Parser, examples: Sequence[Mapping[str, Any]], model: Ser
             parse(copy.deepcopy(dict(example)), model)
     finally:
         LISTENER.reset(token)
+    asked |= _of_translations(asked, more)
     required = {_path(name) for example in examples for name in _required(parse, example, model)}
-    return _assembled((), asked, required)
+    return _assembled((), asked, {path for path in required if not any(_lack(each, path) for each in examples)})
+
+
+def _of_translations(asked: Mapping[Path, dict[str, Any]], more: Mapping[Path, dict[str, Any]]) -> dict[Path, Any]:
+    """What is known of fields that were handed on as they are, and of what is within them. What the client's own body
+    is held to, or what was looked into there, is as its reader says."""
+    looked_into = {path[:size] for path in asked for size in range(len(path))}
+    handed_on = {path for path in asked.keys() - looked_into if not {"enum", "anyOf"} & asked[path].keys()}
+    found = {}
+    for path, schema in more.items():
+        if path not in asked and any(path[:size] in handed_on for size in range(1, len(path))):
+            found[path] = schema
+        elif path in handed_on and (not asked[path] or (asked[path].keys() == {"type"} and "anyOf" not in schema)):
+            found[path] = {**schema, **asked[path]}
+    return found
+
+
+def _lack(value: object, path: Sequence[str]) -> bool:
+    """Whether there is an object within ``value`` without the field at ``path``, which can then be left out."""
+    if not path:
+        return False
+    name, *rest = path
+    if name == ITEMS:
+        return isinstance(value, list | tuple) and any(_lack(each, rest) for each in value)
+    if not isinstance(value, Mapping):
+        return False
+    return _lack(value[name], rest) if name in value else not rest
 
 
 def _path(name: str) -> Path:
@@ -114,8 +144,9 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     """A field that may be left out may be null."""
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], *([] if None in schema["enum"] else [None])]}
-    if isinstance(schema.get("type"), str):
-        return {**schema, "type": [schema["type"], "null"]}
+    if "type" in schema:
+        types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        return {**schema, "type": [*types, *([] if "null" in types else ["null"])]}
     if "anyOf" in schema:
         return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     return schema

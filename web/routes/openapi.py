@@ -13,8 +13,8 @@ from pagebus.web.routes import JSON, About, Route
 from pagebus.web.routes.body_schema import body_schema
 
 SUMMARY = (
-    "OpenAI's API over Pagebus. Where the fields of a body are described, any other is answered with a 400 that names "
-    "it; docs/compatibility/fields.md lists those of all routes."
+    "OpenAI's API over Pagebus. Any field of a body that is not described is answered with a 400 that names it; "
+    "docs/compatibility/fields.md says how fields differ from those of other servers."
 )
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _ERRORS: dict[str, str] = {
@@ -74,10 +74,14 @@ def _parameters(path: str, about: About) -> Sequence[dict[str, Any]]:
 
 
 def _body(about: About, model: ServedModel) -> dict[str, Any]:
-    if about.parse is None:
+    forms = [each for each in (about, *about.forms) if each.parse is not None]
+    if not forms:
         return {} if about.body is None else {"schema": about.body}
-    examples = {name: {"value": example} for name, example in about.examples.items()}
-    return {"schema": body_schema(about.parse, list(about.examples.values()), model), "examples": examples}
+    schemas = [body_schema(each.parse, list(each.examples.values()), model) for each in forms if each.parse]
+    examples: dict[str, Any] = {}
+    for name, example in (pair for each in forms for pair in each.examples.items()):
+        examples[f"{name} {len(examples) + 1}" if name in examples else name] = {"value": example}
+    return {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, "examples": examples}
 
 
 def _answers(route: Route) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -99,6 +99,20 @@ REFUSALS: web.AppKey[dict[str, Refusal]] = web.AppKey("refusals", dict)
 """The shape of errors, by the name of the route."""
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_GIVEN = web.RequestKey("request_id_given", bool)
+BUS_IDS = web.RequestKey("bus_ids", Sequence)
+"""The ids of what became of it on the bus, once it has been sent."""
+
+
+def logged_as(request: web.Request) -> dict[str, Any]:
+    """How lines of the log name an HTTP request: by the id that other actors log, once there is one. Of several there
+    is the first, and their number. ``X-Request-Id`` stands beside it if it is no part of it."""
+    ids = request.get(BUS_IDS) or [request[REQUEST_ID]]
+    named: dict[str, Any] = {"request_id": ids[0]}
+    if len(ids) > 1:
+        named["requests"] = len(ids)
+    if request[REQUEST_ID] not in ids[0]:
+        named["x_request_id"] = request[REQUEST_ID]
+    return named
 
 
 def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:

@@ -13,7 +13,15 @@ from pagebus.actors.runtime.actor import describe
 from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
 from pagebus.web.http.errors import ApiError, bus_away, from_http, internal, no_room
-from pagebus.web.server.context import CONTEXT, REFUSALS, REQUEST_ID, REQUEST_ID_GIVEN, Context, request_id_of
+from pagebus.web.server.context import (
+    CONTEXT,
+    REFUSALS,
+    REQUEST_ID,
+    REQUEST_ID_GIVEN,
+    Context,
+    logged_as,
+    request_id_of,
+)
 from pagebus.web.server.unknown_routes import unknown_route
 from pagebus.web.telemetry.load_report import TOLD, format_of, written
 
@@ -37,7 +45,7 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
     finally:
         context.metrics.http(request.method, route_of(request), status, time.monotonic() - began_s)
         if context.request_log is not None:
-            context.request_log.answered(request[REQUEST_ID], request.method, route_of(request), status)
+            context.request_log.answered(logged_as(request), request.method, route_of(request), status)
 
 
 async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -66,10 +74,10 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
         if error.status == TOO_MANY:
             context.metrics.rejected(error.overloaded)
         if error.status >= 500:
-            context.log.warning("request failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+            context.log.warning("request failed", **logged_as(request), status=error.status, code=error.code)
         return _refused(request, error)
     except BusUnavailable as error:
-        context.log.warning("bus unavailable", request_id=request[REQUEST_ID], error=describe(error))
+        context.log.warning("bus unavailable", **logged_as(request), error=describe(error))
         return _refused(request, bus_away())
     except web.HTTPNotFound:
         return await unknown_route(request)
@@ -79,9 +87,9 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
         raise  # the client is gone
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_IS_FULL:
-            context.log.error("the disk is full", request_id=request[REQUEST_ID], error=describe(error))
+            context.log.error("the disk is full", **logged_as(request), error=describe(error))
             return _refused(request, no_room())
-        context.log.exception("handler failed", request_id=request[REQUEST_ID], error=describe(error))
+        context.log.exception("handler failed", **logged_as(request), error=describe(error))
         return _refused(request, internal())
 
 

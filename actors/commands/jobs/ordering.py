@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from pagebus.actors.commands.jobs.transfer import lines_of
+
 ID = re.compile(rb'"id":"batch_req_([0-9]+)-([0-9]+)"')
 
 
@@ -43,15 +45,10 @@ def _places(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
 
 def bad_lines(requests: Path, results: Path) -> Iterator[tuple[int, str]]:
     """Number (from 1) and fate of each line of the file of requests that was not computed; the results are in order."""
-    with requests.open("rb") as lines, results.open("rb") as answers:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            answer = answers.readline()
-            if not answer:
-                return
+    with results.open("rb") as answers:
+        for line, answer in zip(lines_of(requests), answers, strict=False):  # what has no result yet comes last
             if problem := _problem(orjson.loads(answer)):
-                yield number, problem
+                yield line.number, problem
 
 
 def _problem(result: dict[str, Any]) -> str:

@@ -10,8 +10,10 @@ import asyncio
 import hashlib
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -40,18 +42,27 @@ def batch_of(path: Path) -> str:
     return f"{re.sub('[^A-Za-z0-9_.-]', '-', path.stem)[:80]}-{digest.hexdigest()}"
 
 
-def lines_of(path: Path, skip: int) -> Iterator[tuple[str, float]]:
-    """Lines that are not blank, without the first ``skip``, and which share of the file ends with each."""
+class Line(NamedTuple):
+    """A line of a file of requests, its number from 1, and which share of the file ends with it."""
+
+    number: int
+    text: str
+    share: float
+
+
+def lines_of(path: Path, skip: int = 0) -> Iterator[Line]:
+    """Lines that are not blank, without the first ``skip``. A byte order mark before the first is no part of it."""
     position, size = 0, path.stat().st_size
     with path.open("rb") as file:
-        for raw in file:
+        for number, raw in enumerate(file, 1):
             position += len(raw)
-            if not raw.strip():
+            text = (raw.removeprefix(BOM_UTF8) if number == 1 else raw).strip()
+            if not text:
                 continue
             if skip:
                 skip -= 1
                 continue
-            yield raw.strip().decode(errors="backslashreplace"), position / size
+            yield Line(number, text.decode(errors="backslashreplace"), position / size)
 
 
 async def submit(bus: Bus, names: Names, path: Path, batch: str, show: Show, *, priority: int = 0) -> int:
@@ -62,12 +73,12 @@ async def submit(bus: Bus, names: Names, path: Path, batch: str, show: Show, *, 
         return counters["total"]
     told = {"reply_to": names.batch_results(batch), "batch": batch, "priority": str(priority) if priority else ""}
     chunk: list[tuple[str, Job]] = []
-    for text, share in lines_of(path, done):
-        chunk.append((names.jobs, Job(request=text, **told)))
+    for line in lines_of(path, done):
+        chunk.append((names.jobs, Job(request=line.text, **told)))
         if len(chunk) == CHUNK_LINES:
             done += await _push(bus, names, batch, chunk)
             chunk = []
-            show(f"submitted {done} lines", share)
+            show(f"submitted {done} lines", line.share)
     done += await _push(bus, names, batch, chunk)
     await bus.count({names.batch(batch): {"total": done}}, ttl_s=KEPT_S)
     return done

@@ -164,10 +164,11 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_text(path: str | Path, mode: Literal["r", "w"] = "r") -> IO[str]:
-    """A file to read or write, perhaps compressed (``.gz``)."""
+    """A file to read or write, perhaps compressed (``.gz``). A byte order mark is not read."""
+    encoding = "utf-8-sig" if mode == "r" else "utf-8"
     if Path(path).suffix == ".gz":
-        return cast("IO[str]", gzip.open(path, f"{mode}t", encoding="utf-8"))
-    return open(path, mode, encoding="utf-8")
+        return cast("IO[str]", gzip.open(path, f"{mode}t", encoding=encoding))
+    return open(path, mode, encoding=encoding)
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str]]:

@@ -44,7 +44,8 @@ def test_workloads_are_what_their_names_say() -> None:
 
 
 def test_trace_files(tmp_path: Path) -> None:
-    """Optional fields have defaults, step lines are passed over, and requests are sorted by arrival."""
+    """Optional fields have defaults, step lines and a byte order mark are passed over, and requests are sorted by
+    arrival."""
     path = tmp_path / "trace.jsonl"
     rows = [
         {"pagebus_trace": 1, "block_size": 32},
@@ -52,7 +53,7 @@ def test_trace_files(tmp_path: Path) -> None:
         {"step": 1, "replica": "a"},
         {"arrival_s": 1, "prompt_tokens": 40, "output_tokens": 4, "max_tokens": 9, "prefix": ["tools", 32]},
     ]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\ufeff" + "\n".join(map(json.dumps, rows)))
     trace = read_trace(path)
     assert trace.arrival_s.tolist() == [1, 2]
     assert trace.max_tokens.tolist() == [9, 3]

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from pagebus.actors.settings import Settings, SettingsError
+from pagebus.bus.messages import RequestFailed
 from tests.helpers.waiting import until
 from tests.web.fake_backend import Delta, batch
 
@@ -67,6 +68,49 @@ async def test_answers(serve, http, lines):
             pass
     ends = [(line["handler"], line["status"]) for line in lines() if line["event"] == "request"]
     assert ends == [("/version", 200), ("/v1/models", 200)]
+
+
+ROUTES = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "stream": True},
+    "/v1/embeddings": {"input": ["x", "y"]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+    "/v1/responses": {"input": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/v1/completions/render": {"prompt": ["x", "y", "z"]},
+}
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Id": "mine"}, {"Idempotency-Key": "again"}])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_one_id(serve, http, lines, path, headers):
+    """Of a request on the bus and of its end; what the client can name is in it, or beside it."""
+    served = await serve(enable_log_requests=True)
+    async with http.post(served.url + path, json=ROUTES[path], headers=headers) as response:
+        await response.read()
+        seen = response.headers["X-Request-Id"]
+    await served.stop()
+    received = [line["request_id"] for line in lines() if line["event"] == "request received"]
+    (end,) = (line for line in lines() if line["event"] == "request")
+    assert received == [request.request_id for request in served.backend.requests]
+    assert (end["request_id"], end.get("requests", 1)) == (received[0], len(received))
+    assert (end.get("x_request_id") == seen) is (seen not in received[0])
+
+
+async def test_one_id_of_what_fails(serve, http, lines):
+    """Before it is sent it has none but the client's."""
+    served = await serve(enable_log_requests=True, answers=False)
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x"}))
+    (request,) = await served.backend.requested()
+    failure = RequestFailed(request_id=request.request_id, status=503, error_type="", message="full")
+    await served.backend.send(served.address, failure)
+    (await asking).release()
+    async with http.post(served.url + "/v1/completions", json={"prompt": {}}) as response:
+        seen = response.headers["X-Request-Id"]
+    await served.stop()
+    said = [(line["event"], line["request_id"]) for line in lines() if line["event"].startswith("request")]
+    sent = [(event, request.request_id) for event in ("request received", "request failed", "request")]
+    assert said == [*sent, ("request", seen)]
 
 
 async def test_outputs(serve, http, lines):

@@ -150,6 +150,17 @@ async def test_a_wrong_file_fails(world: World) -> None:
     assert world.backend.requests == []
 
 
+async def test_a_file_that_begins_with_a_byte_order_mark(world: World) -> None:
+    """The mark is no part of the first line, nor of its length; a file with nothing else is empty."""
+    await world.begin()
+    text = json.dumps(ask("a"))
+    world.jobs[0][0].parts.worker.max_line_bytes = len(text)
+    batch = await world.ended(await world.batch(await world.upload("\ufeff" + text)))
+    assert (batch.status, (await world.lines(batch.output_file_id)).keys()) == ("completed", {"a"})
+    batch = await world.ended(await world.batch(await world.upload("\ufeff")))
+    assert [each.code for each in batch.errors.data] == ["empty_file"]
+
+
 async def test_a_file_that_goes_away(world: World) -> None:
     """Its batch fails, and nothing else does."""
     world.backend.answers = False

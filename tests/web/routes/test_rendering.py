@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,15 @@ async def test_offsets_of_a_chat(serve, http, wanted):
         answer = await post(http, served, path, messages=MESSAGES, return_token_offsets=True)
         assert "token_offsets" not in answer
     assert [each.return_token_offsets for each in served.backend.requests] == [wanted, False, False]
+
+
+async def test_two_of_one_name(serve, http):
+    """Clients may send the same `request_id` at the same time, as with the request itself."""
+    served = await serve(answers=False)
+    asking = [asyncio.create_task(post(http, served, COMPLETION, prompt=text, request_id="r")) for text in "ab"]
+    for request in await served.backend.requested(2):
+        await served.backend._answer(request)
+    assert [told["request_id"] for (told,) in await asyncio.gather(*asking)] == ["cmpl-r", "cmpl-r"]
 
 
 async def test_what_is_rendered_is_truncated(serve, http):

@@ -358,7 +358,7 @@ def test_events_go_on_where_others_ended(place: int) -> None:
     told += first.begin()
     for delta in DELTAS[:place]:
         told += first.chunk(chunk_of(delta))
-    second = ResponseEvents(new_response("r", "m", {}))
+    second = ResponseEvents({**new_response("r", "m", {}), "created_at": first.response["created_at"]})
     for event in told:
         second.follow(json.loads(json.dumps(event)))
     assert second.response == first.response

@@ -34,8 +34,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "chats": {"messages": [[{"role": "user", "content": "A cat"}], [{"role": "user", "content": "A dog"}]]},
     "bytes": {"input": "A cat", "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "little"},
 }
-ROUTES = (
-    Route("POST", "/v1/embeddings", "embeddings", embeddings,
-          About(tag="Embeddings", parse=parse_embedding, examples=EXAMPLES, answer=ANSWER,
-                answer_types=(JSON, BYTES))),
-)  # fmt: skip
+EMBEDDINGS_ABOUT = About(
+    tag="Embeddings", parse=parse_embedding, examples=EXAMPLES, answer=ANSWER, answer_types=(JSON, BYTES)
+)
+ROUTES = (Route("POST", "/v1/embeddings", "embeddings", embeddings, EMBEDDINGS_ABOUT),)

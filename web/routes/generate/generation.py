@@ -35,7 +35,16 @@ from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route
-from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, Context, bus_request_ids
+from pagebus.web.routes.generate import examples
+from pagebus.web.server.context import (
+    BUS_IDS,
+    CONTEXT,
+    REQUEST_ID,
+    REQUEST_ID_GIVEN,
+    Context,
+    bus_request_ids,
+    logged_as,
+)
 
 
 async def generate(
@@ -82,6 +91,7 @@ async def answer(
         seen = resumption.seen_of(len(messages) * messages[0].sampling.n, streaming=parsed.stream)
     size = num_bytes(parsed, request.content_length)
     call = context.inbox.submit(messages, parsed.names_by_prompt, streaming=parsed.stream, num_bytes=size)
+    request[BUS_IDS] = [message.request_id for message in messages]
     interval = max(parsed.stream_options.interval, context.settings.stream_interval)
     call.answer_as(public_id, interval=interval, tells_times=context.settings.enable_per_request_metrics)
     delivered = False
@@ -172,7 +182,7 @@ async def stream(request: web.Request, context: Context, call: Call, chunks: Chu
         if not events.opened:
             raise
         context.metrics.error(error.status)
-        context.log.warning("stream failed", request_id=request[REQUEST_ID], status=error.status, code=error.code)
+        context.log.warning("stream failed", **logged_as(request), status=error.status, code=error.code)
         return await events.end(chunks.failed(error))
     finally:
         events.close()
@@ -194,65 +204,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     return await generate(request, lambda _: CHAT)
 
 
-_STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-_CLOCK = {
-    "type": "function",
-    "function": {
-        "name": "clock",
-        "description": "What time is it somewhere?",
-        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
-        "strict": True,
-    },
-}
-_CALL = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "UTC"}'}}
-_HISTORY = [
-    {"role": "user", "content": "How late is it?"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-    {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
-    {"role": "user", "content": "And now?"},
-]
-_CITY = {
-    "type": "json_schema",
-    "json_schema": {"name": "city", "schema": {"type": "object", "properties": {"name": {"type": "string"}}}},
-}
-_REPETITION = {"max_pattern_size": 20, "min_pattern_size": 2, "min_count": 4}
 _ABOUT = About(tag="Generation", headers=RESUMPTION_HEADERS, answer_types=(JSON, EVENTS))
+COMPLETIONS_ABOUT = replace(_ABOUT, parse=parse_completion, examples=examples.COMPLETIONS, answer=COMPLETION_ANSWER)
+CHATS_ABOUT = replace(_ABOUT, parse=parse_chat, examples=examples.CHATS, answer=CHAT_ANSWER)
 ROUTES = (
-    Route(
-        "POST",
-        "/v1/completions",
-        "completions",
-        completions,
-        replace(
-            _ABOUT,
-            parse=parse_completion,
-            examples={
-                "whole": {"prompt": "Once upon a time", "max_tokens": 32},
-                "stream": {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, **_STREAM},
-                "structured": {"prompt": "A number:", "structured_outputs": {"regex": "[0-9]{1,9}"}},
-                "scored": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1},
-                "picked": {"prompt": "A good film? Yes or no:", "logprobs": 0, "logprob_token_ids": [1, 2]},
-                "bounded": {"prompt": "Once upon a time", "max_tokens": 32, "repetition_detection": _REPETITION},
-            },
-            answer=COMPLETION_ANSWER,
-        ),
-    ),
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        "chat_completions",
-        chat_completions,
-        replace(
-            _ABOUT,
-            parse=parse_chat,
-            examples={
-                "whole": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32},
-                "stream": {"messages": [{"role": "user", "content": "Hello!"}], **_STREAM},
-                "tools": {"messages": _HISTORY, "tools": [_CLOCK], "tool_choice": "required"},
-                "structured": {"messages": [{"role": "user", "content": "A city?"}], "response_format": _CITY},
-                "bounded": {"messages": [{"role": "user", "content": "Hello!"}], "repetition_detection": _REPETITION},
-            },
-            answer=CHAT_ANSWER,
-        ),
-    ),
+    Route("POST", "/v1/completions", "completions", completions, COMPLETIONS_ABOUT),
+    Route("POST", "/v1/chat/completions", "chat_completions", chat_completions, CHATS_ABOUT),
 )

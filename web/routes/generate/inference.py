@@ -14,6 +14,7 @@ from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.call import Call, Choice
 from pagebus.web.requests.token_body import parse_generate
 from pagebus.web.routes import EVENTS, JSON, About, Route
+from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import generate
 from pagebus.web.routes.operate.aborts import abort_requests, parse_abort
 
@@ -60,7 +61,8 @@ ANSWER = record(
 )  # fmt: skip
 ROUTES = (
     Route("POST", "/inference/v1/generate", "inference_generate", generate_tokens,
-          About(tag="Tokens", body=OBJECT, headers=RESUMPTION_HEADERS, answer=ANSWER, answer_types=(JSON, EVENTS))),
+          About(tag="Tokens", parse=parse_generate, examples=examples.GENERATED, headers=RESUMPTION_HEADERS,
+                answer=ANSWER, answer_types=(JSON, EVENTS))),
     Route("POST", "/inference/v1/abort_requests", "inference_abort", abort_requests,
           About(tag="Tokens", parse=parse_abort, examples={"one": {"request_ids": ["generate-tokens-0123"]}, "all": {}},
                 answer=record(status={"const": "aborted"}, aborted=COUNT))),

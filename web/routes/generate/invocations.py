@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
 from pagebus.web.access.auth import API_KEY
-from pagebus.web.access.sagemaker import SESSION, SessionAsked
+from pagebus.web.access.sagemaker import NEW_SESSION, SESSION, SessionAsked, parse_session
 from pagebus.web.answers.answer_schemas import OBJECT
 from pagebus.web.answers.endpoint import Endpoint
 from pagebus.web.answers.endpoints import CHAT, COMPLETION
 from pagebus.web.answers.pooled import EMBEDDING, RERANK, SCORE
 from pagebus.web.http.errors import bad_field
 from pagebus.web.routes import EVENTS, JSON, About, Route
-from pagebus.web.routes.generate.generation import generate
+from pagebus.web.routes.generate.embeddings import EMBEDDINGS_ABOUT
+from pagebus.web.routes.generate.generation import CHATS_ABOUT, COMPLETIONS_ABOUT, generate
+from pagebus.web.routes.generate.scores import RERANKS_ABOUT, SCORES_ABOUT
 from pagebus.web.server.context import CONTEXT
 
 ENDPOINTS: dict[str, Endpoint] = {
@@ -53,7 +56,18 @@ async def invocations(request: web.Request) -> web.StreamResponse:
         return await sessions.answer(asked.data, session_id, client)
 
 
+def _form(about: About, endpoint: Endpoint) -> About:
+    """The bodies of a route that go to its endpoint from here, too."""
+    here = {name: body for name, body in about.examples.items() if endpoint_of(dict(body)) is endpoint}
+    return replace(about, examples=here)
+
+
+FORMS = (
+    _form(CHATS_ABOUT, CHAT), _form(COMPLETIONS_ABOUT, COMPLETION), _form(EMBEDDINGS_ABOUT, EMBEDDING),
+    _form(SCORES_ABOUT, SCORE), _form(RERANKS_ABOUT, RERANK),
+    About(parse=lambda data, _: parse_session(data), examples={"session": {"requestType": NEW_SESSION}}),
+)  # fmt: skip
 ROUTES = (
     Route("POST", "/invocations", "invocations", invocations,
-          About(tag="Generation", body=OBJECT, answer=OBJECT, answer_types=(JSON, EVENTS))),
+          About(tag="Generation", forms=FORMS, answer=OBJECT, answer_types=(JSON, EVENTS))),
 )  # fmt: skip

@@ -15,11 +15,12 @@ from pagebus.web.answers.endpoints import Chat
 from pagebus.web.answers.sse import Chunks
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError
-from pagebus.web.http.naming import naming
+from pagebus.web.http.fields import translated
 from pagebus.web.requests.openai import parse_chat, parse_prompt
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
+from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import generate
 from pagebus.web.routes.generate.tokens import ask_tokenizer
 from pagebus.web.server.context import CONTEXT
@@ -38,14 +39,14 @@ ERROR_TYPES = {
 def parse_message(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages``."""
     chat = read_message(data, allow_unknown=model.allow_unknown_fields)
-    with naming(MESSAGE_NAMES):
+    with translated(MESSAGE_NAMES):
         return replace(parse_chat(chat, model), names=MESSAGE_NAMES)
 
 
 def parse_count(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
     """The body of ``POST /v1/messages/count_tokens``."""
     chat = read_count(data, allow_unknown=model.allow_unknown_fields)
-    with naming(MESSAGE_NAMES):
+    with translated(MESSAGE_NAMES):
         return replace(parse_prompt(chat, model), names=MESSAGE_NAMES)
 
 
@@ -102,7 +103,9 @@ MESSAGE = record(id=TEXT, type={"const": "message"}, role={"const": "assistant"}
                  usage=record(input_tokens=COUNT, output_tokens=COUNT))  # fmt: skip
 ROUTES = (
     Route("POST", "/v1/messages", "messages", messages,
-          About(tag="Messages", body=OBJECT, answer=MESSAGE, answer_types=(JSON, EVENTS)), refusal),
+          About(tag="Messages", parse=parse_message, examples=examples.MESSAGES, answer=MESSAGE,
+                answer_types=(JSON, EVENTS)), refusal),
     Route("POST", "/v1/messages/count_tokens", "messages_count_tokens", count_tokens,
-          About(tag="Messages", body=OBJECT, answer=record(input_tokens=COUNT)), refusal),
+          About(tag="Messages", parse=parse_count, examples=examples.COUNTED,
+                answer=record(input_tokens=COUNT)), refusal),
 )  # fmt: skip

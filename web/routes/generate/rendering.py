@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from aiohttp import web
 from msgspec import structs
 
 from pagebus.bus.messages import SamplingParams
-from pagebus.web.adapters.response_input import parse_kept, read_response
+from pagebus.web.adapters.response_input import parse_response
 from pagebus.web.answers.answer_schemas import CHAT, COMPLETION, COUNT, OBJECT, TEXT, array, nullable, record
 from pagebus.web.answers.derendered import (
     Derender,
@@ -25,21 +24,17 @@ from pagebus.web.answers.derendered import (
     parse_derender_completion,
 )
 from pagebus.web.answers.rendered import rendered
+from pagebus.web.http.fields import Schema
 from pagebus.web.requests.openai import parse_chat, parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
+from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.messages import parse_message
 from pagebus.web.routes.generate.tokens import ask_for_all
 from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN
 
 Parse = Callable[[dict[str, Any], ServedModel], Any]
-
-
-def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
-    """The body of a response as a chat, if it continues no other response."""
-    wanted = read_response(data, allow_unknown=model.allow_unknown_fields)
-    return replace(parse_kept(wanted.kept([]), model), stream=wanted.stream)
 
 
 async def render_chat(request: web.Request) -> web.Response:
@@ -81,7 +76,7 @@ async def _render(request: web.Request, parse: Parse, prefix: str) -> list[dict[
     context.check_ready()
     parsed = await context.bodies.read_as(request, lambda data: parse(data, context.model))
     if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
-        request[REQUEST_ID] = parsed.request_id
+        request[REQUEST_ID], request[REQUEST_ID_GIVEN] = parsed.request_id, True
     told, _ = await ask_for_all(request, parsed)
     public_id = f"{prefix}-{request[REQUEST_ID]}"
     names = [public_id] if len(told) == 1 else [f"{public_id}-{index}" for index in range(len(told))]
@@ -114,15 +109,24 @@ def _answer(derender: Derender, kind: str, choices: Sequence[dict[str, Any]]) ->
 
 
 RENDERED = record(request_id=TEXT, token_ids=array(COUNT), token_offsets=nullable(array(array(COUNT))),
-                  sampling=OBJECT, model=TEXT)  # fmt: skip
-_ABOUT = About(tag="Tokens", body=OBJECT)
+                  sampling_params=OBJECT, model=TEXT)  # fmt: skip
+
+
+def _about(parse: Parse, bodies: examples.Examples, answer: Schema) -> About:
+    return About(tag="Tokens", parse=parse, examples=bodies, answer=answer)
+
+
 ROUTES = (
-    Route("POST", "/v1/chat/completions/render", "render_chat", render_chat, replace(_ABOUT, answer=RENDERED)),
+    Route("POST", "/v1/chat/completions/render", "render_chat", render_chat,
+          _about(parse_chat, examples.CHATS, RENDERED)),
     Route("POST", "/v1/completions/render", "render_completion", render_completion,
-          replace(_ABOUT, answer=array(RENDERED))),
-    Route("POST", "/v1/messages/render", "render_message", render_message, replace(_ABOUT, answer=RENDERED)),
-    Route("POST", "/v1/responses/render", "render_response", render_response, replace(_ABOUT, answer=RENDERED)),
-    Route("POST", "/v1/chat/completions/derender", "derender_chat", derender_chat, replace(_ABOUT, answer=CHAT)),
+          _about(parse_completion, examples.COMPLETIONS, array(RENDERED))),
+    Route("POST", "/v1/messages/render", "render_message", render_message,
+          _about(parse_message, examples.MESSAGES, RENDERED)),
+    Route("POST", "/v1/responses/render", "render_response", render_response,
+          _about(parse_response, examples.RESPONSES, RENDERED)),
+    Route("POST", "/v1/chat/completions/derender", "derender_chat", derender_chat,
+          _about(parse_derender_chat, examples.DERENDERED_CHATS, CHAT)),
     Route("POST", "/v1/completions/derender", "derender_completion", derender_completion,
-          replace(_ABOUT, answer=COMPLETION)),
+          _about(parse_derender_completion, examples.DERENDERED_COMPLETIONS, COMPLETION)),
 )  # fmt: skip

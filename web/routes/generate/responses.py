@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from pagebus.web.access.admission import of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
-from pagebus.web.adapters.response_input import INCLUDES, Wanted, parse_kept, read_response
+from pagebus.web.adapters.response_input import INCLUDES, Wanted, parse_kept, parse_response, read_response
 from pagebus.web.adapters.translated import TranslatedChunks, named, written
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
 from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
@@ -36,9 +36,10 @@ from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
+from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import until_timeout
 from pagebus.web.routes.store.files import limit_of
-from pagebus.web.server.context import CONTEXT, Context
+from pagebus.web.server.context import BUS_IDS, CONTEXT, Context
 from pagebus.web.storage.files import page
 from pagebus.web.storage.responses import Piece, Record
 from pagebus.web.storage.responses import num_bytes as json_bytes
@@ -71,6 +72,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         check_length(parsed, context.model, context.membership.max_prompt_chars)
     sampled = {"temperature": parsed.sampling.temperature, "top_p": parsed.sampling.top_p}
     events = ResponseEvents(new_response(f"resp_{uuid.uuid4().hex}", parsed.model, wanted.shown | sampled))
+    request[BUS_IDS] = [events.response["id"]]
     with context.admission.admitted(key, parsed, context.model) as charge:
         if wanted.background:
             charge.settle(0)  # charged where it is computed; this only checked for room
@@ -260,7 +262,8 @@ RESPONSE = record(id=TEXT, object={"const": "response"}, created_at=TIME, status
 TAG = "Responses"
 ROUTES = (
     Route("POST", "/v1/responses", "responses", create,
-          About(tag=TAG, body=OBJECT, answer=RESPONSE, answer_types=(JSON, EVENTS))),
+          About(tag=TAG, parse=parse_response, examples=examples.RESPONSES, answer=RESPONSE,
+                answer_types=(JSON, EVENTS))),
     Route("GET", "/v1/responses/{response_id}", "response", retrieve,
           About(tag=TAG, answer=RESPONSE, answer_types=(JSON, EVENTS),
                 query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}})),

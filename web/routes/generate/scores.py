@@ -62,8 +62,8 @@ TEXTS: dict[str, dict[str, Any]] = {
     "tokens": {"input": [1, 2, 3], "use_activation": False},
     "chat": {"messages": [{"role": "user", "content": "A cat"}]},
 }
-_SCORE = About(tag="Embeddings", parse=parse_score, examples=SCORE_EXAMPLES, answer=SCORES)
-_RERANK = About(tag="Embeddings", parse=parse_rerank, examples=RERANK_EXAMPLES, answer=RESULTS)
+SCORES_ABOUT = About(tag="Embeddings", parse=parse_score, examples=SCORE_EXAMPLES, answer=SCORES)
+RERANKS_ABOUT = About(tag="Embeddings", parse=parse_rerank, examples=RERANK_EXAMPLES, answer=RESULTS)
 
 
 def _named(path: str) -> str:
@@ -72,8 +72,8 @@ def _named(path: str) -> str:
 
 
 ROUTES = (
-    *(Route("POST", path, _named(path), score, _SCORE) for path in SCORE_PATHS),
-    *(Route("POST", path, _named(path), rerank, _RERANK) for path in RERANK_PATHS),
+    *(Route("POST", path, _named(path), score, SCORES_ABOUT) for path in SCORE_PATHS),
+    *(Route("POST", path, _named(path), rerank, RERANKS_ABOUT) for path in RERANK_PATHS),
     Route("POST", "/classify", "classify", classify,
           About(tag="Embeddings", parse=parse_classify, examples=TEXTS, answer=CLASSES)),
     Route("POST", "/pooling", "pooling", pooling,

@@ -24,7 +24,8 @@ from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOpt
 from pagebus.web.requests.sampling import token_array
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
-from pagebus.web.server.context import CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
+from pagebus.web.routes.generate import examples
+from pagebus.web.server.context import BUS_IDS, CONTEXT, REQUEST_ID, REQUEST_ID_GIVEN, bus_request_ids
 
 MAX_IDS = 2**20
 
@@ -113,6 +114,7 @@ async def ask_for_all(request: web.Request, parsed: ParsedRequest) -> tuple[list
         call = context.inbox.submit(
             messages, parsed.names_by_prompt, streaming=False, num_bytes=num_bytes(parsed, None)
         )
+        request[BUS_IDS] = ids
         try:
             await call.finished()
             told = [each.prompt for each in call.requests if each.prompt is not None]
@@ -124,7 +126,8 @@ async def ask_for_all(request: web.Request, parsed: ParsedRequest) -> tuple[list
 TOKENS = record(count=COUNT, max_model_len=nullable(COUNT), tokens=array(COUNT), token_strs=nullable(array(TEXT)))
 ROUTES = (
     Route("POST", "/tokenize", "tokenize", tokenize,
-          About(tag="Tokens", body=OBJECT, answer=TOKENS)),
+          About(tag="Tokens", forms=(About(parse=parse_tokenize, examples=examples.TOKENIZED),
+                                     About(parse=parse_tokenize, examples=examples.TOKENIZED_CHATS)), answer=TOKENS)),
     Route("POST", "/detokenize", "detokenize", detokenize,
           About(tag="Tokens", parse=parse_detokenize, examples={"tokens": {"tokens": [1, 2, 3]}},
                 answer=record(prompt=TEXT))),

@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pagebus.web.answers.answer_schemas import OBJECT
+from pagebus.web.http.offload import offload
 from pagebus.web.routes import JSON, About, Route
 
 PAGE = Path(__file__).parents[2] / "static" / "docs.html"
@@ -36,7 +37,8 @@ def _hash(text: str, tag: str) -> str:
 
 async def openapi(request: web.Request) -> web.Response:
     """This description, in OpenAPI 3.1."""
-    return web.Response(body=request.app[DESCRIPTION](), content_type=JSON)
+    body = await offload(request.app[DESCRIPTION])
+    return web.Response(body=body, content_type=JSON)
 
 
 async def docs(request: web.Request) -> web.Response:

@@ -37,9 +37,10 @@ def test_results_are_put_in_order(tmp_path: Path) -> None:
 
 
 def test_bad_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines that are blank have numbers, but no results; what was refused or failed is as bad as what is no request."""
+    """Lines that are blank, or have a byte order mark alone, have numbers, but no results. What was refused or failed
+    is as bad as what is no request."""
     requests = tmp_path / "in.jsonl"
-    requests.write_text("good\n\nno json\nrefused\ngood\n")
+    requests.write_text("\ufeff\ngood\nno json\nrefused\ngood\n")
     refused = {"status_code": 400, "body": {"error": {"message": "temperature: too hot"}}}
     results = write(
         tmp_path / "out.jsonl",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import orjson
@@ -71,7 +72,7 @@ def test_a_line_that_is_no_utf_8_is_no_json(tmp_path: Path) -> None:
     """So that it is refused, in place of being computed with other characters."""
     file = tmp_path / "in.jsonl"
     file.write_bytes('{"content": "café"}\n'.encode("latin-1") + '{"content": "café"}'.encode())
-    first, second = (text for text, _ in lines_of(file, 0))
+    first, second = (line.text for line in lines_of(file))
     with pytest.raises(orjson.JSONDecodeError):
         orjson.loads(first)
     assert orjson.loads(second) == {"content": "café"}
@@ -126,5 +127,14 @@ def test_lines_are_read_one_by_one(tmp_path: Path) -> None:
     """Blank lines do not count, broken characters are kept for the answer to name them, shares are of the file."""
     file = tmp_path / "in.jsonl"
     file.write_bytes(b"one\n\n \n\xff\nthree")
-    assert list(lines_of(file, 0)) == [("one", 4 / 14), ("\\xff", 9 / 14), ("three", 1.0)]
-    assert [text for text, _ in lines_of(file, 2)] == ["three"]
+    assert list(lines_of(file)) == [(1, "one", 4 / 14), (4, "\\xff", 9 / 14), (5, "three", 1.0)]
+    assert [line.text for line in lines_of(file, 2)] == ["three"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    """Elsewhere it is, and a line with nothing else is blank."""
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(BOM_UTF8 + b"one\n" + BOM_UTF8 + b"two")
+    assert [line.text for line in lines_of(file)] == ["one", "\ufefftwo"]
+    file.write_bytes(BOM_UTF8 + b"\none")
+    assert [(line.number, line.text) for line in lines_of(file)] == [(2, "one")]

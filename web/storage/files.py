@@ -23,6 +23,7 @@ import orjson
 
 from pagebus.actors.settings import Settings
 from pagebus.web.access.key_share import key_share
+from pagebus.web.http.errors import bad_field
 
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
@@ -243,11 +244,14 @@ def shown(record: Record) -> Record:
     return {name: value for name, value in record.items() if name not in HIDDEN}
 
 
-def page(records: list[Record], after: str | None, limit: int) -> Record:
-    """A part of a list, as OpenAI's clients page through it."""
+def page(records: list[Record], after: str | None, limit: int, *, oldest_first: bool = False) -> Record:
+    """A part of a list, as OpenAI's clients page through it.
+
+    Raises:
+        ApiError: 400, ``after`` is no id of such a list.
+    """
     if after is not None:
-        places = [place for place, record in enumerate(records) if record["id"] == after]
-        records = records[places[0] + 1 :] if places else []
+        records = _behind(records, after, oldest_first=oldest_first)
     chosen = [shown(record) for record in records[:limit]]
     return {
         "object": "list",
@@ -256,3 +260,14 @@ def page(records: list[Record], after: str | None, limit: int) -> Record:
         "last_id": chosen[-1]["id"] if chosen else None,
         "has_more": len(records) > limit,
     }
+
+
+def _behind(records: list[Record], after: str, *, oldest_first: bool) -> list[Record]:
+    """Records behind the one of this id. It may be gone, because clients delete what they have read: ids of files and
+    batches say where it was."""
+    for place, record in enumerate(records):
+        if record["id"] == after:
+            return records[place + 1 :]
+    if not ID.fullmatch(after):
+        raise bad_field("after", "must be the last id of the page before")
+    return [record for record in records if (record["id"] > after) == oldest_first]

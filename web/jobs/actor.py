@@ -25,7 +25,7 @@ from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import JOBS_GROUP, address_of
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
-from pagebus.web.jobs.batches import BatchRun
+from pagebus.web.jobs.batches import GONE, BatchRun
 from pagebus.web.jobs.holding import Holding
 from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, unanswered
 from pagebus.web.jobs.metrics import JobMetrics
@@ -243,10 +243,10 @@ class JobsActor(Actor):
             )  # fmt: skip
             try:
                 if entry.deliveries > MAX_DELIVERIES:
-                    return run.fail("given_up", f"The batch was taken up {entry.deliveries} times without an end.")
+                    run.give_up("given_up", f"The batch was taken up {entry.deliveries} times without an end.")
                 return await run.run()
             except FileNotFoundError:
-                return run.fail("file_not_found", "The input file is gone.")
+                return run.fail(*GONE)
             except OSError as error:
                 self.log.error("a batch waits for the disk", id=batch["id"], error=describe(error))
                 await asyncio.sleep(DISK_RETRY_S)

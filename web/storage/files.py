@@ -28,8 +28,9 @@ from pagebus.web.http.errors import bad_field
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
 """The record of a file or a batch: the object that clients see, and ``owner``, the key that made it. A batch's also has
-the key's ``weight``, its salt if its cache is private, and the expiry of its result files."""
-HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s"})
+the key's ``weight``, its salt if its cache is private, the expiry of its result files, and their ids once they are
+being made."""
+HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s", "result_ids"})
 UPLOAD_TIMEOUT_S = 600.0
 """Seconds within which the bytes of a file must arrive."""
 MAX_FILES = 20_000
@@ -184,11 +185,20 @@ class Store:
         finally:
             beside.unlink(missing_ok=True)
 
-    def add(self, beside: Path, filename: str, purpose: str, owner: str, expires_s: int | None) -> Record:
+    def add(
+        self,
+        beside: Path,
+        filename: str,
+        purpose: str,
+        owner: str,
+        expires_s: int | None,
+        *,
+        file_id: str | None = None,
+    ) -> Record:
         """Make a file of bytes on this disk; they stay where they are if there is no room for its record."""
         now = int(time.time())
         record: Record = {
-            "id": new_id("file-"),
+            "id": file_id or new_id("file-"),
             "object": "file",
             "bytes": beside.stat().st_size,
             "created_at": now,
@@ -206,6 +216,12 @@ class Store:
             self.data(record["id"]).replace(beside)
             raise
         return record
+
+    def take_back(self, file_id: str, beside: Path) -> None:
+        """Undo :meth:`add`, as far as it came."""
+        with contextlib.suppress(FileNotFoundError):
+            self.data(file_id).replace(beside)
+        self.delete(file_id)
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def partial(self, batch_id: str, kind: str) -> Path:

@@ -28,6 +28,7 @@ from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.batches import GONE, BatchRun
 from pagebus.web.jobs.holding import Holding
 from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, unanswered
+from pagebus.web.jobs.lost_batches import LostBatches
 from pagebus.web.jobs.metrics import JobMetrics
 from pagebus.web.jobs.settling import Outcome, Settling
 from pagebus.web.jobs.window import STREAM, Window
@@ -79,6 +80,11 @@ class JobsActor(Actor):
         self._has_more = False
         """Whether the last read of jobs filled the room there was."""
         self._store = open_store(settings)
+        self._batches: set[str] = set()
+        """Ids of the batches under way here."""
+        self._lost_batches = (
+            LostBatches(bus, self.names, self._store, lambda: self._batches, self.log) if self._store else None
+        )
         self._parts: Parts | None = None
 
     @property
@@ -110,6 +116,8 @@ class JobsActor(Actor):
             (AdapterRegistry(self.bus, self.settings, model.adapters, model.names).run(), "adapters"),
         ):
             self.spawn(coro, name)
+        if self._lost_batches is not None:
+            self.spawn(self._lost_batches.run(), "lost batches")
 
     async def serve(self) -> None:
         """Take jobs while there is room. A drain does not wait for them: other actors continue them."""
@@ -126,6 +134,8 @@ class JobsActor(Actor):
         if self._parts is not None:
             self._parts.inbox.mailbox.doubt(lost=True)
             self._holding.lapsed(self.settings.lease_ttl_s)
+            if self._lost_batches is not None:
+                self._lost_batches.doubt()
 
     def lease_lapsed(self) -> None:
         if self._parts is not None:
@@ -229,7 +239,11 @@ class JobsActor(Actor):
             problem = "a batch has no record here: is --files-dir the same folder everywhere?"
             self.log.error(problem, id=queued.batch_id)
         elif batch["status"] not in OVER:
-            await self._run_batch(self._store, batch, entry)
+            self._batches.add(batch["id"])
+            try:
+                await self._run_batch(self._store, batch, entry)
+            finally:
+                self._batches.discard(batch["id"])
         if entry.id in self._holding:
             await self._settling.end(entry)
             self._holding.ended(entry.id)

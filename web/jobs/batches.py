@@ -157,9 +157,10 @@ class BatchRun:
             progress.add(result)
 
     async def _watch(self, progress: Progress) -> None:
-        """Update the record with the progress, and check whether the batch is still wanted."""
+        """Update the record with the progress, show a sign of life, and check whether the batch is still wanted."""
         while True:
             self._check_wanted()
+            os.utime(progress.output.fileno())  # the sign of life that others look for
             counts = self._counts(progress)
             if counts != self.batch["request_counts"] and await self._is_ours():
                 self._note("in_progress", request_counts=counts, **progress.tally.shown())

@@ -29,8 +29,8 @@ ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
 """The record of a file or a batch: the object that clients see, and ``owner``, the key that made it. A batch's also has
 the key's ``weight``, its salt if its cache is private, the expiry of its result files, and their ids once they are
-being made."""
-HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s", "result_ids"})
+being made. ``deployment`` is the one that works on it."""
+HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s", "result_ids", "deployment"})
 UPLOAD_TIMEOUT_S = 600.0
 """Seconds within which the bytes of a file must arrive."""
 MAX_FILES = 20_000
@@ -80,6 +80,8 @@ class Store:
         """Constant parts of the records of counted files."""
         self.making = asyncio.Lock()
         """Held while batches are counted and one is added."""
+        self.lock = folder / "lock"
+        """A file that actors lock while they queue batches again."""
         folder.mkdir(parents=True, exist_ok=True)
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -231,6 +233,17 @@ class Store:
     def num_under_way(self, owner: str) -> int:
         """The number of an owner's unfinished batches."""
         return sum(batch["status"] not in OVER for batch in self.all("batch_", owner))
+
+    def signs_of_life(self, deployment: str) -> dict[str, tuple[int, ...]]:
+        """What changes while an actor works on them, by id: of all unfinished batches of a deployment."""
+        found: dict[str, tuple[int, ...]] = {}
+        for path in self._folder.glob("batch_*.json"):
+            record = self.find(path.stem)
+            if record is not None and record["status"] not in OVER and record.get("deployment") == deployment:
+                with contextlib.suppress(FileNotFoundError):
+                    files = [each for each in (path, self.partial(path.stem, "output")) if each.exists()]
+                    found[path.stem] = tuple(each.stat().st_mtime_ns for each in files)
+        return found
 
     def forget_ended(self, owner: str) -> None:
         """Delete an owner's oldest finished batches, if there are too many. (Their files stay.)"""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -265,9 +266,12 @@ async def end(*tasks: asyncio.Task[None]) -> None:
 
 
 def lines_of(path: Path, max_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, by number from 1; of one that is longer than ``max_bytes`` no more than a byte more."""
+    """Lines that are not blank, by number from 1; of one that is longer than ``max_bytes`` no more than a byte more. A
+    byte order mark before the first is none of it."""
     size = -1 if max_bytes is None else max_bytes + 1
     with path.open("rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
         for number, line in enumerate(iter(lambda: file.readline(size), b""), 1):
             if line.strip():
                 yield number, line.strip()

@@ -6,6 +6,7 @@ Jobs are pushed in the order of their lines, so the ids of their entries tell it
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def bad_lines(requests: Path, results: Path) -> Iterator[tuple[int, str]]:
     """Number (from 1) and fate of each line of the file of requests that was not computed; the results are in order."""
     with requests.open("rb") as lines, results.open("rb") as answers:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
+            if not line.removeprefix(BOM_UTF8).strip():
                 continue
             answer = answers.readline()
             if not answer:

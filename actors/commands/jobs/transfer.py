@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,11 +42,12 @@ def batch_of(path: Path) -> str:
 
 
 def lines_of(path: Path, skip: int) -> Iterator[tuple[str, float]]:
-    """Lines that are not blank, without the first ``skip``, and which share of the file ends with each."""
+    """Lines that are not blank, without the first ``skip``, and which share of the file ends with each. A byte order
+    mark at the beginning is left out."""
     position, size = 0, path.stat().st_size
     with path.open("rb") as file:
         for raw in file:
-            position += len(raw)
+            raw, position = raw if position else raw.removeprefix(BOM_UTF8), position + len(raw)
             if not raw.strip():
                 continue
             if skip:

@@ -151,6 +151,14 @@ async def test_a_wrong_file_fails(world: World) -> None:
     assert world.backend.requests == []
 
 
+async def test_a_byte_order_mark(world: World) -> None:
+    """Editors on Windows write one; it is no part of the first line."""
+    await world.begin()
+    batch = await world.ended(await world.batch(await world.upload("\ufeff" + json.dumps(ask("a")), ask("b"))))
+    assert batch.status == "completed"
+    assert (await world.lines(batch.output_file_id)).keys() == {"a", "b"}
+
+
 async def test_a_file_that_goes_away(world: World) -> None:
     """Its batch fails with the answers that there are, and nothing else does."""
     batch_id, file_id = await half_done(world)

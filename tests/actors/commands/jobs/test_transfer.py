@@ -77,6 +77,16 @@ def test_a_line_that_is_no_utf_8_is_no_json(tmp_path: Path) -> None:
     assert orjson.loads(second) == {"content": "café"}
 
 
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    """Editors on Windows write one; a line with nothing else is blank."""
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo")
+    assert [text for text, _ in lines_of(file, 0)] == ["one", "\ufefftwo"]
+    assert [share for _, share in lines_of(file, 0)] == [7 / 13, 1.0]
+    file.write_bytes(b"\xef\xbb\xbf\none")
+    assert [text for text, _ in lines_of(file, 0)] == ["one"]
+
+
 async def test_the_stream_does_not_grow_beyond_a_bound(
     bus: MemoryBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

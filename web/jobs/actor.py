@@ -103,7 +103,7 @@ class JobsActor(Actor):
         tracing = open_tracing(self.settings, model.name, self.log, queued=True)
         inbox = Inbox(
             self.bus, self.names, address, outbox, metrics, self.log, tracing,
-            cache_block_size=cached_block_size(self.settings),
+            cache_block_size=cached_block_size(self.settings), stage=self.kind,
         )  # fmt: skip
         self._parts = Parts(metrics, outbox, tracing, inbox, Worker(model, inbox, address))
         await self._bus_retry.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")

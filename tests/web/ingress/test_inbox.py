@@ -207,11 +207,13 @@ async def test_a_full_outbox(inbox: Inbox, outbox: ListOutbox):
     assert (outbox.sent, inbox.num_open) == ([], 0)
 
 
-async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
-    """One bad entry is put aside; those after it arrive, and nothing stays in the mailbox."""
+@pytest.mark.parametrize("stage", ["ingress", "jobs"])
+async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox, stage: str):
+    """One bad entry is put aside, under the kind of its actor, whose Redis user may write no other; those after it
+    arrive, and nothing stays in the mailbox."""
     server, names = MemoryServer(), Names()
     bus = MemoryBus(server)
-    inbox = Inbox(bus, names, "me", outbox, IngressMetrics(Metrics()), get_logger())
+    inbox = Inbox(bus, names, "me", outbox, IngressMetrics(Metrics()), get_logger(), stage=stage)
     running = asyncio.create_task(inbox.run())
     await inbox.mailbox.keep()
     call = ask(inbox, "a")
@@ -222,7 +224,7 @@ async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
     await call.finished()
     await until_empty(bus, names.replies("me"))
 
-    assert await bus.length(names.dead_letters("ingress")) == 2
+    assert await bus.length(names.dead_letters(stage)) == 2
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

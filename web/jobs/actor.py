@@ -253,7 +253,7 @@ class JobsActor(Actor):
         while True:
             run = BatchRun(
                 store, batch, self.parts.worker, self.window, self.settings.max_batch_lines, self.log,
-                partial(self._is_ours, entry.id),
+                partial(self._is_ours, entry.id), self.parts.metrics.outcome,
             )  # fmt: skip
             try:
                 if entry.deliveries > MAX_DELIVERIES:

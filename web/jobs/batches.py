@@ -65,7 +65,7 @@ class Progress:
 
 class BatchRun:
     """Processes one batch. ``stopped`` gives the code and text of the reason why the rest is not computed. ``is_ours``:
-    whether no other actor has taken it over."""
+    whether no other actor has taken it over. ``count`` counts lines by their outcomes."""
 
     def __init__(
         self,
@@ -76,12 +76,13 @@ class BatchRun:
         max_lines: int,
         log: Log,
         is_ours: Callable[[], Awaitable[bool]],
+        count: Callable[[str, int], None],
     ) -> None:
         self._store, self.batch, self._worker, self._window = store, batch, worker, window
         self._owner = Owner(batch["owner"], batch.get("weight", 1.0))
         self._max_lines = max_lines
         self._log = log
-        self._is_ours = is_ours
+        self._is_ours, self._count = is_ours, count
         self._stopped: tuple[str, str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -114,7 +115,9 @@ class BatchRun:
             progress.close()
         self._raise_failure()
         if await self._is_ours():
+            answered = progress.failed
             await asyncio.to_thread(self._finish, path, progress)
+            self._count("cancelled", progress.failed - answered)
 
     # -- lines --------------------------------------------------------------------------------------------------------
     async def _work(self, path: Path, progress: Progress) -> None:
@@ -156,6 +159,7 @@ class BatchRun:
             self._window.leave(len(text), self._owner)
         if await self._is_ours():
             progress.add(result)
+            self._count("failed" if result.failed else "completed", 1)
 
     async def _watch(self, progress: Progress) -> None:
         """Update the record with the progress, show a sign of life, and check whether the batch is still wanted."""

@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import pytest
 
+from pagebus.actors.telemetry.metrics import render
 from pagebus.bus.messages import Job
 from pagebus.web.jobs import batches
 from pagebus.web.jobs.batches import Progress
@@ -50,6 +51,14 @@ async def test_a_batch_is_worked_off(world: World) -> None:
     assert errors["bad"]["response"]["status_code"] == 400
     assert [each.id async for each in world.client.batches.list()] == [batch_id]
     assert all(request.is_job for request in world.backend.requests)
+    assert outcomes(world) == {"completed": 20, "failed": 1, "cancelled": 0}
+
+
+def outcomes(world: World) -> dict[str, int]:
+    """What the newest jobs actor has counted of lines."""
+    (actor, _), name = world.jobs[-1], "pagebus:jobs_total"
+    lines = [line for line in render([actor.metrics.snapshot()]).splitlines() if line.startswith(name)]
+    return {line.split('outcome="')[1].partition('"')[0]: int(float(line.split()[-1])) for line in lines}
 
 
 async def test_a_batch_goes_on_where_it_was(world: World) -> None:
@@ -114,6 +123,7 @@ async def test_a_cancelled_batch_keeps_what_is_done(world: World) -> None:
     errors = await world.lines(batch.error_file_id)
     assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
     assert len(errors) == 5
+    await until(lambda: outcomes(world) == {"completed": 1, "failed": 0, "cancelled": 5})
     with pytest.raises(openai.ConflictError):
         await world.client.batches.cancel(batch_id)
 

@@ -181,7 +181,7 @@ class Inbox:
         if self._request_log is not None:
             self._request_log.ended(call)
         if running:
-            self._log.info("aborted", request_id=call.requests[0].request_id, requests=len(running))
+            self._log.info("left" if stays else "aborted", request_id=running[0].request_id, requests=len(running))
         if not self._readers.newest:
             self._idle.set()
         self._on_closed()

@@ -151,6 +151,26 @@ async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
     await inbox.idle()
 
 
+class Lines:
+    """A log of which tests see the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def info(self, event: str, **_: object) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize(("attempt", "event"), [("", "aborted"), ("1", "left")])
+async def test_the_log_tells_what_ends_from_what_goes_on(outbox: ListOutbox, attempt: str, event: str):
+    """A request that its client, or another jobs actor, may ask for again is not aborted."""
+    log, bus = Lines(), MemoryBus(MemoryServer())
+    inbox = Inbox(bus, Names(), "me", outbox, IngressMetrics(Metrics(), 100), log)
+    request = GenerateRequest(request_id="a", ingress="me", sampling=SamplingParams(), prompt="x", attempt=attempt)
+    inbox.close(inbox.submit([request], streaming=True), delivered=False)
+    assert log.events == [event]
+
+
 async def test_who_comes_after_the_end_is_told_so(inbox: Inbox, outbox: ListOutbox):
     """A handler may still be on its way when everything ends. Nobody would end its call."""
     inbox.fail_all(unavailable("The server is shutting down."))

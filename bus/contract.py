@@ -41,6 +41,8 @@ class EntryId:
 
 Counts = Mapping[str, Mapping[str, int]]
 """Increments of counters: key -> counter -> increment."""
+COUNTERS_KEPT_S = 30 * 86400
+"""How long counters of jobs are kept after the last change."""
 START = EntryId(0, 0)
 FENCE_INDEX = 2**62
 """Index of a fence entry: beyond everything a writer of that epoch could write, so its late writes are refused."""
@@ -64,7 +66,7 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The completion of a work entry: ``message`` is added to ``stream`` and, unless ``counter`` is "", that counter
-    under the key ``counters`` grows by one."""
+    under the key ``counters`` grows by one. Counters are kept for COUNTERS_KEPT_S from then on."""
 
     entry: Entry
     stream: str

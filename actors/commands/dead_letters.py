@@ -79,6 +79,8 @@ def _print(letters: Sequence[DeadLetter], *, json_wanted: bool, whole: bool) -> 
     rows = [_row(letter, whole=whole) for letter in letters]
     if json_wanted:
         print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("none")
     elif whole:
         print("\n\n".join("\n".join(f"{key}: {_text(value)}" for key, value in row.items()) for row in rows))
     else:
@@ -127,9 +129,6 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    if not rows:
-        print("none")
-        return
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
         table.add_column(name, no_wrap=True)

@@ -10,7 +10,7 @@ from math import inf
 from time import monotonic
 
 from pagebus.bus.codec import encode
-from pagebus.bus.contract import BusUnavailable, Completion, Entry, EntryId
+from pagebus.bus.contract import COUNTERS_KEPT_S, BusUnavailable, Completion, Entry, EntryId
 from pagebus.bus.redis.link import Command, RedisLink
 from pagebus.bus.redis.replies import (
     checked,
@@ -195,12 +195,14 @@ class RedisGroups:
         removed from ``left``. Returns why some cannot be stored."""
         streams = dict.fromkeys(each.stream for each in left.values())
         entries = [each.entry for each in left.values()]
+        counters = dict.fromkeys(each.counters for each in left.values() if each.counter)
         replies = await self._transaction.watch(
             list(map(_touched, entries)),
             *(("XPENDING", each.stream, group, str(each.id), str(each.id), 1) for each in entries),
             *(("XLEN", stream) for stream in streams),
+            *(("HGETALL", key) for key in counters),
         )
-        lengths = replies[len(left) :]
+        lengths = replies[len(left) : len(left) + len(streams)]
         problems = {
             stream: refusal(reply, f"completions in {stream}") for stream, reply in zip(streams, lengths, strict=True)
         }
@@ -211,15 +213,17 @@ class RedisGroups:
                 refused[place] = problems[each.stream]
             if not is_pending or place in refused:
                 del left[place]
-        return refused | (await self._store(group, left) if left else {})
+        kept = [key for key, reply in zip(counters, replies[-len(counters) :], strict=False) if not refusal(reply, key)]
+        return refused | (await self._store(group, left, kept) if left else {})
 
-    async def _store(self, group: str, left: dict[int, Completion]) -> dict[int, str]:
+    async def _store(self, group: str, left: dict[int, Completion], kept: Sequence[str]) -> dict[int, str]:
         """Run the transaction. It has no effect, and all are left, if one of the entries was completed meanwhile. If
-        some are refused, the others are left."""
+        some are refused, the others are left. ``kept`` are the keys of counters that expire later from now on."""
         commands = {place: _completion_commands(group, each) for place, each in left.items()}
         ends = accumulate(map(len, commands.values()))
         spans = {place: slice(end - len(each), end) for (place, each), end in zip(commands.items(), ends, strict=True)}
-        _, *queued, results = await self._transaction.exec([*chain.from_iterable(commands.values())])
+        expiries: list[Command] = [("EXPIRE", key, COUNTERS_KEPT_S) for key in kept]
+        _, *queued, results = await self._transaction.exec([*chain.from_iterable(commands.values()), *expiries])
         refused = {place: _refusal(queued[span], left[place]) for place, span in spans.items()}
         if not any(refused.values()) and results is not None:
             added = {place: checked(results, "completions")[span.start] for place, span in spans.items()}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pagebus.bus.contract import BusUnavailable, Completion
+from pagebus.bus.contract import COUNTERS_KEPT_S, BusUnavailable, Completion
 from pagebus.bus.private_redis.server import PrivateRedis
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.redis.link import Command, RedisLink
@@ -38,6 +38,22 @@ async def test_what_is_refused_leaves_the_others(private_redis: PrivateRedis) ->
     again = [Completion(each.entry, "out", each.message, "", "") for each in completions]
     assert await bus.complete(GROUP, again) == [""] * 4
     assert await bus.length("out") == 4
+    await bus.close()
+    await raw.close()
+
+
+async def test_counters_expire(private_redis: PrivateRedis) -> None:
+    """A while after the last completion; a key of another kind stays as it is."""
+    raw, bus = RedisLink(parse_redis_url(private_redis.url), "test"), RedisBus(private_redis.url)
+    await raw.call(("SET", "text", "x"))
+    await publish(bus, "s", 0, 1)
+    keys = ("sums", "text")
+    entries = await read_new(bus, "s")
+    completions = [Completion(each, "out", abort(0), key, "done") for each, key in zip(entries, keys, strict=True)]
+    assert await bus.complete(GROUP, completions) == ["", ""]
+    sums, text = await raw.call(*(("TTL", key) for key in keys))
+    assert 0 < sums <= COUNTERS_KEPT_S
+    assert text == -1
     await bus.close()
     await raw.close()
 

@@ -59,7 +59,7 @@ TURN_S = 0.005
 class Inbox:
     """Open requests by id, and the reader of their replies. ``tracing`` and ``request_log`` trace and log them, if set.
     ``heavy`` sends large requests, for which others do not wait; None: as all others. ``cache_block_size`` is that of
-    the prefix cache, 0 if there is none. ``on_closed`` runs when a call is over."""
+    the prefix cache, 0 if there is none. ``on_closed`` runs when a call is over. ``stage`` is that of dead letters."""
 
     def __init__(
         self,
@@ -74,8 +74,9 @@ class Inbox:
         heavy: Outbox | None = None,
         cache_block_size: int = 0,
         on_closed: Callable[[], None] = lambda: None,
+        stage: str = "ingress",
     ) -> None:
-        self._bus = bus
+        self._bus, self._stage = bus, stage
         self._names = names
         self._outbox = outbox
         self._heavy = heavy or outbox
@@ -236,7 +237,9 @@ class Inbox:
             problem = entry.error if entry.message is None else self._try(entry.message)
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
-                await self._bus_retry.until_taken(partial(self._bus.dead_letter, "ingress", entry, problem), "letters")
+                await self._bus_retry.until_taken(
+                    partial(self._bus.dead_letter, self._stage, entry, problem), "letters"
+                )
         await asyncio.sleep(0)  # handlers write what has come, before more is read
         await self.mailbox.trim(idle=not self._readers.newest)
         self.retries.retry_silent()

@@ -25,9 +25,10 @@ from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import JOBS_GROUP, address_of
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
-from pagebus.web.jobs.batches import BatchRun
+from pagebus.web.jobs.batches import GONE, BatchRun
 from pagebus.web.jobs.holding import Holding
 from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, unanswered
+from pagebus.web.jobs.lost_batches import LostBatches
 from pagebus.web.jobs.metrics import JobMetrics
 from pagebus.web.jobs.settling import Outcome, Settling
 from pagebus.web.jobs.window import STREAM, Window
@@ -79,6 +80,11 @@ class JobsActor(Actor):
         self._has_more = False
         """Whether the last read of jobs filled the room there was."""
         self._store = open_store(settings)
+        self._batches: set[str] = set()
+        """Ids of the batches under way here."""
+        self._lost_batches = (
+            LostBatches(bus, self.names, self._store, lambda: self._batches, self.log) if self._store else None
+        )
         self._parts: Parts | None = None
 
     @property
@@ -97,7 +103,7 @@ class JobsActor(Actor):
         tracing = open_tracing(self.settings, model.name, self.log, queued=True)
         inbox = Inbox(
             self.bus, self.names, address, outbox, metrics, self.log, tracing,
-            cache_block_size=cached_block_size(self.settings),
+            cache_block_size=cached_block_size(self.settings), stage=self.kind,
         )  # fmt: skip
         self._parts = Parts(metrics, outbox, tracing, inbox, Worker(model, inbox, address))
         await self._bus_retry.until_taken(lambda: self.bus.create_group(self.names.jobs, JOBS_GROUP), "group")
@@ -110,6 +116,8 @@ class JobsActor(Actor):
             (AdapterRegistry(self.bus, self.settings, model.adapters, model.names).run(), "adapters"),
         ):
             self.spawn(coro, name)
+        if self._lost_batches is not None:
+            self.spawn(self._lost_batches.run(), "lost batches")
 
     async def serve(self) -> None:
         """Take jobs while there is room. A drain does not wait for them: other actors continue them."""
@@ -126,6 +134,8 @@ class JobsActor(Actor):
         if self._parts is not None:
             self._parts.inbox.mailbox.doubt(lost=True)
             self._holding.lapsed(self.settings.lease_ttl_s)
+            if self._lost_batches is not None:
+                self._lost_batches.doubt()
 
     def lease_lapsed(self) -> None:
         if self._parts is not None:
@@ -229,7 +239,11 @@ class JobsActor(Actor):
             problem = "a batch has no record here: is --files-dir the same folder everywhere?"
             self.log.error(problem, id=queued.batch_id)
         elif batch["status"] not in OVER:
-            await self._run_batch(self._store, batch, entry)
+            self._batches.add(batch["id"])
+            try:
+                await self._run_batch(self._store, batch, entry)
+            finally:
+                self._batches.discard(batch["id"])
         if entry.id in self._holding:
             await self._settling.end(entry)
             self._holding.ended(entry.id)
@@ -239,14 +253,14 @@ class JobsActor(Actor):
         while True:
             run = BatchRun(
                 store, batch, self.parts.worker, self.window, self.settings.max_batch_lines, self.log,
-                partial(self._is_ours, entry.id),
+                partial(self._is_ours, entry.id), self.parts.metrics.outcome,
             )  # fmt: skip
             try:
                 if entry.deliveries > MAX_DELIVERIES:
-                    return run.fail("given_up", f"The batch was taken up {entry.deliveries} times without an end.")
+                    run.give_up("given_up", f"The batch was taken up {entry.deliveries} times without an end.")
                 return await run.run()
             except FileNotFoundError:
-                return run.fail("file_not_found", "The input file is gone.")
+                return run.fail(*GONE)
             except OSError as error:
                 self.log.error("a batch waits for the disk", id=batch["id"], error=describe(error))
                 await asyncio.sleep(DISK_RETRY_S)

@@ -23,7 +23,7 @@ from pagebus.web.jobs.lines import LineError, Result, custom_id_of, read_line, u
 from pagebus.web.jobs.tally import Tally
 from pagebus.web.jobs.window import Owner, Window
 from pagebus.web.jobs.worker import Worker
-from pagebus.web.storage.files import Record, Store
+from pagebus.web.storage.files import Record, Store, new_id
 
 SHOW_S = 1.0
 """Seconds between updates of a batch's record while it runs."""
@@ -31,6 +31,9 @@ MAX_ERRORS = 100
 """The most errors of an invalid input file that its record lists."""
 CANCELLED = ("batch_cancelled", "The batch was cancelled before this was done.")
 EXPIRED = ("batch_expired", "The batch expired before this was done.")
+GONE = ("file_not_found", "The input file is gone.")
+RESULTS = ("output", "errors")
+"""The kinds of files that a batch makes."""
 
 
 @dataclass(slots=True)
@@ -61,8 +64,8 @@ class Progress:
 
 
 class BatchRun:
-    """Processes one batch. ``stopped`` gives the reason why the rest is not wanted: CANCELLED or EXPIRED. ``is_ours``:
-    whether no other actor has taken it over."""
+    """Processes one batch. ``stopped`` gives the code and text of the reason why the rest is not computed. ``is_ours``:
+    whether no other actor has taken it over. ``count`` counts lines by their outcomes."""
 
     def __init__(
         self,
@@ -73,12 +76,13 @@ class BatchRun:
         max_lines: int,
         log: Log,
         is_ours: Callable[[], Awaitable[bool]],
+        count: Callable[[str, int], None],
     ) -> None:
         self._store, self.batch, self._worker, self._window = store, batch, worker, window
         self._owner = Owner(batch["owner"], batch.get("weight", 1.0))
         self._max_lines = max_lines
         self._log = log
-        self._is_ours = is_ours
+        self._is_ours, self._count = is_ours, count
         self._stopped: tuple[str, str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -87,6 +91,8 @@ class BatchRun:
     async def run(self) -> None:
         """Process the batch to its end; after a cancellation it can be started again."""
         batch, path = self.batch, self._store.data(self.batch["input_file_id"])
+        if batch["status"] == "validating" and self._stopped:
+            return self.fail(*self._stopped)
         if batch["status"] == "validating":
             errors, total = await asyncio.to_thread(
                 check_file, path, batch["endpoint"], self._max_lines, self._worker.max_line_bytes
@@ -95,17 +101,23 @@ class BatchRun:
                 self._note("failed", errors={"object": "list", "data": errors})
                 return
             self._note("in_progress", request_counts={"total": total, "completed": 0, "failed": 0})
+        if await asyncio.to_thread(self._is_gone):
+            self._stopped = self._stopped or GONE
+        self._check_wanted()  # before the first line, and should it have ended while it was being finalized
         # Not opened in the thread: it goes on when this task is cancelled, and nobody would close the files.
         progress = self._go_on(*await asyncio.to_thread(self._take_up))
         watching = self._begin(self._watch(progress))
         try:
-            await self._work(path, progress)
+            if not self._stopped:
+                await self._work(path, progress)
         finally:
             await end(watching, *self._tasks)
             progress.close()
         self._raise_failure()
         if await self._is_ours():
+            answered = progress.failed
             await asyncio.to_thread(self._finish, path, progress)
+            self._count("cancelled", progress.failed - answered)
 
     # -- lines --------------------------------------------------------------------------------------------------------
     async def _work(self, path: Path, progress: Progress) -> None:
@@ -147,23 +159,34 @@ class BatchRun:
             self._window.leave(len(text), self._owner)
         if await self._is_ours():
             progress.add(result)
+            self._count("failed" if result.failed else "completed", 1)
 
     async def _watch(self, progress: Progress) -> None:
-        """Update the record with the progress, and check whether the batch is still wanted."""
+        """Update the record with the progress, show a sign of life, and check whether the batch is still wanted."""
         while True:
-            if self._store.cancelled_at(self.batch["id"]) is not None:
-                self._stopped = CANCELLED
-            elif time.time() >= self.batch["expires_at"]:
-                self._stopped = EXPIRED
+            self._check_wanted()
+            os.utime(progress.output.fileno())  # the sign of life that others look for
             counts = self._counts(progress)
             if counts != self.batch["request_counts"] and await self._is_ours():
                 self._note("in_progress", request_counts=counts, **progress.tally.shown())
             await asyncio.sleep(SHOW_S)
 
+    def _is_gone(self) -> bool:
+        return not self._store.data(self.batch["input_file_id"]).exists()
+
+    def _check_wanted(self) -> None:
+        if self._store.cancelled_at(self.batch["id"]) is not None:
+            self._stopped = CANCELLED
+        elif time.time() >= self.batch["expires_at"]:
+            self._stopped = EXPIRED
+
+    def give_up(self, code: str, message: str) -> None:
+        """Compute no more lines: :meth:`run` only ends the batch, with what it has."""
+        self._stopped = (code, message)
+
     def fail(self, code: str, message: str) -> None:
         """Mark the batch as failed."""
-        error = {"code": code, "line": None, "message": message, "param": None}
-        self._note("failed", errors={"object": "list", "data": [error]})
+        self._note("failed", errors=_listed(code, message))
 
     # -- records and files --------------------------------------------------------------------------------------------
     def _counts(self, progress: Progress) -> dict[str, int]:
@@ -178,11 +201,13 @@ class BatchRun:
 
     def _partials(self) -> list[Path]:
         """Of answers and of errors."""
-        return [self._store.partial(self.batch["id"], kind) for kind in ("output", "errors")]
+        return [self._store.partial(self.batch["id"], kind) for kind in RESULTS]
 
     def _take_up(self) -> tuple[list[set[str]], Tally]:
         """What the files hold as they were left: the ids of each, and what these lines used. A partial last line is
-        dropped."""
+        dropped. Files that an actor had made before it died are collected in again."""
+        for kind, file_id in self.batch.get("result_ids", {}).items():
+            self._store.take_back(file_id, self._store.partial(self.batch["id"], kind))
         tally = Tally()
         return [whole_lines(path, tally) for path in self._partials()], tally
 
@@ -192,33 +217,49 @@ class BatchRun:
         return Progress(output, errors, set().union(*ids), len(ids[0]), len(ids[1]), tally)
 
     def _finish(self, path: Path, progress: Progress) -> None:
-        """Turn the partial output into files and update the record."""
+        """Turn the partial output into files and update the record. The record names them first: whoever takes the
+        batch up after a failure finds them."""
         if self._stopped:
             self._list_undone(path, progress)
-        self._note("finalizing", request_counts=self._counts(progress), **progress.tally.shown())
+        partials = {
+            kind: partial for kind, partial in zip(RESULTS, self._partials(), strict=True) if _has_lines(partial)
+        }
+        made = {kind: new_id("file-") for kind in partials}
+        self._note("finalizing", request_counts=self._counts(progress), result_ids=made, **progress.tally.shown())
         batch_id, owner, expires_s = self.batch["id"], self.batch["owner"], self.batch["output_expires_s"]
-        ids: dict[str, str | None] = {}
-        for kind, name in (("output", "output_file_id"), ("errors", "error_file_id")):
-            partial = self._store.partial(batch_id, kind)
-            has_lines = partial.exists() and partial.stat().st_size
-            if has_lines:
-                made = self._store.add(partial, f"{batch_id}_{kind}.jsonl", "batch_output", owner, expires_s)
-                ids[name] = made["id"]
-            else:
-                partial.unlink(missing_ok=True)
-        status = {None: "completed", CANCELLED: "cancelled", EXPIRED: "expired"}[self._stopped]
+        for kind, partial in partials.items():
+            self._store.add(partial, f"{batch_id}_{kind}.jsonl", "batch_output", owner, expires_s, file_id=made[kind])
+        for partial in self._partials():
+            partial.unlink(missing_ok=True)
+        self._end({"output_file_id": made.get("output"), "error_file_id": made.get("errors")})
+
+    def _end(self, changes: dict[str, Any]) -> None:
+        """Note how the batch has ended."""
+        status = {None: "completed", CANCELLED: "cancelled", EXPIRED: "expired"}.get(self._stopped, "failed")
         if status == "cancelled":
-            ids["cancelling_at"] = self._store.cancelled_at(batch_id)  # type: ignore[assignment]
-        self._note(status, **ids)
+            changes["cancelling_at"] = self._store.cancelled_at(self.batch["id"])
+        if status == "failed" and self._stopped:
+            changes["errors"] = _listed(*self._stopped)
+        self._note(status, **changes)
 
     def _list_undone(self, path: Path, progress: Progress) -> None:
+        """List lines that are not done as errors, unless the input file is gone."""
         assert self._stopped is not None
-        with self._store.partial(self.batch["id"], "errors").open("ab") as file:
+        with self._store.partial(self.batch["id"], "errors").open("ab") as file, contextlib.suppress(FileNotFoundError):
             for number, text in lines_of(path):
                 if (custom_id := str(custom_id_of(text))) not in progress.done:
                     result = unanswered(f"{self.batch['id']}-{number}", custom_id, *self._stopped)
                     file.write(result.text().encode() + b"\n")
                     progress.failed += 1
+
+
+def _listed(code: str, message: str) -> dict[str, Any]:
+    """An error of a whole batch, in the list of its record."""
+    return {"object": "list", "data": [{"code": code, "line": None, "message": message, "param": None}]}
+
+
+def _has_lines(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 async def end(*tasks: asyncio.Task[None]) -> None:
@@ -251,7 +292,7 @@ def check_file(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -
             errors.append({"code": code, "line": number, "message": message, "param": None})
 
     if not path.exists():
-        wrong(None, "file_not_found", "The input file is gone.")
+        wrong(None, *GONE)
         return errors, 0
     for number, text in lines_of(path, max_line_bytes):
         count += 1

@@ -20,7 +20,9 @@ class JobMetrics(IngressMetrics):
             self.outcome(outcome, 0)
 
     def outcome(self, outcome: str, count: int = 1) -> None:
-        self._metrics.counter("pagebus:jobs", "Jobs answered, by outcome.", outcome=outcome).inc(count)
+        self._metrics.counter("pagebus:jobs", "Jobs and lines of batches answered, by outcome.", outcome=outcome).inc(
+            count
+        )
 
     def tokens(self, choice: Choice, request: OpenRequest, num_tokens: int, now_s: float) -> None:
         if num_tokens > choice.num_counted:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagebus.actors.settings import KINDS
 from pagebus.actors.telemetry.progress import graphs_of
 from pagebus.bus.contract import Bus, LeaseInfo
 from pagebus.bus.streams import Names
@@ -238,7 +239,7 @@ def _shares(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, 
 
 
 async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], address: str) -> list[dict[str, Any]]:
-    """Lengths of all streams: the entries that readers have not passed or trimmed yet."""
+    """Lengths of all streams: the entries that readers have not passed or trimmed yet, and any dead letters."""
     shared = ("jobs", "requests", "tokenized", "control", "journal")
     streams = [(name, str(getattr(names, name))) for name in shared]
     for lease in leases:
@@ -248,8 +249,11 @@ async def stream_lengths(bus: Bus, names: Names, leases: Sequence[LeaseInfo], ad
         elif lease.kind == "detokenizer":
             streams.append((f"sequences:{lease.name}", names.sequences(lease.name)))
     streams.append((f"replies:{address}", names.replies(address)))
+    dead = {f"dead:{stage}": names.dead_letters(stage) for stage in KINDS}
+    streams += dead.items()
     lengths = await asyncio.gather(*(bus.length(stream) for _, stream in streams))
-    return [{"name": name, "length": length} for (name, _), length in zip(streams, lengths, strict=True)]
+    rows = zip((name for name, _ in streams), lengths, strict=True)
+    return [{"name": name, "length": length} for name, length in rows if length or name not in dead]
 
 
 def hold_of(leases: Sequence[LeaseInfo]) -> str:

@@ -23,12 +23,14 @@ import orjson
 
 from pagebus.actors.settings import Settings
 from pagebus.web.access.key_share import key_share
+from pagebus.web.http.errors import bad_field
 
 ID = re.compile(r"(file-|batch_)[0-9a-f]{24}")
 Record = dict[str, Any]
 """The record of a file or a batch: the object that clients see, and ``owner``, the key that made it. A batch's also has
-the key's ``weight``, its salt if its cache is private, and the expiry of its result files."""
-HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s"})
+the key's ``weight``, its salt if its cache is private, the expiry of its result files, and their ids once they are
+being made. ``deployment`` is the one that works on it."""
+HIDDEN = frozenset({"owner", "weight", "cache_salt", "output_expires_s", "result_ids", "deployment"})
 UPLOAD_TIMEOUT_S = 600.0
 """Seconds within which the bytes of a file must arrive."""
 MAX_FILES = 20_000
@@ -78,6 +80,8 @@ class Store:
         """Constant parts of the records of counted files."""
         self.making = asyncio.Lock()
         """Held while batches are counted and one is added."""
+        self.lock = folder / "lock"
+        """A file that actors lock while they queue batches again."""
         folder.mkdir(parents=True, exist_ok=True)
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -183,11 +187,20 @@ class Store:
         finally:
             beside.unlink(missing_ok=True)
 
-    def add(self, beside: Path, filename: str, purpose: str, owner: str, expires_s: int | None) -> Record:
+    def add(
+        self,
+        beside: Path,
+        filename: str,
+        purpose: str,
+        owner: str,
+        expires_s: int | None,
+        *,
+        file_id: str | None = None,
+    ) -> Record:
         """Make a file of bytes on this disk; they stay where they are if there is no room for its record."""
         now = int(time.time())
         record: Record = {
-            "id": new_id("file-"),
+            "id": file_id or new_id("file-"),
             "object": "file",
             "bytes": beside.stat().st_size,
             "created_at": now,
@@ -206,6 +219,12 @@ class Store:
             raise
         return record
 
+    def take_back(self, file_id: str, beside: Path) -> None:
+        """Undo :meth:`add`, as far as it came."""
+        with contextlib.suppress(FileNotFoundError):
+            self.data(file_id).replace(beside)
+        self.delete(file_id)
+
     # -- batches ------------------------------------------------------------------------------------------------------
     def partial(self, batch_id: str, kind: str) -> Path:
         """The path where lines of a batch's output or errors are collected."""
@@ -214,6 +233,17 @@ class Store:
     def num_under_way(self, owner: str) -> int:
         """The number of an owner's unfinished batches."""
         return sum(batch["status"] not in OVER for batch in self.all("batch_", owner))
+
+    def signs_of_life(self, deployment: str) -> dict[str, tuple[int, ...]]:
+        """What changes while an actor works on them, by id: of all unfinished batches of a deployment."""
+        found: dict[str, tuple[int, ...]] = {}
+        for path in self._folder.glob("batch_*.json"):
+            record = self.find(path.stem)
+            if record is not None and record["status"] not in OVER and record.get("deployment") == deployment:
+                with contextlib.suppress(FileNotFoundError):
+                    files = [each for each in (path, self.partial(path.stem, "output")) if each.exists()]
+                    found[path.stem] = tuple(each.stat().st_mtime_ns for each in files)
+        return found
 
     def forget_ended(self, owner: str) -> None:
         """Delete an owner's oldest finished batches, if there are too many. (Their files stay.)"""
@@ -243,11 +273,14 @@ def shown(record: Record) -> Record:
     return {name: value for name, value in record.items() if name not in HIDDEN}
 
 
-def page(records: list[Record], after: str | None, limit: int) -> Record:
-    """A part of a list, as OpenAI's clients page through it."""
+def page(records: list[Record], after: str | None, limit: int, *, oldest_first: bool = False) -> Record:
+    """A part of a list, as OpenAI's clients page through it.
+
+    Raises:
+        ApiError: 400, ``after`` is no id of such a list.
+    """
     if after is not None:
-        places = [place for place, record in enumerate(records) if record["id"] == after]
-        records = records[places[0] + 1 :] if places else []
+        records = _behind(records, after, oldest_first=oldest_first)
     chosen = [shown(record) for record in records[:limit]]
     return {
         "object": "list",
@@ -256,3 +289,14 @@ def page(records: list[Record], after: str | None, limit: int) -> Record:
         "last_id": chosen[-1]["id"] if chosen else None,
         "has_more": len(records) > limit,
     }
+
+
+def _behind(records: list[Record], after: str, *, oldest_first: bool) -> list[Record]:
+    """Records behind the one of this id. It may be gone, because clients delete what they have read: ids of files and
+    batches say where it was."""
+    for place, record in enumerate(records):
+        if record["id"] == after:
+            return records[place + 1 :]
+    if not ID.fullmatch(after):
+        raise bad_field("after", "must be the last id of the page before")
+    return [record for record in records if (record["id"] > after) == oldest_first]

@@ -14,7 +14,7 @@ from pagebus.bus.contract import Bus
 from pagebus.bus.messages import ResponseQueued
 from pagebus.bus.streams import Names
 from pagebus.web.adapters.response_events import OVER
-from pagebus.web.adapters.translated import Event
+from pagebus.web.adapters.translated import Event, named
 from pagebus.web.http.errors import ApiError, overloaded
 from pagebus.web.http.limits import UNSTATED_OUTPUT_TOKENS
 from pagebus.web.storage.quota import ResponseQuota
@@ -33,6 +33,8 @@ REFRESH_S = 1.0
 """Seconds between checks for responses that other ingresses have ended."""
 DELETE_COUNT = 1000
 """Number of Redis keys deleted in one command."""
+UNDER_WAY_S = 86400.0
+"""Seconds for which a background response may wait and be computed; it expires ``ttl_s`` after its end."""
 UNDER_WAY = "response-under-way"
 """Name of the mark that exists until a background response is over."""
 Record = dict[str, Any]
@@ -63,8 +65,8 @@ def num_bytes(value: Any) -> int:
 
 
 class Responses:
-    """Records of responses, and events of background responses in pieces. All expire after ``ttl_s`` and count towards
-    the quota."""
+    """Records of responses, and events of background responses in pieces. All expire ``ttl_s`` after they were written,
+    records of responses under way UNDER_WAY_S later. They count towards the quota."""
 
     def __init__(self, bus: Bus, names: Names, ttl_s: float, quota: ResponseQuota) -> None:
         self._bus, self._names, self._ttl_s, self._quota = bus, names, ttl_s, quota
@@ -76,12 +78,12 @@ class Responses:
         """Store a finished response, deleting older ones if there is no room."""
         owner, response_id = record["owner"], record["response"]["id"]
         self._quota.put(owner, response_id, num_bytes(record))
-        await self._put(record)
+        await self._put(record, self._ttl_s)
         for other, pieces in self._quota.make_room(owner):
             await self._forget(other, pieces)
 
-    async def _put(self, record: Record) -> None:
-        await self._bus.put_state(f"response:{record['response']['id']}", record, ttl_s=self._ttl_s)
+    async def _put(self, record: Record, ttl_s: float) -> None:
+        await self._bus.put_state(f"response:{record['response']['id']}", record, ttl_s=ttl_s)
 
     async def record(self, response_id: str) -> Record | None:
         """The record, whoever its owner is."""
@@ -136,9 +138,9 @@ class Responses:
 
     async def queue(self, record: Record) -> None:
         """Queue a response for any ingress to compute. Its room is reserved already."""
-        response_id, owner = record["response"]["id"], record["owner"]
-        await self._bus.put_state(f"{UNDER_WAY}:{response_id}", {}, ttl_s=self._ttl_s)
-        await self._put(record)
+        response_id, owner, ttl_s = record["response"]["id"], record["owner"], self._ttl_s + UNDER_WAY_S
+        await self._bus.put_state(f"{UNDER_WAY}:{response_id}", {}, ttl_s=ttl_s)
+        await self._put(record, ttl_s)
         await self._bus.publish([(self._names.responses, ResponseQueued(response_id=response_id, owner=owner))])
         self.news.set()
 
@@ -165,13 +167,17 @@ class Responses:
 
     async def events(self, response_id: str, after: int) -> AsyncIterator[bytes]:
         """All events with a higher number, as they come, and the last one in any case, so that every stream has an end
-        (unless the response is deleted)."""
+        (unless the response is deleted). Where events have expired, that is made of the record."""
         place = waited = 0
         while True:
             if (piece := await self.piece(response_id, place)) is None:
                 waited += 1
-                if waited % GONE_POLLS == 0 and await self.record(response_id) is None:
-                    return
+                if waited % GONE_POLLS == 0:
+                    if (record := await self.record(response_id)) is None:
+                        return
+                    if (end := await self._end_of(record, place)) is not None:
+                        yield named(end | {"sequence_number": after + 1})
+                        return
                 await asyncio.sleep(min(POLL_S * (1 + waited / GONE_POLLS), MAX_POLL_S))
                 continue
             place, waited = place + 1, 0
@@ -180,9 +186,17 @@ class Responses:
                 if is_last:
                     await self._recorded(response_id)
                 if event["sequence_number"] > after or is_last:
+                    after = event["sequence_number"]
                     yield data
                 if is_last:
                     return
+
+    async def _end_of(self, record: Record, place: int) -> Event | None:
+        """The last event of a response that is over, and of whose events this piece has expired."""
+        response = record["response"]
+        if response["status"] not in OVER or await self.piece(response["id"], place) is not None:
+            return None
+        return {"type": f"response.{response['status']}", "response": response}
 
     async def _recorded(self, response_id: str) -> None:
         """Wait until the record is final. It is written after the last event, and a client that has seen that may ask
@@ -195,7 +209,9 @@ class Responses:
 
     async def cancel(self, response_id: str) -> None:
         """Note that the client has cancelled it."""
-        await self._bus.put_state(f"response-cancel:{response_id}", {"cancelled": True}, ttl_s=self._ttl_s)
+        await self._bus.put_state(
+            f"response-cancel:{response_id}", {"cancelled": True}, ttl_s=self._ttl_s + UNDER_WAY_S
+        )
 
     async def is_cancelled(self, response_id: str) -> bool:
         (found,) = await self._bus.get_state(f"response-cancel:{response_id}")

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pagebus.actors.commands.jobs.transfer import KEPT_S, batch_of, collect, submit
+from pagebus.actors.commands.jobs.transfer import OUTCOMES, ResultsMissing, batch_of, collect, submit
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, make_bus
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import Progress
-from pagebus.bus.contract import Bus, BusError
+from pagebus.bus.contract import COUNTERS_KEPT_S, Bus, BusError
 from pagebus.bus.streams import Names
 
 
@@ -22,7 +22,7 @@ def act(arguments: argparse.Namespace, settings: Settings) -> int:
     """Do what the command says; returns the exit code."""
     try:
         return asyncio.run(_act(arguments, settings))
-    except BusError as error:
+    except (BusError, ResultsMissing) as error:
         say(error)
         return EXIT_FAILED
 
@@ -68,7 +68,7 @@ async def _results(arguments: argparse.Namespace, bus: Bus, names: Names, batch:
 async def _cancel(arguments: argparse.Namespace, bus: Bus, names: Names, batch: str) -> int:
     (counters,) = await bus.counters(names.batch(batch))
     if _is_known(arguments, batch, counters):  # else all that is submitted later would be cancelled
-        await bus.count({names.batch(batch): {"cancel": 1}}, ttl_s=KEPT_S)
+        await bus.count({names.batch(batch): {"cancel": 1}}, ttl_s=COUNTERS_KEPT_S)
     return await _status(arguments, bus, names, batch) if counters else EXIT_FAILED
 
 
@@ -82,5 +82,5 @@ def _is_known(arguments: argparse.Namespace, batch: str, counters: dict[str, int
 def told(batch: str, counters: dict[str, int]) -> dict[str, Any]:
     """A batch, for people and programs."""
     submitted = counters.get("submitted", 0)
-    ended = {name: counters.get(name, 0) for name in ("completed", "failed", "cancelled")}
+    ended = {name: counters.get(name, 0) for name in OUTCOMES}
     return {"batch": batch, "submitted": submitted, **ended, "waiting": max(0, submitted - sum(ended.values()))}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import orjson
 
-from pagebus.bus.contract import START, Bus
+from pagebus.bus.contract import COUNTERS_KEPT_S, START, Bus
 from pagebus.bus.messages import Job, JobResult
 from pagebus.bus.streams import Names
 
@@ -26,8 +26,8 @@ MAX_QUEUED = 50_000
 """Entries that the stream of jobs may have for more to be added: what is beyond them waits in the file."""
 POLL_S = 0.2
 READ_BLOCK_MS = 1000
-KEPT_S = 30 * 86400
-"""How long the counters of a batch are kept."""
+OUTCOMES = ("completed", "failed", "cancelled")
+"""The counters of lines that have ended."""
 HEAD_BYTES = 2**16
 Show = Callable[[str, float | None], None]
 """Shows a phase and how far it has come, 0 to 1."""
@@ -80,7 +80,7 @@ async def submit(bus: Bus, names: Names, path: Path, batch: str, show: Show, *, 
             chunk = []
             show(f"submitted {done} lines", line.share)
     done += await _push(bus, names, batch, chunk)
-    await bus.count({names.batch(batch): {"total": done}}, ttl_s=KEPT_S)
+    await bus.count({names.batch(batch): {"total": done}}, ttl_s=COUNTERS_KEPT_S)
     return done
 
 
@@ -88,7 +88,7 @@ async def _push(bus: Bus, names: Names, batch: str, chunk: list[tuple[str, Job]]
     while await bus.length(names.jobs) > MAX_QUEUED:  # noqa: ASYNC110 (there is no event for it)
         await asyncio.sleep(POLL_S)
     await bus.publish(chunk)
-    await bus.count({names.batch(batch): {"submitted": len(chunk)}}, ttl_s=KEPT_S)
+    await bus.count({names.batch(batch): {"submitted": len(chunk)}}, ttl_s=COUNTERS_KEPT_S)
     return len(chunk)
 
 
@@ -143,9 +143,23 @@ def _cut_torn_line(path: Path) -> None:
             end = start
 
 
+class ResultsMissing(Exception):
+    """All lines are answered, and some results are neither in the file nor on the stream."""
+
+    def __init__(self, path: Path, count: int, total: int) -> None:
+        super().__init__(
+            f"{path} has {count} of {total} results; the others were collected before, into another file. To compute "
+            "them again, submit the requests with another --batch"
+        )
+
+
 async def collect(bus: Bus, names: Names, batch: str, path: Path, show: Show, *, wait: bool) -> dict[str, int]:
-    """Write results to a file, with ``wait`` until all are there; returns the counters. What is safely in the file is
-    deleted from the stream."""
+    """Write results to a file, with ``wait`` until no more will come; returns the counters. What is safely in the file
+    is deleted from the stream.
+
+    Raises:
+        ResultsMissing: results are missing, and no more will come.
+    """
     stream, output, position = names.batch_results(batch), Output(path), START
     try:
         while True:
@@ -161,7 +175,13 @@ async def collect(bus: Bus, names: Names, batch: str, path: Path, show: Show, *,
                 await bus.trim(stream, position)
             known = total or max(counters.get("submitted", 0), len(output))
             show(f"{len(output)} of {known} done", len(output) / total if total else None)
-            if not entries and (not wait or (total is not None and len(output) >= total)):
+            is_whole = total is not None and len(output) >= total
+            is_over = total is not None and sum(counters.get(name, 0) for name in OUTCOMES) >= total
+            if not entries and is_over:
+                await bus.delete(stream)
+                if not is_whole:  # a result is stored together with its count
+                    raise ResultsMissing(path, len(output), total or 0)
+            if not entries and (is_whole or not wait):
                 return counters
     finally:
         output.close()

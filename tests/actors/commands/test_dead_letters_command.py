@@ -77,7 +77,7 @@ def test_what_cannot_be_done(command):
     """Unknown letters and those that nobody can process are told, with status 1; nothing named is a usage error."""
     rows = json.loads(command("list", "--json")[1])
 
-    assert command("show", "tokenizer/1-1")[0] == 1
+    assert command("show", "tokenizer/1-1")[:2] == (1, "none\n")
     assert command("requeue")[0] == 2
     status, _, error = command("requeue", rows[1]["letter"])
     assert status == 1

@@ -151,6 +151,26 @@ async def test_close_aborts_what_runs(inbox: Inbox, outbox: ListOutbox):
     await inbox.idle()
 
 
+class Lines:
+    """A log of which tests see the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def info(self, event: str, **_: object) -> None:
+        self.events.append(event)
+
+
+@pytest.mark.parametrize(("attempt", "event"), [("", "aborted"), ("1", "left running")])
+async def test_the_log_tells_what_ends_from_what_goes_on(outbox: ListOutbox, attempt: str, event: str):
+    """A request that its client, or another jobs actor, may ask for again is not aborted."""
+    log, bus = Lines(), MemoryBus(MemoryServer())
+    inbox = Inbox(bus, Names(), "me", outbox, IngressMetrics(Metrics(), 100), log)
+    request = GenerateRequest(request_id="a", ingress="me", sampling=SamplingParams(), prompt="x", attempt=attempt)
+    inbox.close(inbox.submit([request], streaming=True), delivered=False)
+    assert log.events == [event]
+
+
 async def test_who_comes_after_the_end_is_told_so(inbox: Inbox, outbox: ListOutbox):
     """A handler may still be on its way when everything ends. Nobody would end its call."""
     inbox.fail_all(unavailable("The server is shutting down."))
@@ -207,11 +227,13 @@ async def test_a_full_outbox(inbox: Inbox, outbox: ListOutbox):
     assert (outbox.sent, inbox.num_open) == ([], 0)
 
 
-async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
-    """One bad entry is put aside; those after it arrive, and nothing stays in the mailbox."""
+@pytest.mark.parametrize("stage", ["ingress", "jobs"])
+async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox, stage: str):
+    """One bad entry is put aside, under the kind of its actor, whose Redis user may write no other; those after it
+    arrive, and nothing stays in the mailbox."""
     server, names = MemoryServer(), Names()
     bus = MemoryBus(server)
-    inbox = Inbox(bus, names, "me", outbox, IngressMetrics(Metrics()), get_logger())
+    inbox = Inbox(bus, names, "me", outbox, IngressMetrics(Metrics()), get_logger(), stage=stage)
     running = asyncio.create_task(inbox.run())
     await inbox.mailbox.keep()
     call = ask(inbox, "a")
@@ -222,7 +244,7 @@ async def test_garbage_in_the_mailbox_is_dead_lettered(outbox: ListOutbox):
     await call.finished()
     await until_empty(bus, names.replies("me"))
 
-    assert await bus.length(names.dead_letters("ingress")) == 2
+    assert await bus.length(names.dead_letters(stage)) == 2
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 

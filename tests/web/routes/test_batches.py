@@ -10,17 +10,19 @@ import json
 import threading
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from pagebus.actors.telemetry.metrics import render
 from pagebus.bus.messages import Job
 from pagebus.web.jobs import batches
 from pagebus.web.jobs.batches import Progress
 from pagebus.web.jobs.lines import Result
 from pagebus.web.jobs.tally import Tally
 from pagebus.web.storage import files
-from pagebus.web.storage.files import Store, new_id
+from pagebus.web.storage.files import Record, Store, new_id
 from tests.helpers.waiting import LIMIT_S, until
 from tests.web.batch_world import URL, World, ask, usage_of, world_in
 from tests.web.fake_backend import MODEL, SENTENCE
@@ -49,6 +51,14 @@ async def test_a_batch_is_worked_off(world: World) -> None:
     assert errors["bad"]["response"]["status_code"] == 400
     assert [each.id async for each in world.client.batches.list()] == [batch_id]
     assert all(request.is_job for request in world.backend.requests)
+    assert outcomes(world) == {"completed": 20, "failed": 1, "cancelled": 0}
+
+
+def outcomes(world: World) -> dict[str, int]:
+    """What the newest jobs actor has counted of lines."""
+    (actor, _), name = world.jobs[-1], "pagebus:jobs_total"
+    lines = [line for line in render([actor.metrics.snapshot()]).splitlines() if line.startswith(name)]
+    return {line.split('outcome="')[1].partition('"')[0]: int(float(line.split()[-1])) for line in lines}
 
 
 async def test_a_batch_goes_on_where_it_was(world: World) -> None:
@@ -113,6 +123,7 @@ async def test_a_cancelled_batch_keeps_what_is_done(world: World) -> None:
     errors = await world.lines(batch.error_file_id)
     assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
     assert len(errors) == 5
+    await until(lambda: outcomes(world) == {"completed": 1, "failed": 0, "cancelled": 5})
     with pytest.raises(openai.ConflictError):
         await world.client.batches.cancel(batch_id)
 
@@ -162,12 +173,8 @@ async def test_a_file_that_begins_with_a_byte_order_mark(world: World) -> None:
 
 
 async def test_a_file_that_goes_away(world: World) -> None:
-    """Its batch fails, and nothing else does."""
-    world.backend.answers = False
-    await world.begin(max_num_jobs=1)
-    file_id = await world.upload(ask("a"), ask("b"))
-    batch_id = await world.batch(file_id)
-    await world.backend.requested(1)
+    """Its batch fails with the answers that there are, and nothing else does."""
+    batch_id, file_id = await half_done(world)
     await world.leave()
     await world.client.files.delete(file_id)
     world.backend.answers = True
@@ -176,8 +183,69 @@ async def test_a_file_that_goes_away(world: World) -> None:
     assert batch.status == "failed"
     assert batch.errors is not None
     assert [each.code for each in batch.errors.data or []] == ["file_not_found"]
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == 1
+    assert (await world.lines(batch.output_file_id)).keys() == {"a"}
+    assert list(world.folder.glob("*.partial")) == []
     other = await world.ended(await world.batch(await world.upload(ask("c"))))
     assert other.status == "completed"
+
+
+async def half_done(world: World) -> tuple[str, str]:
+    """Ids of a batch, of whose two lines one is answered, and of its file."""
+    world.backend.answers = False
+    await world.begin(max_num_jobs=1)
+    file_id = await world.upload(ask("a"), ask("b"))
+    batch_id = await world.batch(file_id)
+    await world.backend.requested(1)
+    await world.backend._answer(world.backend.requests[0])
+    await world.backend.requested(2)
+    return batch_id, file_id
+
+
+async def test_a_file_that_goes_away_before_a_cancellation(world: World) -> None:
+    """What is not done cannot be listed; what is done is not lost."""
+    batch_id, file_id = await half_done(world)
+    await world.client.files.delete(file_id)
+    await world.client.batches.cancel(batch_id)
+    batch = await world.ended(batch_id)
+    assert (batch.status, batch.errors) == ("cancelled", None)
+    assert (await world.lines(batch.output_file_id)).keys() == {"a"}
+
+
+async def test_a_batch_that_is_given_up_keeps_what_is_done(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be what ends its actors; the line that was not done is listed."""
+    batch_id, _ = await half_done(world)
+    await world.leave()
+    monkeypatch.setattr("pagebus.web.jobs.actor.MAX_DELIVERIES", 1)
+    await world.begin()
+    batch = await world.ended(batch_id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert [each.code for each in batch.errors.data or []] == ["given_up"]
+    assert (await world.lines(batch.output_file_id)).keys() == {"a"}
+    assert (await world.lines(batch.error_file_id))["b"]["error"]["code"] == "given_up"
+
+
+async def test_a_cancelled_batch_that_is_interrupted_at_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file was made, there was no room for the next: all of it is made again, and no answer is lost."""
+    add, tries = Store.add, itertools.count()
+
+    def fails_once(*args: Any, **options: Any) -> Record:
+        if next(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return add(*args, **options)
+
+    batch_id, _ = await half_done(world)
+    monkeypatch.setattr(Store, "add", fails_once)
+    monkeypatch.setattr("pagebus.web.jobs.actor.DISK_RETRY_S", 0.01)
+    await world.client.batches.cancel(batch_id)
+    batch = await world.ended(batch_id)
+    assert batch.status == "cancelled"
+    assert (await world.lines(batch.output_file_id)).keys() == {"a"}
+    assert (await world.lines(batch.error_file_id)).keys() == {"b"}
+    files = [each.id async for each in world.client.files.list(purpose="batch_output")]
+    assert set(files) == {batch.output_file_id, batch.error_file_id}
 
 
 async def test_batches_that_are_refused(world: World) -> None:

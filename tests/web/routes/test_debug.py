@@ -7,6 +7,7 @@ import pytest
 
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.sources import shown
+from pagebus.bus.contract import Entry, EntryId
 from pagebus.bus.messages import StateRequested
 from pagebus.web.observatory.observatory import picture
 from tests.web.observatory.test_board import state
@@ -18,6 +19,7 @@ async def test_all_there_is_to_know_without_secrets(serve, http) -> None:
     """Behind the key; actors, streams, settings and the scheduler, and not the key itself."""
     served = await serve(api_key=(KEY,))
     served.backend.answer = lambda asked: state({7: [0, 1]}) if isinstance(asked, StateRequested) else None
+    await served.actor.bus.dead_letter("tokenizer", Entry("requests", EntryId(1), None), "odd")
     async with http.get(served.url + "/debug/state") as response:
         assert response.status == 401
     async with http.get(served.url + "/debug/state", headers={"Authorization": f"Bearer {KEY}"}) as response:
@@ -30,6 +32,8 @@ async def test_all_there_is_to_know_without_secrets(serve, http) -> None:
     assert told["versions"]["pagebus"] == served.actor.context.version
     assert {row["kind"] for row in told["actors"]} >= {"ingress", "scheduler"}
     assert {row["name"] for row in told["streams"]} >= {"requests", "tokenized", "control"}
+    dead = [row for row in told["streams"] if row["name"].startswith("dead:")]
+    assert dead == [{"name": "dead:tokenizer", "length": 1}], "where there are none, there is no line"
     assert told["scheduler"] == orjson.loads(orjson.dumps(picture(state({7: [0, 1]}))))
     assert [each["id"] for each in told["scheduler"]["requests"]] == ["request-7"]
     assert told["missing"] == []

@@ -117,7 +117,7 @@ async def test_a_conversation_goes_on(served: Served, client: openai.AsyncOpenAI
     await client.responses.create(model=MODEL.name, input="three", previous_response_id=second.id)
     told = [(each["role"], each["content"]) for each in served.backend.requests[-1].messages or ()]
     assert told == [("user", "one"), ("assistant", TEXT), ("user", "two"), ("assistant", TEXT), ("user", "three")]
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match=r"'resp_none' not found\. Responses are kept for 3600 s\."):
         await client.responses.create(model=MODEL.name, input="x", previous_response_id="resp_none")
 
 

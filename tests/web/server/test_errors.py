@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 
 import pytest
@@ -150,16 +151,17 @@ async def test_no_such_route(serve, http):
         ("/v1/images/generations", "GET /docs lists all routes."),
     ],
 )
-@pytest.mark.parametrize("root_path", [None, "/llm"])
-async def test_a_path_that_is_no_route(serve, http, path, hint, root_path):
-    """The error says what was asked for, and which route may be meant, below a root path, too."""
+@pytest.mark.parametrize(("root_path", "sent"), [(None, ""), ("/llm", "/llm"), ("/llm", "")])
+async def test_a_path_that_is_no_route(serve, http, path, hint, root_path, sent):
+    """The error says what was asked for, and which route may be meant, below a root path, too: also if a proxy takes
+    that off."""
     served = await serve(root_path=root_path)
 
-    url = URL(served.url + (root_path or "") + path, encoded=True)
+    url = URL(served.url + sent + path, encoded=True)
     async with http.post(url, data=b"{}", allow_redirects=False) as response:
         status, error = response.status, shape(await response.json())
 
-    hint = hint.replace("mean /", f"mean {root_path or ''}/")
+    hint = re.sub("(mean |GET )/", rf"\1{root_path or ''}/", hint)
     expected = f"There is no route POST {url.path}. {hint}"
     assert (status, error["message"], error["reason"]) == (404, expected, "unknown_route")
 
@@ -171,6 +173,10 @@ async def test_a_slash_too_many(serve, http):
     assert (await post(http, served, "/v1/completions/", json={"prompt": "x"}))[0] == 200
     async with http.get(served.url + "/v1/models/?a=b", allow_redirects=False) as response:
         assert (response.status, response.headers["Location"]) == (307, "/v1/models?a=b")
+    below = await serve(root_path="/llm")
+    for sent in ("", "/llm"):  # a proxy may take the root path off
+        async with http.get(f"{below.url}{sent}/v1/models/?a=b", allow_redirects=False) as response:
+            assert (response.status, response.headers["Location"]) == (307, "/llm/v1/models?a=b")
     async with http.get(URL(served.url + "//elsewhere.example/", encoded=True), allow_redirects=False) as response:
         assert response.status == 404
 

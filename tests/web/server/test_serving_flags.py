@@ -217,7 +217,7 @@ async def test_the_page_below_a_root_path(serve, http):
         async with http.get(f"{served.url}{root}/", headers={"Accept": "text/html"}) as response:
             assert re.findall(r'(?:href|src)="/', await response.text()) == []
         async with http.get(f"{served.url}{root}/") as response:
-            assert (await response.json())["links"]["models"] == f"{root}/v1/models"
+            assert (await response.json())["links"]["models"] == "/llm/v1/models"
 
 
 async def test_a_unix_socket(serve, tmp_path):

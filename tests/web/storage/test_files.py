@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -44,6 +44,19 @@ async def test_a_file_comes_and_goes(world: World) -> None:
     assert (await files.delete(first.id)).deleted
     with pytest.raises(openai.NotFoundError):
         await files.content(first.id)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_files_are_deleted_page_by_page(world: World, order: Literal["asc", "desc"]) -> None:
+    """A page goes on behind the last one, whose files are gone by then; what is no id is refused."""
+    files = world.client.files
+    for _ in range(5):
+        await files.create(file=("a", b"x"), purpose="user_data")
+    async for each in files.list(limit=2, order=order):
+        await files.delete(each.id)
+    assert [each async for each in files.list()] == []
+    with pytest.raises(openai.BadRequestError, match="after"):
+        await files.list(after="file-5")
 
 
 async def test_what_is_refused(world: World) -> None:

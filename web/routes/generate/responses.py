@@ -190,7 +190,8 @@ async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.Stream
 async def find(context: Context, response_id: str, owner: str, param: str = "response_id") -> Record:
     found = await context.responses.find(response_id, owner) if len(response_id) <= MAX_ID_CHARS else None
     if found is None:
-        text = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found."
+        kept_s = context.settings.response_ttl_s
+        text = f"Response with id '{response_id[:MAX_ID_CHARS]}' not found. Responses are kept for {kept_s:g} s."
         raise ApiError(404, text, param=param, code="response_not_found")
     response = found["response"]
     if response["background"] and await context.responses.is_cancelled(response_id):

@@ -131,7 +131,7 @@ async def page(request: web.Request) -> web.Response:
     if "text/html" in request.headers.get("Accept", ""):
         response = respond(request, files()["index.html"])
     else:
-        root = request.path.removesuffix("/")
+        root = request.app[CONTEXT].settings.root_path or ""  # also where a proxy has taken it off the path
         links = {name: root + path for name, path in LINKS.items()}
         response = json_response({"name": "pagebus", "version": request.app[CONTEXT].version, "links": links})
     response.headers["Vary"] = "Accept, Accept-Encoding"

@@ -75,7 +75,7 @@ async def create_batch(request: web.Request) -> web.Response:
     file = await asyncio.to_thread(store.find, wanted.input_file_id, key.name)
     if file is None or file["purpose"] != "batch":
         raise bad_field("input_file_id", "there is no such file with the purpose batch")
-    batch = new_batch(wanted, key)
+    batch = new_batch(wanted, key, context.settings.name)
     async with store.making:
         most = context.settings.max_batches
         if await asyncio.to_thread(store.num_under_way, key.name) >= most:
@@ -92,7 +92,7 @@ def traceparent_of(request: web.Request) -> str:
     return told if TRACEPARENT.fullmatch(told) else ""
 
 
-def new_batch(wanted: Wanted, key: ApiKey) -> Record:
+def new_batch(wanted: Wanted, key: ApiKey, deployment: str) -> Record:
     """The record of a new batch."""
     now = int(time.time())
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -117,6 +117,7 @@ def new_batch(wanted: Wanted, key: ApiKey) -> Record:
         "weight": key.weight,
         "cache_salt": key.salted(None) if key.private_cache else None,
         "output_expires_s": wanted.output_expires_s,
+        "deployment": deployment,
     }
 
 

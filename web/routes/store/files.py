@@ -135,11 +135,12 @@ async def list_files(request: web.Request) -> web.Response:
     found = await asyncio.to_thread(store.all, "file-", request[API_KEY].name)
     if purpose := query.get("purpose"):
         found = [each for each in found if each["purpose"] == purpose]
-    if query.get("order", "desc") not in ("asc", "desc"):
+    if (order := query.get("order", "desc")) not in ("asc", "desc"):
         raise bad_field("order", "must be asc or desc")
-    if query.get("order") == "asc":
+    oldest_first, limit = order == "asc", limit_of(request, MAX_PAGE, MAX_PAGE)
+    if oldest_first:
         found.reverse()
-    return json_response(page(found, query.get("after"), limit_of(request, MAX_PAGE, MAX_PAGE)))
+    return json_response(page(found, query.get("after"), limit, oldest_first=oldest_first))
 
 
 def limit_of(request: web.Request, default: int, most: int) -> int:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from pagebus.actors.commands.jobs import transfer
-from pagebus.actors.commands.jobs.transfer import batch_of, collect, lines_of, submit
+from pagebus.actors.commands.jobs.transfer import ResultsMissing, batch_of, collect, lines_of, submit
 from pagebus.bus.contract import START
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
@@ -112,6 +112,18 @@ async def test_results_are_collected_once(bus: MemoryBus, tmp_path: Path) -> Non
     assert counters["total"] == 6
     assert sorted(orjson.loads(line)["custom_id"] for line in out.read_text().splitlines()) == list("012345")
     assert await bus.length(NAMES.batch_results("b")) == 0
+
+
+async def test_results_that_were_collected_into_another_file(bus: MemoryBus, tmp_path: Path) -> None:
+    """They never come again: this is said, in place of a wait without end. Nothing of the stream is left."""
+    await bus.count({NAMES.batch("b"): {"submitted": 3, "total": 3}}, ttl_s=60)
+    await answer(bus, "b", 0, 2)
+    await collect(bus, NAMES, "b", tmp_path / "first.jsonl", silent, wait=False)
+    await answer(bus, "b", 2, 3)
+    await bus.count({NAMES.batch("b"): {"completed": 1, "failed": 1, "cancelled": 1}}, ttl_s=60)
+    with pytest.raises(ResultsMissing, match=r"second.jsonl has 1 of 3 results.*--batch"):
+        await collect(bus, NAMES, "b", tmp_path / "second.jsonl", silent, wait=True)
+    assert await bus.last_id(NAMES.batch_results("b")) == START
 
 
 def test_a_batch_is_found_by_its_file(tmp_path: Path) -> None:

@@ -237,9 +237,8 @@ class Inbox:
             problem = entry.error if entry.message is None else self._try(entry.message)
             if problem:
                 self._log.error("reply dead-lettered", entry=str(entry.id), error=problem)
-                await self._bus_retry.until_taken(
-                    partial(self._bus.dead_letter, self._stage, entry, problem), "letters"
-                )
+                put_aside = partial(self._bus.dead_letter, self._stage, entry, problem)
+                await self._bus_retry.until_taken(put_aside, "letters")
         await asyncio.sleep(0)  # handlers write what has come, before more is read
         await self.mailbox.trim(idle=not self._readers.newest)
         self.retries.retry_silent()

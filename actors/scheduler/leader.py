@@ -22,7 +22,7 @@ from pagebus.actors.scheduler.recovery.takeover import MARK_STEP, Recovered, Tak
 from pagebus.actors.scheduler.service.dead_letters import DeadLetters
 from pagebus.actors.scheduler.service.detokenizers import Detokenizers
 from pagebus.actors.scheduler.service.lease_watch import LOOK_S, LeaseWatch
-from pagebus.actors.scheduler.service.membership import Membership
+from pagebus.actors.scheduler.service.membership import DRAINED, Membership
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.scheduler.service.observers import Observers
 from pagebus.actors.scheduler.service.result_streams import ResultStreams
@@ -231,7 +231,10 @@ class Leader:
 
     # -- beside the loop ----------------------------------------------------------------------------------------------
     def _fence(self, replica: str, epoch: int, reason: str) -> None:
-        self.log.warning("replica is given up", replica=replica, epoch=epoch, reason=reason)
+        if reason == DRAINED:
+            self.log.info("replica has left", replica=replica, epoch=epoch)
+        else:
+            self.log.warning("replica is given up", replica=replica, epoch=epoch, reason=reason)
         fence = ReplicaFenced(replica=replica, reason=reason)
         self._outbox.append_at(self._actor.names.results(replica), EntryId(epoch, FENCE_INDEX), fence)
 

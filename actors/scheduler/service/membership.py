@@ -24,17 +24,20 @@ from pagebus.bus.contract import START, EntryId, LeaseInfo
 from pagebus.bus.streams import address_of, is_address
 
 DEFAULT_BUDGET_TOKENS = 2048
+DRAINED = "it has drained"
+"""The reason why a replica is shut out whose executor ended as it was told to."""
 CLIENTS = ("ingress", "jobs")
 """Kinds of actors that send requests and receive replies. In this module, "ingress" means both."""
 
 
 @dataclass(slots=True)
 class Member:
-    """An executor that gets plans, or that is being removed. ``rolled_back``: the bus was restarted after it
-    joined, and may have lost results that the scheduler has read."""
+    """An executor that gets plans, or that is being removed. ``drains``: it ends as it was told to. ``rolled_back``:
+    the bus was restarted after it joined, and may have lost results that the scheduler has read."""
 
     epoch: int
     suspended: bool = False
+    drains: bool = False
     fenced: bool = False
     num_host_blocks: int = 0
     rolled_back: bool = False
@@ -130,10 +133,11 @@ class Membership:
             lease = leases.get(name)
             if lease is None:
                 if ("executor", name) in revoked:
-                    self.distrust(name, "its lease has ended")
+                    self.distrust(name, DRAINED if member.drains else "its lease has ended")
             elif lease.epoch != member.epoch:
                 self.distrust(name, "a new executor has taken its place")
             elif lease.info.get("state") == "draining":  # not "loading", which a server set back may say once more
+                member.drains = True
                 self._suspend(name, member, drains=True)
             elif (num_host_blocks := _count(lease, "num_host_blocks")) > member.num_host_blocks:
                 member.num_host_blocks = num_host_blocks

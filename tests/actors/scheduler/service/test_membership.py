@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pagebus.actors.scheduler.service.membership import Membership
+from pagebus.actors.scheduler.service.membership import DRAINED, Membership
 from pagebus.bus.contract import FENCE_INDEX, LeaseInfo
 
 
-def executor(epoch: int) -> LeaseInfo:
-    info = {"state": "ready", "num_blocks": 64, "block_size": 16, "max_num_seqs": 4, "max_model_len": 256}
+def executor(epoch: int, state: str = "ready") -> LeaseInfo:
+    info = {"state": state, "num_blocks": 64, "block_size": 16, "max_num_seqs": 4, "max_model_len": 256}
     return LeaseInfo(kind="executor", name="gpu-0", epoch=epoch, info=info)
 
 
@@ -42,3 +42,14 @@ def test_all_detokenizers_are_deaf_to_an_executor_that_the_bus_was_restarted_und
     membership.look([executor(7), detokenizer("7-12")])
     membership.bus_restarted()
     assert membership.deaf_to("gpu-0") == ("text",)
+
+
+@pytest.mark.parametrize(("state", "reason"), [("ready", "its lease has ended"), ("draining", DRAINED)])
+def test_who_ended_as_he_was_told_to_is_not_taken_for_dead(state: str, reason: str) -> None:
+    """Each is shut out once its lease is gone, and the reason says which it was."""
+    told: list[tuple[str, int, str]] = []
+    membership = Membership(lambda event: None, lambda *fence: told.append(fence))
+    membership.look([executor(7)])
+    membership.look([executor(7, state)])
+    membership.look([], {("executor", "gpu-0")})
+    assert told == [("gpu-0", 7, reason)]

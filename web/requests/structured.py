@@ -107,9 +107,10 @@ def _read_tag_format(fields: Fields) -> StructuredOutput:
     return _tag(tag, "response_format")
 
 
-def _tag(value: Any, field: str) -> StructuredOutput:
+def _tag(value: Any, field: str, *, any_whitespace: bool = True) -> StructuredOutput:
     """A structural tag, which may come as text. What is in it the tokenizer looks at."""
-    return StructuredOutput(kind="structural_tag", text=_schema(value, field), field=field)
+    text = _schema(value, field)
+    return StructuredOutput(kind="structural_tag", text=text, field=field, any_whitespace=any_whitespace)
 
 
 def _read_json_schema(given: dict[str, Any] | None) -> StructuredOutput:
@@ -138,7 +139,7 @@ def _read_structured_outputs(given: dict[str, Any] | None) -> StructuredOutput |
         is not None
     ]
     if (tag := fields.take("structural_tag", SHAPES["json"])) is not None:
-        wanted.append(_tag(tag, f"{path}.structural_tag"))
+        wanted.append(_tag(tag, f"{path}.structural_tag", any_whitespace=any_whitespace))
     if fields.boolean("json_object", False):
         field = f"{path}.json_object"
         wanted.append(StructuredOutput(kind="json", text=ANY_OBJECT, field=field, any_whitespace=any_whitespace))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.grammars.literals import Literals
+from pagebus.actors.model.grammars.schema_checks import BadSchema, check_regex, check_schema
 from pagebus.actors.model.grammars.structural_tags import TagWriter
 from pagebus.actors.model.grammars.thoughts import UnboundedThoughts, before_answer, before_anything, within_anything
 from pagebus.actors.model.reasoning import FORMATS
@@ -28,6 +29,10 @@ WHITESPACE = r"[ \t]|\r?\n[ \t]{0,32}"
 """Between the parts of a JSON text: layouts that people and models use, but no endless blanks."""
 LARK_START = re.compile(r"^\s*start\s*(\[[^\n]*\])?\s*:(?!:=)", re.MULTILINE)
 """What a grammar in Lark has and one in GBNF has not."""
+THE_ANSWER = "start: @answer\n"
+UNFORCED = '%llguidance {"no_forcing": true}\n'
+"""llguidance asks the tokenizer for the tokens of text that has to come, and this takes the name of a special token for
+the token. No text is one, so the output could not go on. With this option the model chooses the tokens of the text."""
 MAX_ERROR_CHARS = 300
 JSON_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 LENGTHS = (5, 10, 15, 30)
@@ -52,15 +57,19 @@ def write_grammar(wanted: StructuredOutput, vocabulary: LLTokenizer | None = Non
         if wanted.kind == "anything":
             return _write_anything(wanted, literals)
         grammar = _write(wanted, literals)
-        if not wanted.reasoning:
-            return grammar
-        begun = wanted.prompt_thought is not None
-        thoughts = before_answer(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens, begun=begun)
+        first = THE_ANSWER
+        if wanted.reasoning:
+            begun = wanted.prompt_thought is not None
+            first = before_answer(FORMATS[wanted.reasoning], literals, wanted.thinking_tokens, begun=begun)
     except UnboundedThoughts:
         raise GrammarError("needs a model whose marks of reasoning are tokens") from None
+    if literals.tokens_in(grammar.replace("\\", "")):
+        first = UNFORCED + first
+    if first == THE_ANSWER:
+        return grammar
     parts = [{"lark_grammar": grammar}] if wanted.kind == "grammar" else json.loads(grammar)["grammars"]
     parts[0]["name"] = "answer"
-    return json.dumps({"grammars": [{"lark_grammar": thoughts}, *parts]})
+    return json.dumps({"grammars": [{"lark_grammar": first}, *parts]})
 
 
 def _write_anything(wanted: StructuredOutput, literals: Literals) -> str:
@@ -74,19 +83,29 @@ def _write(wanted: StructuredOutput, literals: Literals) -> str:
     from llguidance import LLMatcher
 
     if wanted.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(wanted.text))
+        return str(LLMatcher.grammar_from_regex(_whole(wanted.text)))
     if wanted.kind == "choice":
         return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(wanted.text)))))
     if wanted.kind == "grammar":
         return _as_lark(wanted.text)
+    layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
     try:
         if wanted.kind == "structural_tag":
-            writer = TagWriter(literals, _as_lark, WHITESPACE)
-            return json.dumps({"grammars": writer.write(json.loads(wanted.text))})
-        layout = {"whitespace_pattern": WHITESPACE} if wanted.any_whitespace else {"whitespace_flexible": False}
+            writer = TagWriter(literals, _as_lark, layout)
+            return json.dumps({"grammars": writer.write(json.loads(wanted.text))}, ensure_ascii=False)
+        check_schema(json.loads(wanted.text))
         return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
+
+
+def _whole(regex: str) -> str:
+    """A regular expression that the engine would cut at its end is refused."""
+    try:
+        check_regex(regex)
+    except BadSchema as error:
+        raise GrammarError(str(error)) from None
+    return regex
 
 
 def _as_lark(grammar: str) -> str:
@@ -166,7 +185,7 @@ SCHEMA_WITHIN = "failed to compile JSON schema: "
 
 def _short(text: str) -> str:
     """The part of an error that says what is wrong, without the state of the parser or the stack behind it."""
-    text = text.split("<state>")[0].split("<backtrace>")[0].strip()
+    text = text.split("<state>")[0].split("<backtrace>")[0].split(" Enable 'coerce_one_of'")[0].strip()
     if SCHEMA_WITHIN in text:  # a grammar that we have written: where in it helps nobody
         text = text.split(SCHEMA_WITHIN)[1].split("\n")[0]
     if not text or text.startswith("panic"):

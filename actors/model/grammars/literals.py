@@ -22,7 +22,7 @@ class Literals:
 
     def split(self, text: str) -> list[tuple[str, int | None]]:
         """The parts of ``text``, each with the id of the token that it is, or None for text."""
-        tokens = self._tokens_in(text)
+        tokens = self.tokens_in(text)
         if not tokens:
             return [(text, None)] if text else []
         pattern = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
@@ -41,18 +41,19 @@ class Literals:
         """One of ``texts`` as an expression."""
         return f"({' | '.join(self.lark(text) for text in texts)})"
 
-    @property
-    def ends(self) -> list[int]:
-        """The tokens that end an output."""
-        return [] if self._vocabulary is None else list(self._vocabulary.eos_tokens)
-
-    def _tokens_in(self, text: str) -> dict[str, int]:
+    def tokens_in(self, text: str) -> dict[str, int]:
+        """The special tokens whose names stand in ``text``."""
         vocabulary = self._vocabulary
         if vocabulary is None:
             return {}
         tokens = set(vocabulary.tokenize_str(text, parse_special=True))
         special = {vocabulary.decode_str([token]): token for token in tokens if vocabulary.is_special_token(token)}
         return {name: token for name, token in special.items() if name and name in text}
+
+    @property
+    def ends(self) -> list[int]:
+        """The tokens that end an output."""
+        return [] if self._vocabulary is None else list(self._vocabulary.eos_tokens)
 
 
 def quoted(text: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagebus.actors.model.grammars.literals import Literals, pattern, without
+from pagebus.actors.model.grammars.schema_checks import check_regex, check_schema
 
 ANY_TEXT, TRIGGERED = "any_text", "triggered_tags"
 FREE = (ANY_TEXT, TRIGGERED)
@@ -41,13 +42,13 @@ class BadTag(ValueError):
 
 
 class TagWriter:
-    """Writes one structural tag. ``grammar`` reads a grammar in Lark or GBNF as one in Lark, ``whitespace`` is what may
-    stand between the parts of JSON."""
+    """Writes one structural tag. ``grammar`` reads a grammar in Lark or GBNF as one in Lark, ``layout`` says what may
+    stand between the parts of JSON, in llguidance's words."""
 
-    def __init__(self, literals: Literals, grammar: Callable[[str], str], whitespace: str) -> None:
+    def __init__(self, literals: Literals, grammar: Callable[[str], str], layout: Mapping[str, Any]) -> None:
         self._literals = literals
         self._grammar = grammar
-        self._whitespace = whitespace
+        self._layout = layout
         self._rules: list[str] = []
         self._side_grammars: list[dict[str, str]] = []
 
@@ -222,12 +223,13 @@ class TagWriter:
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, Mapping):
             raise BadTag(f"{path}.json_schema must be an object")
-        layout = {"x-guidance": {"whitespace_pattern": self._whitespace}}
-        return self._named(f"%json {json.dumps({**schema, **layout}, ensure_ascii=False)}")
+        check_schema(schema)
+        return self._named(f"%json {json.dumps({**schema, 'x-guidance': self._layout}, ensure_ascii=False)}")
 
     def _regex(self, regex: str) -> str:
         from llguidance import regex_to_lark
 
+        check_regex(regex)
         return self._named(f"/{regex_to_lark(regex)}/")
 
     def _side(self, lark: str) -> str:

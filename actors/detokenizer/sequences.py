@@ -46,7 +46,7 @@ INTERNAL_ERROR = "InternalServerError"
 REPETITION = "repetition_detected"
 """The stop reason of an output that repeats itself."""
 BAD_REQUEST = "BadRequestError"
-COSTLY_GRAMMAR = "The output's schema or grammar turned out to be too complex to follow."
+COSTLY_GRAMMAR = "turned out to be too complex to follow, or to leave no token that may come next"
 
 
 _Row = tuple[SequenceState, int, int, Score | None]
@@ -313,7 +313,9 @@ class Sequences:
 
     def _refuse_grammar(self, state: SequenceState) -> None:
         """The client wrote what cannot be followed any further: the error is the client's."""
-        self._give_up(state.started.request_id, state.ingresses, COSTLY_GRAMMAR, (400, BAD_REQUEST))
+        field = state.started.sampling.grammar_field
+        text = f"{field or 'the grammar'}: {COSTLY_GRAMMAR}"
+        self._give_up(state.started.request_id, state.ingresses, text, (400, BAD_REQUEST), field or None)
 
     def _give_up(
         self,
@@ -321,14 +323,17 @@ class Sequences:
         ingresses: tuple[str, ...],
         message: str,
         kind: tuple[int, str] = (500, INTERNAL_ERROR),
+        field: str | None = None,
     ) -> None:
         """End the whole request with an error of that status and type, once at each ingress, and have the scheduler
-        drop what is left of it."""
+        drop what is left of it. ``field``: the one at fault."""
         for sequence_id in list(self._by_request.get(request_id, ())):
             self._touched.pop(sequence_id, None)
             self._remove(self._live[sequence_id])
         status, error_type = kind
-        failure = RequestFailed(request_id=request_id, status=status, error_type=error_type, message=message)
+        failure = RequestFailed(
+            request_id=request_id, status=status, error_type=error_type, message=message, param=field
+        )
         self._output.failures.append((ingresses[0], failure))
         self._output.copies += [(ingress, failure) for ingress in ingresses[1:]]
         self._output.controls.append(AbortRequest(request_id=request_id, reason=message))

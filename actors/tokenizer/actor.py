@@ -26,7 +26,14 @@ from pagebus.actors.tokenizer.heavy import Heavy
 from pagebus.actors.tokenizer.refusal import Refusal
 from pagebus.actors.tokenizer.thoughts import behind_prompt
 from pagebus.bus.contract import BusUnavailable, Entry, EntryId
-from pagebus.bus.messages import GenerateRequest, Message, PromptReply, StructuredOutput, TokenizedRequest
+from pagebus.bus.messages import (
+    GenerateRequest,
+    Message,
+    PromptReply,
+    SamplingParams,
+    StructuredOutput,
+    TokenizedRequest,
+)
 from pagebus.bus.streams import TOKENIZER_GROUP
 
 READ_COUNT = 128
@@ -209,7 +216,7 @@ class TokenizerActor(Actor):
         checked = await self._checked(request, behind_prompt(wanted, found))
         if isinstance(checked, Outcome):
             return checked
-        sampling = replace(reply.sampling, structured_output=None, grammar=checked.sampling.grammar)
+        sampling = _with_grammar(reply.sampling, wanted, checked.sampling.grammar)
         return dataclasses.replace(outcome, reply=replace(reply, sampling=sampling))
 
     async def _checked(self, request: GenerateRequest, wanted: StructuredOutput) -> GenerateRequest | Outcome:
@@ -220,7 +227,7 @@ class TokenizerActor(Actor):
                 return Outcome(request, Refusal(f"{field}: {problem}", param=field).reply(request))
         except (OSError, TimeoutError, ValueError) as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
-        return replace(request, sampling=replace(request.sampling, structured_output=None, grammar=verdict.grammar))
+        return replace(request, sampling=_with_grammar(request.sampling, wanted, verdict.grammar))
 
     async def _encode(self, requests: list[GenerateRequest]) -> list[Outcome]:
         """Outcomes in order. If a whole batch fails, one by one, so that the request with the bug fails alone."""
@@ -271,3 +278,7 @@ class TokenizerActor(Actor):
 
     async def _bury(self, entry: Entry, reason: str) -> None:
         await self.bus_retry.until_taken(lambda: self.bus.dead_letter(STAGE, entry, reason))
+
+
+def _with_grammar(sampling: SamplingParams, wanted: StructuredOutput, grammar: str) -> SamplingParams:
+    return replace(sampling, structured_output=None, grammar=grammar, grammar_field=wanted.field)

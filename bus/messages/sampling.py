@@ -114,6 +114,8 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     """The prompt is computed in one step, because its tokens all see each other: none of it may be cached."""
     num_speculative_tokens: int | None = None
     """The most drafts of a step; 0: none; None: as many as the server has."""
+    grammar_field: str = ""
+    """Where the client said what ``grammar`` is, for error messages."""
 
     @property
     def token_ids(self) -> dict[str, tuple[int, ...]]:

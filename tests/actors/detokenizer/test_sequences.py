@@ -163,8 +163,8 @@ def test_lost_tokens_end_the_request_with_one_error(sequences: Sequences) -> Non
 
 
 def test_a_grammar_that_costs_too_much_is_the_clients_error(sequences: Sequences) -> None:
-    """Whether it is found out in a step, or was before the sequence came here."""
-    sequences.start(started(1))
+    """Whether it is found out in a step, or was before the sequence came here. The error names the client's field."""
+    sequences.start(started(1, grammar_field="guided_regex"))
     sequences.apply(step((1, 65, 0, END_NONE)))
     sequences.apply(step((1, 66, 1, END_GRAMMAR)))
     sequences.start(started(2, output_token_ids=np.array([65], np.int32), output_end=END_GRAMMAR))
@@ -173,6 +173,7 @@ def test_a_grammar_that_costs_too_much_is_the_clients_error(sequences: Sequences
     failures = [(failure.request_id, failure.status, failure.error_type) for _, failure in output.failures]
     assert failures == [("r1", 400, "BadRequestError"), ("r2", 400, "BadRequestError")]
     assert all("too complex" in failure.message for _, failure in output.failures)
+    assert [failure.param for _, failure in output.failures] == ["guided_regex", None]
 
 
 def test_abort_is_silent_and_error_is_told(sequences: Sequences) -> None:

@@ -73,15 +73,15 @@ class AdapterRegistry:
         """
         self._check_enabled()
         if name in self._taken:
-            raise _refused(f"The name '{name}' is that of the model itself.")
+            raise _refused(f"The name '{name}' is that of the model itself.", "lora_name")
         if name in self._known and not in_place:
             raise _is_loaded(name)
         try:
             source = await asyncio.to_thread(self._read, name, path)
         except NoAdapter as error:
-            raise ApiError(404, f"Loading lora '{name}' failed: {error}", type="NotFoundError") from error
+            raise _not_found(f"Loading lora '{name}' failed: {error}", "lora_path") from error
         except AdapterError as error:
-            raise _refused(f"Loading lora '{name}' failed: {error}") from error
+            raise _refused(f"Loading lora '{name}' failed: {error}", "lora_path") from error
         async with self._changing:
             is_new = await self._bus.put_row(TABLE, name, structs.asdict(source), replace=in_place)
             await self._refresh()
@@ -99,7 +99,7 @@ class AdapterRegistry:
             was_there = await self._bus.delete_row(TABLE, name)
             await self._refresh()
         if not was_there:
-            raise ApiError(404, f"The lora adapter '{name}' cannot be found.", type="NotFoundError")
+            raise _not_found(f"The lora adapter '{name}' cannot be found.", "lora_name")
 
     async def _refresh(self) -> None:
         found = convert(await self._bus.get_rows(TABLE), dict[str, AdapterSource])
@@ -124,8 +124,12 @@ class AdapterRegistry:
 
 def _is_loaded(name: str) -> ApiError:
     text = "If you want to load the adapter in place, set 'load_inplace' to True."
-    return _refused(f"The lora adapter '{name}' has already been loaded. {text}")
+    return _refused(f"The lora adapter '{name}' has already been loaded. {text}", "lora_name")
 
 
-def _refused(text: str) -> ApiError:
-    return ApiError(400, text, type="BadRequestError", code="invalid_adapter")
+def _refused(text: str, field: str | None = None) -> ApiError:
+    return ApiError(400, text, param=field, type="BadRequestError", code="invalid_adapter")
+
+
+def _not_found(text: str, field: str) -> ApiError:
+    return ApiError(404, text, param=field, type="NotFoundError")

@@ -72,14 +72,17 @@ async def test_the_life_of_an_adapter(base: Path, tmp_path: Path) -> None:
 async def test_what_is_refused(base: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "large", base, seed=1, rank=17)
     async with serving(base, enable_lora=True, skip_tokenizer_init=True, served_model_name=("base",)) as served:
-        for body, status, text in (
-            ({"lora_name": "a"}, 400, "must be provided"),
-            ({"lora_name": "a", "lora_path": str(tmp_path / "none")}, 404, "no adapter found"),
-            ({"lora_name": "base", "lora_path": str(adapter)}, 400, "that of the model itself"),
-            ({"lora_name": "a", "lora_path": str(adapter)}, 400, "rank 17, this server takes up to 16"),
+        for body, status, field, text in (
+            ({"lora_path": str(adapter)}, 400, "lora_name", "must be provided"),
+            ({"lora_name": "a"}, 400, "lora_path", "must be provided"),
+            ({"lora_name": "a", "lora_path": str(tmp_path / "none")}, 404, "lora_path", "no adapter found"),
+            ({"lora_name": "base", "lora_path": str(adapter)}, 400, "lora_name", "that of the model itself"),
+            ({"lora_name": "a", "lora_path": str(adapter)}, 400, "lora_path", "rank 17, this server takes up to 16"),
         ):
             got, error = await call(served, "/v1/load_lora_adapter", **body)
-            assert (got, text in error["error"]["message"]) == (status, True), error
+            assert (got, error["error"]["param"], text in error["error"]["message"]) == (status, field, True), error
+        got, error = await call(served, "/v1/unload_lora_adapter", lora_name="a")
+        assert (got, error["error"]["param"]) == (404, "lora_name")
 
 
 async def test_without_enable_lora(base: Path, tmp_path: Path) -> None:

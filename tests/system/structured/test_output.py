@@ -104,6 +104,7 @@ async def test_beside_others(client):
         ("structured_outputs.regex", {"structured_outputs": {"regex": "(unclosed"}}),
         ("structured_outputs.grammar", {"structured_outputs": {"grammar": "root ::= missing"}}),
         ("guided_regex", {"guided_regex": "(?=ahead)"}),
+        ("guided_grammar", {"guided_grammar": 'start: "a" start'}),
     ],
 )
 async def test_what_cannot_be_served_is_refused(client, field, asked):

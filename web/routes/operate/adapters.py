@@ -33,7 +33,8 @@ def parse_load(data: dict[str, Any], model: ServedModel) -> Wanted:
     in_place = fields.boolean("load_inplace", False)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
     if not name or not path:
-        raise _missing("Both 'lora_name' and 'lora_path' must be provided.")
+        missing = "lora_path" if name else "lora_name"
+        raise _missing(missing, "Both 'lora_name' and 'lora_path' must be provided.")
     return Wanted(name, path, in_place)
 
 
@@ -43,7 +44,7 @@ def parse_unload(data: dict[str, Any], model: ServedModel) -> str:
     name = fields.string("lora_name", None, max_chars=MAX_NAME_CHARS)
     fields.finish({}, allow_unknown=model.allow_unknown_fields)
     if not name:
-        raise _missing("'lora_name' needs to be provided to unload a LoRA adapter.")
+        raise _missing("lora_name", "'lora_name' needs to be provided to unload a LoRA adapter.")
     return name
 
 
@@ -67,8 +68,8 @@ async def unload_lora_adapter(request: web.Request) -> web.Response:
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
 
-def _missing(text: str) -> ApiError:
-    return ApiError(400, text, type="InvalidUserInput", param="lora_name")
+def _missing(field: str, text: str) -> ApiError:
+    return ApiError(400, text, type="InvalidUserInput", param=field)
 
 
 _LOAD: dict[str, dict[str, Any]] = {

@@ -23,7 +23,14 @@ from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.settings import Settings
 from pagebus.bus.contract import FENCE_INDEX, START, BusUnavailable, Entry, EntryId
-from pagebus.bus.messages import ReplicaFenced, SchedulerLeads, SequenceEnded, SequenceStarted, StepResult
+from pagebus.bus.messages import (
+    ReplicaFenced,
+    RequestFailed,
+    SchedulerLeads,
+    SequenceEnded,
+    SequenceStarted,
+    StepResult,
+)
 from pagebus.bus.outbox import Outbox
 
 READ_COUNT = 1024
@@ -64,7 +71,8 @@ class DetokenizerActor(Actor):
         self._sequences: Sequences | None = None
         self._tokens = self.metrics.counter("pagebus:detokenizer_tokens", "Tokens detokenized.")
         self._live = self.metrics.gauge("pagebus:detokenizer_sequences", "Sequences whose text is under way.")
-        self._failed_requests = self.metrics.counter("pagebus:detokenizer_failed", "Requests ended with an error here.")
+        self._refused = self.metrics.counter("pagebus:detokenizer_refused", "Requests ended with a 4xx here.")
+        self._failures = self.metrics.counter("pagebus:detokenizer_failed", "Requests ended with a 5xx here.")
 
     def lease_info(self) -> dict[str, Any]:
         led_by = self._sequences_position.epoch
@@ -187,6 +195,16 @@ class DetokenizerActor(Actor):
         except BusUnavailable as error:
             self.log.warning("dead letter not stored", id=str(entry.id), error=describe(error))
 
+    def _note(self, failure: RequestFailed) -> None:
+        """Metrics and the log line of a request that ends here; a client's error is no failure of the server."""
+        log = self.log.bind(request_id=failure.request_id, reason=failure.message)
+        if failure.status < 500:
+            self._refused.inc()
+            log.info("request refused", status=failure.status)
+        else:
+            self._failures.inc()
+            log.error("request failed")
+
     def _publish(self) -> None:
         """Queue what the read gave: replies first, so that a client has its text before its blocks are gone."""
         assert self._sequences is not None
@@ -197,8 +215,7 @@ class DetokenizerActor(Actor):
         for ingress, batch in output.replies.items():
             self._outbox.publish(self.names.replies(ingress), batch)
         for ingress, failure in output.failures:
-            self.log.error("request failed", request_id=failure.request_id, reason=failure.message)
-            self._failed_requests.inc()
+            self._note(failure)
             self._outbox.publish(self.names.replies(ingress), failure)
         for ingress, copy in output.copies:
             self._outbox.publish(self.names.replies(ingress), copy)

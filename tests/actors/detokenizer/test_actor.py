@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from pagebus.actors.detokenizer import actor as module
 from pagebus.actors.settings import Settings
+from pagebus.actors.telemetry.metrics import render
 from pagebus.bus.contract import START, BusRefused, EntryId
 from pagebus.bus.messages import (
+    END_GRAMMAR,
     END_LENGTH,
     END_NONE,
     Message,
@@ -38,6 +41,22 @@ async def test_tokens_become_text_at_the_ingress(world: World, settings: Setting
         await until_empty(world.bus, NAMES.sequences("detok-0"))
 
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
+
+
+async def test_a_clients_error_is_no_failure_of_the_server(world: World, settings: Settings) -> None:
+    """It is no error in the log, and has a counter of its own."""
+    await world.executor("gpu-0")
+    with capture_logs() as logged:
+        async with running(world, settings) as actor:
+            await world.write(NAMES.sequences("detok-0"), started())
+            await world.write(NAMES.results("gpu-0"), step((1, 65, 0, END_GRAMMAR)))
+            failures = await world.next(NAMES.replies("in-0"))
+            counted = render([actor.metrics.snapshot()])
+
+    assert [each.status for each in failures if isinstance(each, RequestFailed)] == [400]
+    assert [each["log_level"] for each in logged if each["event"] == "request refused"] == ["info"]
+    assert "pagebus:detokenizer_refused_total 1.0" in counted
+    assert "pagebus:detokenizer_failed_total 0.0" in counted
 
 
 async def test_what_an_earlier_life_was_told_is_passed_over(world: World, settings: Settings) -> None:

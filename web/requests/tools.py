@@ -72,7 +72,7 @@ def read_tools(fields: Fields, sampling: SamplingParams, model: ServedModel) -> 
             raise bad_field("tool_choice", f'"auto" needs a server that was started with {flags}')
         sampling = structs.replace(sampling, skip_special_tokens=False)  # calls may stand between such
         if (asked := sampling.structured_output) is not None:
-            schemas = {tool["function"]["name"]: _parameters(tool) for tool in tools}
+            schemas = {tool["function"]["name"]: _arguments(tools, index) for index, tool in enumerate(tools)}
             either = calls_or(asked, schemas, model.tool_parser, parallel=parallel)
             sampling = structs.replace(sampling, structured_output=either)
         return sampling, Tools(told=tools, parsing=replace(parsing, tools=model.tool_parser, types=_types(tools)))
@@ -162,16 +162,21 @@ def _types(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Types]]:
 def _named_call(tools: tuple[dict[str, Any], ...], name: str) -> StructuredOutput:
     """Constrain the output to the arguments of one tool."""
     index = [tool["function"]["name"] for tool in tools].index(name)
-    text = orjson.dumps(_parameters(tools[index])).decode()
+    text = orjson.dumps(_arguments(tools, index)).decode()
     return StructuredOutput(kind="json", text=text, field=f"tools[{index}].function.parameters")
 
 
 def _required_calls(tools: tuple[dict[str, Any], ...], *, parallel: bool) -> StructuredOutput:
     """Constrain the output to an array of calls, at least one. Each tool's schema has an id, so that its references are
-    found in it and not in the whole; drafts that see nothing beside a reference do not count within another schema."""
+    found in it and not in the whole, nor in another tool's; drafts that see nothing beside a reference do not count
+    within another schema."""
     calls = []
+    schemas = [_arguments(tools, index) for index in range(len(tools))]
+    given = [schema.get("$id") for schema in schemas]
     for index, tool in enumerate(tools):
-        parameters = {"$id": f"tools:{index}", **_parameters(tool)}
+        parameters = {**schemas[index]}
+        if given[index] is None or given.count(given[index]) > 1:
+            parameters["$id"] = f"tools:{index}"
         parameters.pop("$schema", None)
         properties = {"name": {"const": tool["function"]["name"]}, "parameters": parameters}
         calls.append(
@@ -182,6 +187,15 @@ def _required_calls(tools: tuple[dict[str, Any], ...], *, parallel: bool) -> Str
     return StructuredOutput(kind="json", text=text.decode(), field="tools")
 
 
+def _arguments(tools: tuple[dict[str, Any], ...], index: int) -> dict[str, Any]:
+    """What the arguments of a tool have to be: an object."""
+    schema = _parameters(tools[index])
+    kind = schema["type"]
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise bad_field(f"tools[{index}].function.parameters.type", "must be 'object': arguments are one")
+    return {**schema, "type": "object"}
+
+
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema of arguments, which are an object whatever it says."""
+    """The schema of a tool's arguments, which are an object unless it says otherwise."""
     return {"type": "object", **tool["function"].get("parameters", {})}

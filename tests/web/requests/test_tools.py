@@ -215,6 +215,33 @@ def test_definitions_of_several_tools():
     assert len({each["$id"] for each in parameters}) == 3
 
 
+def test_several_tools_with_one_id():
+    """References of each are found in its own schema, whatever its author calls it."""
+    tools = []
+    for name, value in (("one", 1), ("two", 2)):
+        schema = {"$id": "http://x/args", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"const": value}}}
+        tools.append({"type": "function", "function": {"name": name, "parameters": schema}})
+    wanted = chat(tools=tools, tool_choice="required").sampling.structured_output
+
+    for name, value in (("one", 1), ("two", 2)):
+        assert accepts(f'[{{"name":"{name}","parameters":{{"a":{value}}}}}]', kind="json", text=wanted.text)
+        assert not accepts(f'[{{"name":"{name}","parameters":{{"a":{3 - value}}}}}]', kind="json", text=wanted.text)
+
+
+@pytest.mark.parametrize("asked", [
+    {"tool_choice": "required"},
+    {"tool_choice": {"type": "function", "function": {"name": "text"}}},
+    {"response_format": {"type": "json_object"}},
+])  # fmt: skip
+def test_arguments_are_an_object(asked):
+    """A schema of anything else cannot be kept; one that allows objects, too, is kept to them."""
+    text = {"type": "function", "function": {"name": "text", "parameters": {"type": "string"}}}
+    assert refused(tools=[CLOCK, text], **asked).param == "tools[1].function.parameters.type"
+    text["function"]["parameters"]["type"] = ["null", "object"]
+    assert '"null"' not in chat(tools=[text], **asked).sampling.structured_output.text
+    assert chat(tools=[text]).sampling.structured_output is None
+
+
 def test_references_within_several_tools():
     """``#`` is the tool's own schema also where the output is an array of calls of any."""
     tree = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}

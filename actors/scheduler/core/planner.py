@@ -232,8 +232,6 @@ class Planner:
         """Queue the sequences that have lost their slots on a replica again."""
         self.fleet.outdate(replica)
         for sequence in replica.take_preempted():
-            if why == PREEMPTED:
-                sequence.request.was_preempted()
             self.waiting.add(sequence)
             swapped = sequence.swapped is not None
             told = MOVED if self.neighbours.has(sequence) else why

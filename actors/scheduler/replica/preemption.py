@@ -29,6 +29,7 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
             replica.counts.parked()
         else:
             replica.counts.preempted(swaps=swaps, goes=goes)
+            sequence.request.was_preempted()
     _to_queue(replica, sequence)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from msgspec.structs import replace
 
@@ -88,6 +90,20 @@ def test_a_first_token_behind_a_preemption_has_a_time() -> None:
     world.run()
     assert any(each.num_preemptions for each in over)
     assert all(each.first_token_s for each in over)
+
+
+def test_preemptions_of_requests_are_those_of_replicas() -> None:
+    """One that waits for its blocks to come back, and gives its place up, has begun nothing that it could lose."""
+    draws, world, over = random.Random(21), World(preemption_mode="auto", pipeline_depth=4), []
+    world.join(num_blocks=12, num_host_blocks=80, max_num_seqs=4, copy_lag=5)
+    for number in range(8):
+        tokens = [draws.randrange(90) for _ in range(draws.randint(3, 14))]
+        world.send(request(f"r{number}", tokens, max_tokens=draws.randint(3, 20)))
+        over.append(world.core.requests[f"r{number}"])
+        for _ in range(draws.choice([0, 0, 1, 3])):
+            world.step()
+    world.run()
+    assert sum(each.num_preemptions for each in over) == world.core.num_preemptions > 0
 
 
 def test_the_first_token_of_a_beam_search() -> None:

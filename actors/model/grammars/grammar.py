@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.grammars.literals import Literals
-from pagebus.actors.model.grammars.schema_checks import BadSchema, check_regex, check_schema
+from pagebus.actors.model.grammars.schema_checks import BadSchema, check_regex, prepare_schema
 from pagebus.actors.model.grammars.structural_tags import TagWriter
 from pagebus.actors.model.grammars.thoughts import UnboundedThoughts, before_answer, before_anything, within_anything
 from pagebus.actors.model.reasoning import FORMATS
@@ -93,8 +93,10 @@ def _write(wanted: StructuredOutput, literals: Literals) -> str:
         if wanted.kind == "structural_tag":
             writer = TagWriter(literals, _as_lark, layout)
             return json.dumps({"grammars": writer.write(json.loads(wanted.text))}, ensure_ascii=False)
-        check_schema(json.loads(wanted.text))
-        return str(LLMatcher.grammar_from_json_schema(wanted.text, defaults=layout))  # type: ignore[arg-type]
+        schema = json.loads(wanted.text)
+        prepare_schema(schema)
+        text = json.dumps(schema, ensure_ascii=False)
+        return str(LLMatcher.grammar_from_json_schema(text, defaults=layout))  # type: ignore[arg-type]
     except ValueError as error:
         raise GrammarError(_short(str(error))) from error
 

@@ -1,6 +1,6 @@
-"""Checks of what the grammar engine reads otherwise than it is meant, and would follow to an output that is not valid.
+"""What the grammar engine reads otherwise than it is meant, and would follow to an output that is not valid.
 
-What the engine does not know at all it refuses itself.
+It is refused, or said in words that the engine reads right. What the engine does not know at all it refuses itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ LEAST, MOST = -(2**63), 2**63 - 1
 """Integers that the engine knows."""
 EXACT = 2**53
 """Up to here it knows each of them: it reads bounds as floating-point numbers."""
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DAYS = f"^(?:[0-9]{{4}}-(?:0[13-9]|1[0-2])|[0-9]{{4}}-02-(?:[01]|2[0-8])|{_LEAP}-02-29)"
+_SECONDS = "^[^:]*:[^:]*:[0-5]"
+NARROWER = {"date": (_DAYS,), "time": (_SECONDS,), "date-time": (_DAYS, _SECONDS)}
+"""Expressions that strings of a format follow, too: the engine takes a second 60, and a 29 February of any year."""
 
 
 class BadSchema(ValueError):
     """A schema, or an expression, that cannot be served; the text says why."""
 
 
-def check_schema(schema: object) -> None:
-    """Look at a JSON schema and all schemas in it.
+def prepare_schema(schema: object) -> None:
+    """Look at a JSON schema and all schemas in it, and narrow formats in place.
 
     Raises:
         BadSchema: an output that follows it might be invalid.
@@ -31,14 +37,16 @@ def check_schema(schema: object) -> None:
     for each in _schemas_in(schema):
         if "x-guidance" in each:
             raise BadSchema("x-guidance is not supported")
-        for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-            bound = each.get(name)
-            if isinstance(bound, int | float) and _is_rounded(name, bound):
-                raise BadSchema(f"{name}: {bound} cannot be kept exactly; bounds may be up to 2**53 either way")
+        _check_bounds(each)
+        for name in ("const", "enum"):
+            _check_numbers(name, each.get(name))
         for regex in (each.get("pattern"), *_names(each, "patternProperties")):
             if isinstance(regex, str):
                 check_regex(regex)
         _check_names(each)
+        if patterns := NARROWER.get(str(each.get("format"))):
+            others = each.get("allOf")
+            each["allOf"] = [*(others if isinstance(others, list) else ()), *({"pattern": one} for one in patterns)]
 
 
 def check_regex(regex: str) -> None:
@@ -51,24 +59,51 @@ def check_regex(regex: str) -> None:
         raise BadSchema("a regular expression must not end with a backslash that escapes nothing")
 
 
-def _schemas_in(schema: object) -> Iterator[Mapping[str, Any]]:
+def _schemas_in(schema: object) -> Iterator[dict[str, Any]]:
     waiting = [schema]
     while waiting:
         each = waiting.pop()
         if isinstance(each, list):
             waiting.extend(each)
-        elif isinstance(each, Mapping):
+        elif isinstance(each, dict):
             yield each
             for name, value in each.items():
-                if name in BY_NAME and isinstance(value, Mapping):
+                if name in BY_NAME and isinstance(value, dict):
                     waiting.extend(value.values())
                 elif name not in VALUES:
                     waiting.append(value)
 
 
+def _check_bounds(schema: Mapping[str, Any]) -> None:
+    """Bounds are read exactly, and none that excludes itself lets itself through."""
+    given = {name: schema[name] for name in BOUNDS if type(schema.get(name)) in (int, float)}
+    for name, bound in given.items():
+        if _is_rounded(name, bound):
+            raise BadSchema(f"{name}: {bound} cannot be kept exactly; bounds may be up to 2**53 either way")
+    if schema.get("type") == "integer":
+        return
+    for least, others, sign in (("exclusiveMinimum", BOUNDS[2:], 1), ("exclusiveMaximum", BOUNDS[:2], -1)):
+        bound = given.get(least)
+        if bound is not None and bound == int(bound) and sign * bound >= 0:
+            near = [name for name in others if name in given and sign * (given[name] - bound) < 1]
+            if near:
+                raise BadSchema(f"{least}: {bound} cannot be kept beside a {near[0]} that is less than 1 away")
+
+
+def _check_numbers(name: str, value: object) -> None:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting.extend(each)
+        elif isinstance(each, dict):
+            waiting.extend(each.values())
+        elif isinstance(each, int | float) and abs(each) > EXACT:
+            raise BadSchema(f"{name}: {each} cannot be kept exactly; numbers may be up to 2**53 either way")
+
+
 def _is_rounded(name: str, bound: float) -> bool:
     """Whether the engine takes a bound for another that lets more through."""
-    bound = max(-2.0 * EXACT**2, min(bound, 2.0 * EXACT**2))  # of any size, as it comes from Python
     read = float(bound)
     if name == "minimum":
         return read > MOST or read < bound

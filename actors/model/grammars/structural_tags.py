@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pagebus.actors.model.grammars.literals import Literals, pattern, without
-from pagebus.actors.model.grammars.schema_checks import check_regex, check_schema
+from pagebus.actors.model.grammars.schema_checks import check_regex, prepare_schema
 
 ANY_TEXT, TRIGGERED = "any_text", "triggered_tags"
 FREE = (ANY_TEXT, TRIGGERED)
@@ -223,7 +223,7 @@ class TagWriter:
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, Mapping):
             raise BadTag(f"{path}.json_schema must be an object")
-        check_schema(schema)
+        prepare_schema(schema)
         return self._named(f"%json {json.dumps({**schema, 'x-guidance': self._layout}, ensure_ascii=False)}")
 
     def _regex(self, regex: str) -> str:

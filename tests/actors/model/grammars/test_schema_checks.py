@@ -32,6 +32,12 @@ def refusal(kind: str, text: str) -> str:
         ({"type": "array", "items": {"properties": {"a": {"maximum": 2**53 + 3}}}}, "maximum"),
         ({"type": "integer", "minimum": -(2**53) - 3}, "minimum"),
         ({"properties": {"a": {"type": "null", **LAYOUT}}}, "x-guidance is not supported"),
+        ({"enum": [1, 1234567890123456789]}, "enum: 1234567890123456789 cannot be kept"),
+        ({"type": "integer", "const": 1e20}, "const"),
+        ({"const": {"a": [2**53 + 1]}}, "const"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "exclusiveMinimum: 0 cannot be kept beside a max"),
+        ({"exclusiveMinimum": 1.0, "exclusiveMaximum": 1.1}, "exclusiveMinimum"),
+        ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, "exclusiveMaximum"),
         ({"type": "string", "pattern": "a\\"}, "backslash"),
         ({"type": "object", "patternProperties": {"a\\": True}}, "backslash"),
         ({"type": "object", "minProperties": 2}, "minProperties"),
@@ -50,6 +56,10 @@ def test_what_might_be_invalid_is_refused(schema, problem):
     [
         ({"type": "integer", "minimum": -(2**53) + 1, "maximum": 2**53 - 1}, "9007199254740991"),
         ({"type": "integer", "minimum": 0, "maximum": 2**64}, "5"),
+        ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}, "0.5"),
+        ({"type": "number", "exclusiveMinimum": -1, "maximum": -0.5}, "-0.7"),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}, "1"),
+        ({"enum": [9007199254740991]}, "9007199254740991"),
         ({"type": "object", "minProperties": 1}, '{"a":1}'),
         ({"type": "object", "minProperties": 2, "required": ["a", "b"]}, '{"a":1,"b":2}'),
         ({"type": "object", "properties": {"x-guidance": {"type": "null"}}}, '{"x-guidance":null}'),
@@ -83,3 +93,26 @@ def test_layout_within_a_structural_tag():
     assert accepts('{"a": 1}', kind="structural_tag", text=tag)
     assert not accepts('{"a": 1}', kind="structural_tag", text=tag, any_whitespace=False)
     assert accepts('{"a":1}', kind="structural_tag", text=tag, any_whitespace=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "expected"),
+    [
+        ("time", "23:59:59Z", True),
+        ("time", "23:59:60Z", False),
+        ("date-time", "2024-02-29T12:00:59.5+01:00", True),
+        ("date-time", "2024-02-28T12:00:60Z", False),
+        ("date-time", "1900-02-29T12:00:00Z", False),
+        ("date", "2024-02-29", True),
+        ("date", "2000-02-29", True),
+        ("date", "1900-02-29", False),
+        ("date", "2023-02-29", False),
+        ("date", "2023-12-31", True),
+        ("date", "2023-02-28", True),
+    ],
+)
+def test_dates_and_times_exist(name, output, expected):
+    """So that programs can read them; also beside other expressions."""
+    for more in ({}, {"pattern": "^[12]"}, {"allOf": [{"minLength": 9}]}):
+        schema = json.dumps({"type": "string", "format": name, **more})
+        assert accepts(f'"{output}"', kind="json", text=schema) is expected

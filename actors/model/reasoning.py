@@ -31,18 +31,19 @@ class ReasoningFormat:
 
 
 _FINAL = tuple(f"<|channel|>final{form}<|message|>" for form in ("", " <|constrain|>json", " json"))
-_SWITCHES = ("thinking", "enable_thinking")
+SWITCHES = ("thinking", "enable_thinking")
+"""Variables of chat templates that turn reasoning on and off."""
 FORMATS = {
     "deepseek_r1": ReasoningFormat(),
-    "deepseek_v3": ReasoningFormat(switches=_SWITCHES, default=False),
-    "glm45": ReasoningFormat(switches=_SWITCHES, implied_by=("<tool_call>",)),
+    "deepseek_v3": ReasoningFormat(switches=SWITCHES, default=False),
+    "glm45": ReasoningFormat(switches=SWITCHES, implied_by=("<tool_call>",)),
     "granite": ReasoningFormat(
         opens=("Here is my thought process:", "Here's my thought process:"),
         closes=("Here is my response:", "Here's my response:"),
         inside=False,
     ),
-    "holo2": ReasoningFormat(switches=_SWITCHES),
-    "kimi_k2": ReasoningFormat(switches=_SWITCHES, implied_by=("<|tool_calls_section_begin|>",)),
+    "holo2": ReasoningFormat(switches=SWITCHES),
+    "kimi_k2": ReasoningFormat(switches=SWITCHES, implied_by=("<|tool_calls_section_begin|>",)),
     "mistral": ReasoningFormat(opens=("[THINK]",), closes=("[/THINK]",), inside=False, implied_by=("[TOOL_CALLS]",)),
     "openai_gptoss": ReasoningFormat(
         opens=("<|channel|>analysis<|message|>",),

@@ -9,9 +9,10 @@ import orjson
 
 from pagebus.web.adapters.field_names import MESSAGE_NAMES
 from pagebus.web.adapters.translated import Event
-from pagebus.web.http.errors import bad_field, unsupported_type
+from pagebus.web.http.errors import bad_field, not_supported, unsupported_type
 from pagebus.web.http.fields import Fields, Schema, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
+from pagebus.web.requests.reasoning import without_reasoning
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 ROLES = ("user", "assistant")
@@ -19,11 +20,13 @@ TOOL_CHOICES = ("auto", "any", "tool", "none")
 TEXT_OR_BLOCKS: Schema = {"type": ["string", "array"]}
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt")
 """Fields that mean the same in a chat."""
+NO_THINKING = {"type": "disabled"}
+THINKING: Schema = {"type": "object", "properties": {"type": {"const": "disabled"}}, "required": ["type"],
+                    "additionalProperties": False}  # fmt: skip
 UNSUPPORTED_COUNT: dict[str, tuple[Any, ...]] = {
     "context_management": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"},),
     "user_profile_id": (),
     "workspace_id": (),
 }
@@ -96,7 +99,12 @@ def _conversation(fields: Fields) -> dict[str, Any]:
         body["tools"] = [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if (choice := fields.object("tool_choice")) is not None:
         body |= _read_tool_choice(choice)
-    if (told := fields.take("chat_template_kwargs")) is not None:
+    told = fields.take("chat_template_kwargs")
+    if (thinking := fields.take("thinking", THINKING)) is not None:
+        if thinking != NO_THINKING:
+            raise not_supported("thinking", (NO_THINKING,))
+        told = without_reasoning({} if told is None else told)
+    if told is not None:
         body["chat_template_kwargs"] = told
     return body
 

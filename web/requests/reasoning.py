@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from msgspec import structs
 
-from pagebus.actors.model.reasoning import FORMATS
+from pagebus.actors.model.reasoning import FORMATS, SWITCHES
 from pagebus.bus.messages import SamplingParams, StructuredOutput
 from pagebus.web.calls.parsing.formats import HARMONY
 from pagebus.web.calls.parsing.output import Parsing
@@ -53,6 +54,13 @@ def read_thoughts_of_prompt(fields: Fields, sampling: SamplingParams, model: Ser
     if output is None:
         return bounded
     return structs.replace(bounded, structured_output=structs.replace(output, prompt_thought=-1))
+
+
+def without_reasoning(template_kwargs: Any) -> Any:
+    """The same with reasoning switched off, unless they say themselves whether it is on."""
+    if not isinstance(template_kwargs, dict) or any(template_kwargs.get(name) is not None for name in SWITCHES):
+        return template_kwargs
+    return {**dict.fromkeys(SWITCHES, False), **template_kwargs}
 
 
 def _read_budget(fields: Fields, model: ServedModel) -> int | None:

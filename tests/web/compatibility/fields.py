@@ -71,6 +71,7 @@ HOW: Mapping[str, str] = {
     "structured_outputs": f"no `whitespace_pattern`, no `disable_additional_properties`; {_SCHEMA}",
     "system": _TEXTS,
     "text": f"`verbosity` only `medium`; {_SCHEMA}",
+    "thinking": "only `disabled`, where the chat template can switch it off; chats have `thinking_token_budget`",
     "thinking_token_budget": "needs a model whose marks of reasoning are tokens; it is a "
     "[grammar](../structured-output.md#reasoning)",
     "token_offsets": _NOTHING,

@@ -123,7 +123,7 @@ RESPONSE = Body(
 _MESSAGE: dict[str, Any] = {
     **CHAT, "model": MODEL.name, "system": "Be brief", "cache_control": {"type": "ephemeral"},
     "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"},
-    "chat_template_kwargs": {"a": 1},
+    "chat_template_kwargs": {"a": 1}, "thinking": {"type": "disabled"},
 }  # fmt: skip
 _FORMAT = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
 MESSAGE = Body(

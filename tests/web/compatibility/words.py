@@ -125,7 +125,6 @@ WHY = {
     "stream_state": "streams are told as text by the route of their chat or completion",
     "suffix": "no model here fills in",
     "task": "prompts are pooled to one vector, or to the numbers of labels",
-    "thinking": "`chat_template_kwargs` may switch it off; chats have `thinking_token_budget`",
     "truncation": "what is too long is a 400",
     "user_profile_id": "keys are the users here",
     "verbosity": "nothing in a template knows it",

@@ -89,6 +89,17 @@ async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
     assert served.backend.requests == []
 
 
+def test_thinking_that_is_disabled() -> None:
+    """The template is told, in the words of all families; what the client tells it counts more."""
+    off = {"thinking": {"type": "disabled"}}
+    both = {"thinking": False, "enable_thinking": False}
+    assert read_message(ASK | off)["chat_template_kwargs"] == both
+    assert read_message(ASK | off | {"chat_template_kwargs": {"a": 1}})["chat_template_kwargs"] == both | {"a": 1}
+    on = {"enable_thinking": True}
+    assert read_message(ASK | off | {"chat_template_kwargs": on})["chat_template_kwargs"] == on
+    assert "chat_template_kwargs" not in read_message(ASK)
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -97,6 +108,7 @@ async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         ({"nonsense": 1}, "nonsense"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "disabled"}, "chat_template_kwargs": 1, "nonsense": 1}, "nonsense"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),

@@ -11,7 +11,6 @@ whatever other tokens are in the pass, at any cost. With a given launch shape, w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,8 @@ from pagebus.kernels.linear.dispatch import (
     invariant_config,
 )
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
-from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
+from pagebus.kernels.linear.library_parts import LibraryConfig, library_parts
+from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of, whole
 from pagebus.kernels.linear.skinny_gemm import tiles_linear
 from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.specialized.hopper_few import FewConfig, few_linear
@@ -45,8 +45,9 @@ LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
     LinearKernel.HOPPER_WORDS: widened_linear,
     LinearKernel.HOPPER_FEW: few_linear,
     LinearKernel.HOPPER_PROMPTS: prompt_linear,
+    LinearKernel.CUBLAS_PARTS: library_parts,
 }
-"""Our own kernels."""
+"""Our own kernels, and the library's product in parts."""
 
 
 def linear_reference(
@@ -240,8 +241,8 @@ def _partial(
     if isinstance(config, VectorConfig | FewConfig) or config.splits == 1:
         return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
-        config = config if isinstance(config, WideningConfig) else replace(config, splits=1)
-        return linear(x, weight, bias, config=config, expansion=expansion)
+        one = config if isinstance(config, WideningConfig) else whole(config)
+        return linear(x, weight, bias, config=one, expansion=expansion)
     values = _values(x)
     out = torch.empty((config.splits, len(values), shape_of(weight)[0]), dtype=torch.float32, device=values.device)
     return _run(x, weight, None, out, config, expansion=expansion)
@@ -259,7 +260,7 @@ def residual_linear(
     """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
     that."""
     assert residual.is_contiguous()
-    assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig)
+    assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig | LibraryConfig)
     out = torch.empty_like(residual)
     squares = torch.empty((config.tiles(shape_of(weight)[0]), len(x)), dtype=torch.float32, device=x.device)
     split_sums, splits = None, 1 if isinstance(config, VectorConfig | FewConfig) else config.splits

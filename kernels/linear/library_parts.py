@@ -1,0 +1,39 @@
+"""The library's product with K cut into parts, whose sums the norm behind it adds up.
+
+A product of some hundred tokens has too few tiles for all multiprocessors. The library cuts K then, clears memory for
+the sums before, and adds them up in a launch of its own. Here parts of K are a batch of products, and the norm adds up
+their sums as it reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+ALIGNED = 64
+"""A part has a multiple of so many columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryConfig:
+    """K in ``splits`` parts, each a product of the library's."""
+
+    splits: int
+
+    def fits(self, num_inputs: int) -> bool:
+        """Whether K can be divided in this way."""
+        return num_inputs % (self.splits * ALIGNED) == 0
+
+
+def library_parts(
+    x: torch.Tensor, weight: torch.Tensor, bias: None, out: torch.Tensor, config: LibraryConfig, *, gated: int
+) -> torch.Tensor:
+    """x [T, K] times weight [N, K] into ``out`` [splits, T, N] float32, one sum for each part of K. There is neither
+    a bias nor an activation."""
+    assert bias is None
+    assert not gated
+    assert config.fits(x.shape[1])
+    inputs = x.unflatten(1, (config.splits, -1)).transpose(0, 1)
+    rows = weight.unflatten(1, (config.splits, -1)).permute(1, 2, 0)
+    return torch.bmm(inputs, rows, out_dtype=torch.float32, out=out)

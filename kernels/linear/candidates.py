@@ -41,6 +41,8 @@ OTHER_DEPTHS = {
 SPLITS = (1, 2, 4, 8)
 LIBRARY_SPLITS = (2, 3, 4)
 """Of products of the library: with more, adding up took longer than they gained at all sizes measured."""
+FIRST_ROWS = (12672, 16896, 25344, 33792)
+"""Of products in two: a whole number of rounds of tiles of 132 multiprocessors, by the sizes of the library's tiles."""
 PARTED_ROWS, FEWEST_PARTED = {96: (2560, 5120), 128: (2560, 5120), 192: (3584, 4096), 256: (2560, 5120)}, 8192
 """By buckets: below how many rows four parts of K were faster than two, and the most rows; the fewest inputs."""
 
@@ -66,8 +68,9 @@ def splits_of(form: str, config: DenseConfig) -> tuple[int, ...]:
 
 
 def in_parts(product: Product, bucket: int) -> list[Config]:
-    """The library's products in parts of K. The cost model does not rank them."""
-    return [config for config in map(LibraryConfig, LIBRARY_SPLITS) if is_legal(product, bucket, config)]
+    """The library's products in parts. The cost model does not rank them."""
+    parts = [*map(LibraryConfig, LIBRARY_SPLITS), *(LibraryConfig(first=rows) for rows in FIRST_ROWS)]
+    return [config for config in parts if is_legal(product, bucket, config)]
 
 
 def library_in_parts(product: Product, bucket: int) -> LibraryConfig | None:

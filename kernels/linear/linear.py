@@ -28,7 +28,7 @@ from pagebus.kernels.linear.dispatch import (
     invariant_config,
 )
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
-from pagebus.kernels.linear.library_parts import LibraryConfig, library_parts
+from pagebus.kernels.linear.library_parts import LibraryConfig, library_parts, library_rows
 from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of, whole
 from pagebus.kernels.linear.skinny_gemm import tiles_linear
 from pagebus.kernels.lora.expand import Expansion
@@ -189,9 +189,22 @@ def gated_linear(
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
         return activation_mul(F.linear(x, weight, bias), act)
+    if isinstance(config, LibraryConfig):
+        return _gated_in_two(x, weight, bias, config, act)
     values = _values(x)
     out = torch.empty((len(values), shape_of(weight)[0] // 2), dtype=_dtype(x), device=values.device)
     return _run(x, weight, bias, out, config, gated=GATES[act], expansion=expansion)
+
+
+def _gated_in_two(
+    x: torch.Tensor | HalfNorm | RoundedTokens, weight: torch.Tensor | Coded, bias: torch.Tensor | None,
+    config: LibraryConfig, act: str,
+) -> torch.Tensor:  # fmt: skip
+    """By the library; with a bias all rows at once."""
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(weight, torch.Tensor)
+    both = F.linear(x, weight, bias) if bias is not None else library_rows(x, weight, config.first)
+    return activation_mul(both, act)
 
 
 def partial_linear(

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.library_parts import LibraryConfig
+from pagebus.kernels.linear.library_parts import ALIGNED, LibraryConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.specialized.hopper_few import MOST_TOKENS, FewConfig
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
@@ -35,7 +35,7 @@ FORMS = ("plain", "wide", "gated", "partial", "residual")
 SPLIT_FORMS = ("partial", "residual")
 """Those of which sums over parts of K are added up by someone."""
 FEWEST_OF_PARTS = 64
-"""Tokens above which the library may multiply parts of K, which the next norm adds up."""
+"""Tokens above which the library may multiply in parts."""
 ROUNDED = "-rounded"
 """How names of layouts end whose activations may be rounded to the same 8 bits."""
 
@@ -117,8 +117,7 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
     if isinstance(config, LibraryConfig):
-        some = bucket > FEWEST_OF_PARTS and config.splits > 1
-        return some and product.form == "partial" and not product.layout and config.fits(product.inputs)
+        return bucket > FEWEST_OF_PARTS and not product.layout and _is_legal_in_parts(product, config)
     if isinstance(config, FewConfig):
         reads = product.layout.startswith("int4") and "lows" not in product.layout
         return reads and bucket <= MOST_TOKENS and config.fits(product.inputs)
@@ -130,6 +129,12 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     if isinstance(config, TileConfig):
         return True
     return product.form != "residual" and bucket >= (32 if isinstance(config, WideningConfig) else 65)
+
+
+def _is_legal_in_parts(product: Product, config: LibraryConfig) -> bool:
+    if product.form == "gated":
+        return config.splits == 1 and 0 < config.first < product.rows and config.first % (2 * ALIGNED) == 0
+    return product.form == "partial" and config.splits > 1 and not config.first and config.fits(product.inputs)
 
 
 def _is_legal_of_dense(config: Config) -> bool:

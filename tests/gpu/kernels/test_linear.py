@@ -321,3 +321,15 @@ def test_parts_by_the_library(dtype: torch.dtype) -> None:
         whole = partial_linear(x.contiguous(), weight, bias, config=LibraryConfig(splits))
         assert isinstance(whole, torch.Tensor)
         assert worst_row(whole, expected + bias.float()) < limit
+
+
+def test_rows_in_two_products_by_the_library() -> None:
+    """Gates and what they multiply, wherever the cut is; with a bias all rows at once."""
+    rows, size = SHAPES["llama8b gate_up"]
+    weight, bias = weights(rows, size, torch.bfloat16), torch.randn(rows, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(200, size, dtype=torch.bfloat16, device="cuda")
+    for first, each in itertools.product((12672, 25344), (None, bias)):
+        gate, up = F.linear(x.float(), weight.float(), None if each is None else each.float()).chunk(2, dim=1)
+        poison(200, rows, dtype=torch.bfloat16)
+        found = gated_linear(x, weight, each, config=LibraryConfig(first=first))
+        assert worst_row(found, F.silu(gate) * up) < 12e-3

@@ -1,6 +1,6 @@
 """Fits the constants of the cost model to times of launch shapes, and says how far its picks are from the fastest.
 
-    python -m pagebus.kernels.linear.tune --no-table --record times.jsonl PRODUCT...        # on the GPU
+    python -m pagebus.kernels.linear.tuning.tune --no-table --record times.jsonl PRODUCT...        # on the GPU
     python -m tests.kernels.linear.fit_costs times.jsonl --write --hold-out gated:37888x3584     # anywhere
 
 A pick's loss is what it takes over the fastest of all that were timed for its product and bucket, the library included;

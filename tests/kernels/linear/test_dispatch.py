@@ -31,7 +31,7 @@ from pagebus.kernels.linear.shapes import (
 )
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
-from pagebus.kernels.linear.tune import candidates_for
+from pagebus.kernels.linear.tuning.tune import candidates_for
 from pagebus.kernels.specialized.hopper_few import FewConfig
 from pagebus.kernels.specialized.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
@@ -229,13 +229,17 @@ def test_the_library_multiplies_parts() -> None:
 
 
 def test_parts_that_are_legal() -> None:
-    """Partial sums alone, which someone adds up, of whole parts and weights of 16 bits."""
-    partial = Product("partial", 3584, 18944)
-    assert [config.splits for config in in_parts(partial, 256)] == [2, 4]
-    assert in_parts(partial, 64) == []
-    for form in ("plain", "wide", "gated", "residual"):
+    """Of partial sums, which someone adds up, parts of K; of gated products two of rows; all of weights in 16 bits."""
+    partial, gated = Product("partial", 3584, 18944), Product("gated", 28672, 4096)
+    assert in_parts(partial, 256) == [LibraryConfig(2), LibraryConfig(4)]
+    assert [config.first for config in in_parts(gated, 256)] == [12672, 16896, 25344]
+    assert in_parts(partial, 64) == in_parts(gated, 64) == []
+    for form in ("plain", "wide", "residual"):
         assert in_parts(partial._replace(form=form), 256) == []
-    assert in_parts(partial._replace(layout="fp8-rounded"), 256) == []
-    assert not is_legal(partial, 256, LibraryConfig(1))
-    assert not is_legal(partial, 8192, LibraryConfig(2))
-    assert set(in_parts(partial, 256)) <= set(candidates_for(partial, 256, H200, 1))
+    for product in (partial, gated):
+        assert in_parts(product._replace(layout="fp8-rounded"), 256) == []
+        assert not is_legal(product, 256, LibraryConfig())
+        assert not is_legal(product, 8192, in_parts(product, 256)[0])
+        assert set(in_parts(product, 256)) <= set(candidates_for(product, 256, H200, 1))
+    assert not is_legal(gated, 256, LibraryConfig(first=12672 + 64))
+    assert not is_legal(gated, 256, LibraryConfig(2, first=12672))

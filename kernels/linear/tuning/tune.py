@@ -1,7 +1,7 @@
 """Finds launch shapes by timing: for a user's model the cost model's best few, for the shipped tables all there are.
 
-    python -m pagebus.kernels.linear.tune plain:6144x4096 partial:4096x4096 residual:4096x4096 gated:28672x4096
-    python -m pagebus.kernels.linear.tune --record times.jsonl --no-table gated:37888x3584
+    python -m pagebus.kernels.linear.tuning.tune plain:6144x4096 partial:4096x4096 residual:4096x4096 gated:28672x4096
+    python -m pagebus.kernels.linear.tuning.tune --record times.jsonl --no-table gated:37888x3584
 
 ``pagebus tune`` does the former. A product is named by its form and the shape of its weights, rows x inputs; time
 ``partial`` before the ``residual`` that takes its place. Run as a program, this module times every candidate and writes
@@ -25,7 +25,7 @@ from pagebus.kernels.linear.candidates import in_parts
 from pagebus.kernels.linear.dispatch import choose_product, model_of
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, pack
 from pagebus.kernels.linear.tables import merge_table, table_path
-from pagebus.kernels.linear.timing import Bench, Compiled, Compilers, Job
+from pagebus.kernels.linear.tuning.timing import Bench, Compiled, Compilers, Job
 
 GAIN = 0.98
 """A choice is replaced by one that takes at most this share of its time."""

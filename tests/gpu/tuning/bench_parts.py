@@ -1,6 +1,6 @@
 """Products into the residual as they are chosen, by the library, and by the library in parts of K, on the GPU.
 
-    python -m tests.gpu.kernels.bench_parts times.jsonl [--seconds 75] [--rows 2048 4096] [--inputs 8192 14336]
+    python -m tests.gpu.tuning.bench_parts times.jsonl [--seconds 75] [--rows 2048 4096] [--inputs 8192 14336]
 
 Writes a JSON line for each number of rows, inputs and tokens: microseconds with the norm behind the product, medians of
 five replays. Weights are more than the L2 cache holds.
@@ -23,7 +23,7 @@ from pagebus.kernels.layers.norm import add_rms_norm
 from pagebus.kernels.linear.candidates import LIBRARY_SPLITS
 from pagebus.kernels.linear.library_parts import LibraryConfig
 from pagebus.kernels.linear.linear import partial_linear
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 
 ROWS = (4096, 5120, 3584, 2048, 3072, 8192, 2560, 6144, 7168, 4608, 3840, 2304)
 INPUTS = (4096, 14336, 8192, 18944, 2048, 11008, 5120, 24576, 3072, 9216, 28672, 6144, 12288)

@@ -74,8 +74,6 @@ class Outbox:
         self._begun: Coroutine[Any, Any, None] | None = None
         """What waits for the answer, if :meth:`hurry` has sent them."""
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failure: BaseException | None = None
 
@@ -132,7 +130,6 @@ class Outbox:
     def _put(self, item: LogEntry | tuple[str, Message, int]) -> None:
         self._queue.append(item)
         self.queued += 1
-        self._empty.clear()
         self._wake.set()
 
     def hurry(self) -> None:
@@ -156,13 +153,11 @@ class Outbox:
         Raises:
             BusUnavailable: :meth:`run` has ended, so nothing more will be sent.
         """
-        await self._empty.wait()
-        if self._queue:
-            self._check()
+        await self.stored(self.queued)
 
     async def stored(self, count: int) -> None:
-        """Wait until the first ``count`` messages ever queued are stored. Waits under way must be for
-        ascending counts.
+        """Wait until the first ``count`` messages ever queued are stored. A wait may last until a longer one that began
+        earlier is over.
 
         Raises:
             BusUnavailable: :meth:`run` has ended, so nothing more will be sent.
@@ -216,7 +211,6 @@ class Outbox:
             self._is_idle = False
             if self._begun is not None:
                 self._begun.close()
-            self._empty.set()
             self._tell(self.queued)
 
     async def _check_survival(self) -> None:
@@ -267,10 +261,8 @@ class Outbox:
             if isinstance(item, LogEntry) and item.id.epoch == self.epoch:
                 self._stored[item.stream] = item.id
         self._tell(self.queued - len(self._queue))
-        if not self._queue:
-            self._empty.set()
-            if self._restarts == self._survived:
-                self._wake.clear()
+        if not self._queue and self._restarts == self._survived:
+            self._wake.clear()
 
     def _drop_unsendable(self, tell: Callable[[Message, CodecError], None]) -> None:
         """Drop published messages that cannot be encoded from the first of the queue; the others are sent next."""

@@ -53,7 +53,7 @@ class PullReport(Record, frozen=True, kw_only=True):
     was computed with them."""
 
 
-def together(told: dict[int, PullReport], report: PullReport) -> PullReport | None:
+def combine_reports(told: dict[int, PullReport], report: PullReport) -> PullReport | None:
     """Note what a rank says in ``told``, by rank. Once all have: what it comes to. The blocks are there if all parts
     are, as soon as the last one is. Another time changes nothing."""
     told[report.rank] = report

@@ -28,7 +28,7 @@ COMMAND_TIMEOUT_S = 5.0
 """A server that does not answer for so long (beyond the BLOCK time) counts as gone."""
 
 REPLICATION_TIMEOUT_MS = 1000
-"""Timeout in seconds for a write to reach the required replicas."""
+"""How long a write may take to reach the required replicas."""
 
 Command = tuple[str | bytes | int, ...]
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)

@@ -29,7 +29,7 @@ from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport
-from pagebus.bus.messages.moves import PATIENCE_S, together
+from pagebus.bus.messages.moves import PATIENCE_S, combine_reports
 
 SHARE = 0.5
 """Of a replica's blocks that pulls may hold."""
@@ -227,7 +227,7 @@ class Pulls:
             return []
         if report.promised:
             return self._promised(pull)
-        if (said := together(pull.told, report)) is None:
+        if (said := combine_reports(pull.told, report)) is None:
             return []
         count, there, is_awaited = len(pull.blocks), said.there, not pull.is_void
         if is_awaited or pull.is_promised:

@@ -82,7 +82,7 @@ def _layout_of(cls: type[Record]) -> _Layout:
 
 
 def _header_field(spec: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
-    """Makes the types of a message's header. Encoding needs no types for its fields; decoding checks them."""
+    """A field of a message's header. It needs no type: encoding does not use one, and decoding checks the message's."""
     if spec.required:
         return (spec.name, Any)
     factory = spec.default_factory

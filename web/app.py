@@ -274,7 +274,7 @@ class IngressActor(Actor):
     def _make_observatory(self, inbox: Inbox, membership: Membership, facts: dict[str, Any]) -> Observatory:
         return Observatory(
             self.bus, self.names, inbox.queries, lambda: membership.leases, (self.name, self.metrics.snapshot), facts,
-            lambda: ("bus",) if self.bus_trouble else membership.missing(),
+            self.log, lambda: ("bus",) if self.bus_trouble else membership.missing(),
         )  # fmt: skip
 
     def _make_responses(self) -> Responses:

@@ -20,9 +20,9 @@ from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.memory.shared_memory import try_shared
 
 CHUNK_BYTES = 64 << 20
+"""Locked at a time: enough to make up for the driver's cost per call, too little to hold anybody up for long."""
 MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Not reserved: what is not used yet must not keep the process from forking."""
-"""What is locked at a time: large enough for the driver's cost per call, small enough to hold up nobody for long."""
 SHARE_OF_AVAILABLE = 0.5
 GIB = 1 << 30
 POLL_S = 0.005

@@ -11,7 +11,7 @@ from pagebus.actors.settings import Settings
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.web.app import IngressActor
-from tests.helpers.waiting import until_empty
+from tests.helpers.waiting import LIMIT_S, until_empty
 from tests.web.fake_backend import MODEL, SENTENCE, batch, speak, start_served
 
 TEXT = "".join(SENTENCE)
@@ -24,7 +24,7 @@ async def test_an_error_of_ours_fails_the_response(monkeypatch: pytest.MonkeyPat
     served = await start_served(lambda: MemoryBus(server))
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
         stream = await client.responses.create(model=MODEL.name, input="x", background=True, stream=True)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             *_, last = [event async for event in stream]
     assert (last.type, last.response.error.code) == ("response.failed", "server_error")
     await until_empty(served.backend.bus, served.backend.names.responses)

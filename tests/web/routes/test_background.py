@@ -8,10 +8,12 @@ import openai
 import pytest
 
 from pagebus.actors.settings import Settings
+from pagebus.bus.contract import BusUnavailable
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.web.app import IngressActor
-from tests.helpers.waiting import LIMIT_S, until_empty
+from pagebus.web.storage.responses import Piece
+from tests.helpers.waiting import LIMIT_S, until, until_empty
 from tests.web.fake_backend import MODEL, SENTENCE, batch, speak, start_served
 
 TEXT = "".join(SENTENCE)
@@ -28,6 +30,38 @@ async def test_an_error_of_ours_fails_the_response(monkeypatch: pytest.MonkeyPat
             *_, last = [event async for event in stream]
     assert (last.type, last.response.error.code) == ("response.failed", "server_error")
     await until_empty(served.backend.bus, served.backend.names.responses)
+    await served.stop()
+
+
+async def test_a_request_goes_on_while_its_events_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler keeps it for the next attempt, from its first token to its end, however late the bus goes away."""
+    server = MemoryServer()
+    served = await start_served(lambda: MemoryBus(server), answers=False)
+    responses = served.actor.context.responses
+    store, failing = responses.add, [b"response.output_text.delta", b"response.completed"]
+
+    async def add(owner: str, response_id: str, place: int, piece: Piece) -> None:
+        if failing and failing[0] in piece.events:
+            del failing[0]
+            raise BusUnavailable("away")
+        await store(owner, response_id, place, piece)
+
+    monkeypatch.setattr(responses, "add", add)
+    monkeypatch.setattr("pagebus.web.routes.generate.background.RETRY_S", 0.01)
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
+        stream = await client.responses.create(model=MODEL.name, input="x", background=True, stream=True)
+        (first,) = await served.backend.requested(1)
+        row = speak(first, 0)
+        await served.backend.send(first.ingress, batch(row[:1]))
+        _, second = await served.backend.requested(2)
+        assert await served.backend.aborted(1) == served.backend.left == [first.request_id]
+        await served.backend._answer(second)
+        *_, third = await served.backend.requested(3)
+        assert not served.backend.done
+        await served.backend._answer(third)
+        events = [event async for event in stream]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+    await until(lambda: served.backend.done == [first.request_id])
     await served.stop()
 
 

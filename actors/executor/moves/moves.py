@@ -44,7 +44,8 @@ class Moves:
         self.kv_kind, self.kv_address, self.kv_host = group.kind, group.address, group.host
         self._own, self._blocks, self._group, self._tell, self._network = own, blocks, group, tell, network
         self._pullers: dict[str, Puller] = {}
-        self._epoch = 0
+        self._epoch = self._rested_epoch = 0
+        """The newest scheduler, and the newest one for whose predecessors no pull is under way any more."""
         self._begun: set[int] = set()
         """Pulls whose plans are still to be applied."""
         self._busy = 0
@@ -55,7 +56,7 @@ class Moves:
     def begin(self, plan: StepPlan, scheduler_epoch: int) -> None:
         """Begin a plan's pulls that may begin at once. One thread, before the plan's :meth:`apply`, which begins what
         is not begun here: those of another scheduler wait for the pulls of the one before."""
-        if scheduler_epoch != self._epoch or not any(each.at_once for each in plan.pulls):
+        if scheduler_epoch != self._rested_epoch or not any(each.at_once for each in plan.pulls):
             return
         try:
             checks.pulls(plan, self._blocks.num_blocks)
@@ -77,6 +78,7 @@ class Moves:
             self._epoch = scheduler_epoch
             self._rest()
             self.promises.forget()
+            self._rested_epoch = scheduler_epoch
         if not (plan.pulls or len(plan.pull_sources) or len(plan.pull_blocks)):
             return
         checks.pulls(plan, self._blocks.num_blocks)

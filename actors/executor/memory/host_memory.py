@@ -49,7 +49,7 @@ def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
 
 
 def unlock_pages(address: int) -> None:
-    """What was locked from this address on, before the pages are given back."""
+    """Unlock the pages that were locked from this address on, before they are given back."""
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
@@ -99,12 +99,12 @@ class HostMemory:
         return self._bytes[start : start + self.block_bytes]
 
     def addresses(self, blocks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Where blocks lie in the process."""
+        """Addresses of blocks in this process."""
         return self._address + self.layout.offsets(blocks)
 
     @property
     def address(self) -> int:
-        """Where the first one lies."""
+        """Address of the first block."""
         return self._address
 
     def wait(self, num_blocks: int, timeout_s: float) -> bool:

@@ -118,10 +118,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def check_nesting(data: dict[str, Any], text: str | bytes) -> None:
-    """What is read of a ``text`` may be deeper than what can be written again, onto the bus.
+    """Check that ``data``, parsed from ``text``, can be written to the bus: encoders take less nesting than parsers.
 
     Raises:
-        ApiError: 400, it is.
+        ApiError: 400, it is nested too deeply.
     """
     brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     if brackets <= MAX_JSON_DEPTH:

@@ -108,7 +108,7 @@ def _read_tag_format(fields: Fields) -> StructuredOutput:
 
 
 def _tag(value: Any, field: str) -> StructuredOutput:
-    """A structural tag, which may come as text. What is in it the tokenizer looks at."""
+    """A structural tag, which may come as text. The tokenizer checks its content."""
     return StructuredOutput(kind="structural_tag", text=_schema(value, field), field=field)
 
 

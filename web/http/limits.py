@@ -60,8 +60,8 @@ MIN_BODY_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 64 * 2**20
 BODY_BYTES_PER_TOKEN = 16
 BYTES_PER_BRACKET = 16
-"""Bytes that a body must have for each array or object in it (or bracket in its texts). An empty one is two bytes long
-but takes a hundred in memory, and nothing else runs while all of them are made."""
+"""A body may have one array or object (or bracket in its texts) for each of so many bytes of the largest body. An empty
+one is two bytes long but takes a hundred in memory, and nothing else runs while all of them are made."""
 LONG_BODY_BYTES = 2**18
 """Longer bodies take milliseconds to check."""
 MANY_PROMPTS = 128

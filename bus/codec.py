@@ -28,7 +28,7 @@ from msgspec import field as field_with
 from msgspec.json import Decoder, Encoder
 from msgspec.structs import FieldInfo, fields, force_setattr
 
-from pagebus.bus.contract import CodecError
+from pagebus.bus.contract import CodecError, Entry, EntryId
 from pagebus.bus.messages import PLAIN_MESSAGES, Int32Array, JsonValue, Message, SequenceStarted, StepPlan
 from pagebus.bus.messages.field_types import NO_INTS
 from pagebus.bus.messages.record import Record
@@ -82,7 +82,7 @@ def _layout_of(cls: type[Record]) -> _Layout:
 
 
 def _header_field(spec: FieldInfo) -> tuple[str, Any] | tuple[str, Any, Any]:
-    """Makes the types of a message's header. Encoding needs no types for its fields; decoding checks them."""
+    """A field of a message's header. It needs no type: encoding does not use one, and decoding checks the message's."""
     if spec.required:
         return (spec.name, Any)
     factory = spec.default_factory
@@ -154,6 +154,14 @@ def decode(frame: Mapping[bytes, bytes]) -> Message:
         if (name := layout.arrays.get(key)) is not None:
             force_setattr(message, name, _decode_array(layout.cls, name, array))  # not shared yet
     return cast(Message, message)
+
+
+def entry_of(stream: str, entry_id: EntryId, frame: Mapping[bytes, bytes], deliveries: int = 1) -> Entry:
+    """The entry of a stored frame; if it cannot be decoded, the entry says why."""
+    try:
+        return Entry(stream, entry_id, decode(frame), deliveries, raw=frame)
+    except CodecError as error:
+        return Entry(stream, entry_id, None, deliveries, str(error), frame)
 
 
 def _layout_in(header: bytes) -> _Layout:

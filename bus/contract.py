@@ -171,8 +171,8 @@ class Bus(ABC):
     async def read_group(
         self, group: str, consumer: str, streams: Sequence[str], *, count: int = 128, block_ms: int = 1000
     ) -> list[Entry]:
-        """Entries for this consumer: on its first call the ones it left pending, then new ones. What it has let go of
-        comes again should it be pending for it again.
+        """Entries for this consumer: on its first call the ones it left pending, then new ones. An entry that it has
+        let go of is returned again if it is pending for this consumer again.
 
         Waits at most ``block_ms`` for the first entry (0 returns at once). Re-creates a group that was lost.
         """
@@ -187,8 +187,8 @@ class Bus(ABC):
         pending has been completed, by an earlier call or by another consumer. It is not completed again, even by
         repeats and by concurrent calls.
 
-        Returns, for each, why its stream does not take the message ("": it has): nothing has happened then. A key of
-        counters that is something else is left alone.
+        Returns for each why its stream refuses the message, in which case nothing has happened; "" if it was added. A
+        key of counters with a value of another type is left alone.
         """
 
     @abstractmethod
@@ -205,8 +205,8 @@ class Bus(ABC):
 
     @abstractmethod
     def let_go(self, stream: str, group: str, ids: Iterable[EntryId]) -> None:
-        """Note that nobody here works any more on entries that another consumer has taken over. A server that comes
-        back with less than it had may give them back."""
+        """Note that this consumer has stopped work on entries that another consumer has taken over. A server that has
+        lost data may give them back."""
 
     # -- log streams --------------------------------------------------------------------------------------------------
     @abstractmethod

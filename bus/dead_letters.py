@@ -20,7 +20,7 @@ REASON, SOURCE, SOURCE_ID, DELIVERIES = b"dead.reason", b"dead.stream", b"dead.i
 
 
 def dead_letter_frame(entry: Entry, reason: str) -> Frame:
-    """The fields to store; they still decode as the message, ``Entry.raw`` of it also shows the ``dead.*`` fields."""
+    """The fields to store. They still decode as the message; ``Entry.raw`` has the ``dead.*`` fields too."""
     frame: Frame = dict(entry.raw or {})
     if not frame and entry.message is not None:
         frame = encode(entry.message)

@@ -27,8 +27,8 @@ OUTBOX_LIMIT = 65_536
 """Default limit of queued messages; far above what a healthy actor ever queues."""
 _BATCH = 128
 TURNS = 5
-"""Turns of an event loop, at most, from an answer's arrival until what waits behind it is sent. It takes three or
-four."""
+"""The most turns of an event loop from an answer's arrival until the messages behind it are sent; three or four are
+usual."""
 BATCH_BYTES = 2**18
 """Size in bytes above which a batch ends. A batch is written and stored as a whole, and the actor's other messages wait
 for it."""
@@ -72,16 +72,14 @@ class Outbox:
         self._num_begun = 0
         """How many of the queue's first messages are on their way."""
         self._begun: Coroutine[Any, Any, None] | None = None
-        """What waits for the answer, if :meth:`hurry` has sent them."""
+        """The wait for their answer, if :meth:`hurry` has sent them."""
         self._wake = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failure: BaseException | None = None
 
     def drop_unsendable(self, tell: Callable[[Message, CodecError], None]) -> None:
-        """Drop published messages that cannot be encoded, each with a call of ``tell``. Without, :meth:`run` ends; so
-        it always does in log streams, where a missing entry would be a gap."""
+        """Drop published messages that cannot be encoded, each with a call of ``tell``. Without this they end
+        :meth:`run`. Entries of log streams always do, because a missing entry would be a gap."""
         self._on_unsendable = tell
 
     @property
@@ -132,19 +130,18 @@ class Outbox:
     def _put(self, item: LogEntry | tuple[str, Message, int]) -> None:
         self._queue.append(item)
         self.queued += 1
-        self._empty.clear()
         self._wake.set()
 
     def hurry(self) -> None:
-        """Send what is queued now, if nothing is on its way, rather than when it is the turn of :meth:`run`: other
-        tasks of the loop may take longer than the message."""
+        """Send what is queued at once, if nothing is on its way, instead of in the turn of :meth:`run`: the loop's
+        other tasks may take longer than the message."""
         if self._is_idle and self._queue and self._begun is None and self._restarts == self._survived:
             with suppress(BusUnavailable, CodecError):  # as it will be found again
                 self._begun = self._begin()
 
     async def turn(self) -> None:
-        """Let the event loop turn. If queued messages wait for an answer that may have come, it turns until they are on
-        their way: who then works for long would delay them by as much."""
+        """Let the event loop turn. If queued messages wait for an answer that may have arrived, let it turn until they
+        are on their way: a caller that then works for long would delay them by as much."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
             if len(self._queue) <= self._num_begun:
@@ -156,13 +153,11 @@ class Outbox:
         Raises:
             BusUnavailable: :meth:`run` has ended, so nothing more will be sent.
         """
-        await self._empty.wait()
-        if self._queue:
-            self._check()
+        await self.stored(self.queued)
 
     async def stored(self, count: int) -> None:
-        """Wait until the first ``count`` messages ever queued are stored. Waits under way must be for
-        ascending counts.
+        """Wait until the first ``count`` messages ever queued are stored. A wait may last until a longer one that began
+        earlier is over.
 
         Raises:
             BusUnavailable: :meth:`run` has ended, so nothing more will be sent.
@@ -216,7 +211,6 @@ class Outbox:
             self._is_idle = False
             if self._begun is not None:
                 self._begun.close()
-            self._empty.set()
             self._tell(self.queued)
 
     async def _check_survival(self) -> None:
@@ -230,8 +224,8 @@ class Outbox:
             self._survived = restarts
 
     def _begin(self) -> Coroutine[Any, Any, None]:
-        """Send the longest run of one kind at the head of the queue, in one round trip. Returns what is to be
-        awaited."""
+        """Send the longest run of one kind at the head of the queue, in one round trip. Returns the wait for the
+        answer."""
         entries: list[LogEntry] = []
         items: list[tuple[str, Message]] = []
         num_bytes = 0
@@ -267,10 +261,8 @@ class Outbox:
             if isinstance(item, LogEntry) and item.id.epoch == self.epoch:
                 self._stored[item.stream] = item.id
         self._tell(self.queued - len(self._queue))
-        if not self._queue:
-            self._empty.set()
-            if self._restarts == self._survived:
-                self._wake.clear()
+        if not self._queue and self._restarts == self._survived:
+            self._wake.clear()
 
     def _drop_unsendable(self, tell: Callable[[Message, CodecError], None]) -> None:
         """Drop published messages that cannot be encoded from the first of the queue; the others are sent next."""

@@ -96,8 +96,8 @@ SHUTDOWN_S = 3.0
 """Seconds that handlers have to tell their clients that the server stops."""
 TICK_S = 0.5
 SWITCH_INTERVAL_S = 0.001
-"""Python's turn between threads: at the default of 5 ms what is read aside would hold up each turn of the event loop by
-as much."""
+"""Python's thread switch interval: at the default of 5 ms, parsing in other threads would hold up each turn of the
+event loop by as much."""
 
 
 def make_application(context: Context) -> web.Application:
@@ -131,7 +131,7 @@ def _add_routes(app: web.Application, context: Context) -> None:
 
 
 class IngressActor(Actor):
-    """Serves HTTP. ``model`` is what it says of the model; None: read from the model's config at the start."""
+    """Serves HTTP. ``model`` describes the served model; None: it is read from the model's config at the start."""
 
     kind = "ingress"
 
@@ -274,7 +274,7 @@ class IngressActor(Actor):
     def _make_observatory(self, inbox: Inbox, membership: Membership, facts: dict[str, Any]) -> Observatory:
         return Observatory(
             self.bus, self.names, inbox.queries, lambda: membership.leases, (self.name, self.metrics.snapshot), facts,
-            lambda: ("bus",) if self.bus_trouble else membership.missing(),
+            self.log, lambda: ("bus",) if self.bus_trouble else membership.missing(),
         )  # fmt: skip
 
     def _make_responses(self) -> Responses:

@@ -109,7 +109,7 @@ class ExecutorActor(Actor):
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         found = await self._unless_away(lambda: self.bus.last_id(self.names.steps(self.replica)))
-        self._position = found or START  # a drain was asked for while the bus was away
+        self._position = found or START  # None: a drain was requested while the bus was away
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         began_s = self._phase_began_s = time.monotonic()
         path, config, _ = await asyncio.wrap_future(self._finding)
@@ -187,7 +187,7 @@ class ExecutorActor(Actor):
         return target is None or self._kernel_build.run(config, target)
 
     def _compiled(self, kernel: str, seconds: float) -> None:
-        tell = self.log.info if self._info is None else self.log.warning  # operators wait for it
+        tell = self.log.info if self._info is None else self.log.warning  # once ready, requests wait for it
         tell("kernel compiled", kernel=kernel, seconds=round(seconds, 2))
 
     def _wait_for_kernels(self) -> None:

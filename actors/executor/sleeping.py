@@ -1,5 +1,5 @@
-"""Executors that sleep, as an operator has asked of all (``/sleep``): nothing of the model is in memory until they are
-woken. One that is awake ends for that, and sleeps in its next life."""
+"""Executors asleep, by an operator's command to all (``/sleep``): nothing of the model is in memory until they are
+woken. An executor that is awake ends when it is to sleep; restarted, it waits here before it loads the model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pagebus.bus.messages import SLEEP_STATE
 
 SLEEP_LOOK_S = 0.25
 AWAKE, SLEEPS, SLEEPS_DEEPLY = "awake", "weights_offloaded", "discard_all"
-"""vLLM's names. Of our two sleeps only the names differ."""
+"""vLLM's names. The two kinds of sleep differ here in nothing but their names."""
 ASLEEP = "asleep"
-"""What the lease of one that sleeps says of its state."""
+"""The state in the lease of an executor that sleeps."""
 
 
 class Sleeping:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pagebus.bus.messages import StepPlan
 
 LEAST_PATIENCE_S = 10.0
-"""Before anything is known of how long steps take: the first one of a shape may have to compile a kernel."""
+"""Patience at least: the first step of a shape may have to compile a kernel."""
 PATIENCE = 3.0
-"""How many times as long as the longest step so far the next one may take."""
+"""The next step may take this many times as long as the longest one so far."""
 
 
 class StepWatch:
@@ -23,7 +23,7 @@ class StepWatch:
         self._waiting_since_s = 0.0
         self._longest_s = 0.0
         self._pulls: dict[int, float] = {}
-        """When those were ordered that have not been reported, by number."""
+        """When pulls without a report were ordered, by number."""
 
     def submitted(self, plan: StepPlan, scheduler_epoch: int) -> None:
         """There is one more step to compute."""

@@ -25,7 +25,7 @@ from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.logs import get_logger
 from pagebus.actors.telemetry.metrics import Metrics
 from pagebus.actors.telemetry.process_metrics import ProcessMetrics
-from pagebus.bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseTaken
+from pagebus.bus.contract import Bus, BusError, BusRefused, BusUnavailable, LeaseInfo, LeaseTaken
 from pagebus.bus.streams import Names
 
 T = TypeVar("T")
@@ -55,6 +55,11 @@ class Stopped(Exception):
 def metrics_state(kind: str, name: str) -> str:
     """Key on the bus of an actor's metrics."""
     return f"metrics:{kind}:{name}"
+
+
+def actor_of(lease: LeaseInfo) -> str:
+    """The name of the actor that holds a lease: the lease of an exclusive role has another name."""
+    return str(lease.info.get("actor", lease.name))
 
 
 class Actor(ABC):

@@ -48,25 +48,26 @@ class ReplicaJoined:
     copy_bytes_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     windowed_pages: int = 0
-    """Where only some layers have a window: pages of these layers for each block, beside the one of the others."""
+    """If only some layers have a window: pages of these layers per block, besides the one page of the others."""
     windowed_tokens: int = 0
-    """And their window: how many tokens, the newest included, one of them may still read."""
+    """Their window: how many tokens, the newest included, such a layer reads."""
     num_drafts: int = 0
-    """The most drafts that a row may have; 0: it does not speculate."""
+    """The most drafts per row; 0: it does not speculate."""
     max_loras: int = 0
-    """The most adapters that its sequences may have at a time; 0: it takes none."""
+    """The most adapters that its sequences may use at a time; 0: it takes none."""
     most_loras: int = 0
-    """The most adapters that its executor holds in memory, those on the device included; no fewer than that."""
+    """The most adapters that its executor holds in memory, those on the device included; at least ``max_loras``."""
     ranks: int = 1
-    """That compute it together. Each says of an adapter that it has read it, or why it cannot."""
+    """Executors that compute it together. Each reports on an adapter."""
     num_disk_blocks: int = 0
-    """Those that its disk tier may hold; 0: it has none."""
+    """The most blocks of its disk tier; 0: it has none."""
     stages: int = 1
-    """Through which each of its steps passes, one after the other, while other steps are in the others."""
+    """Pipeline stages that each of its steps passes in turn, while other steps are in other stages."""
     kv_kind: str = ""
-    """What its blocks are computed by. Those with the same may pull blocks from each other; empty: it does not."""
+    """Identifies how its blocks are computed. Replicas of the same kind may pull blocks from each other; empty: it does
+    not pull."""
     kv_address: str = ""
-    """Where others find its blocks."""
+    """The address at which others can pull its blocks."""
     kv_host: str = ""
     """The host whose executors can read its host tier; empty: none can."""
 
@@ -82,7 +83,7 @@ class HostTierGrown:
 @dataclass(frozen=True, slots=True)
 class ReplicaSuspended:
     """Plan nothing more for this replica: its executor drains or seems dead. Results may still arrive. ``drains``: it
-    stays until nobody needs its blocks any more."""
+    stays while its blocks are needed."""
 
     replica: str
     drains: bool = False
@@ -225,7 +226,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class BlocksPulled:
-    """These blocks of a replica hold what was pulled from another. Only observers are told."""
+    """A pull into these blocks of a replica has ended. Only observers need it."""
 
     replica: str
     blocks: list[int]

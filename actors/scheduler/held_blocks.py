@@ -47,12 +47,12 @@ class HeldBlocks:
 
     @property
     def end_block(self) -> int:
-        """How many blocks its table has room for on this replica, with those before ``first_block``."""
+        """The end of its block table on this replica, counting the blocks before ``first_block``."""
         return self.first_block + len(self.blocks)
 
     @property
     def pages(self) -> list[int]:
-        """All that it holds of the device's pool."""
+        """All pages that it holds of the device's pool."""
         return self.blocks + self.windowed if self.windowed else self.blocks
 
     @property
@@ -61,8 +61,8 @@ class HeldBlocks:
         return max(self.first_block, self.first_windowed)
 
     def hold(self, blocks: list[int], windowed: list[int], num_cached: int, first: tuple[int, int] = (0, 0)) -> None:
-        """Hold these pages, of which ``num_cached`` tokens are computed; ``first``: what block each of both begins
-        with."""
+        """Hold these pages, of which ``num_cached`` tokens are computed. ``first``: the block that ``blocks`` begin
+        with, and that of ``windowed``."""
         self.blocks, self.windowed, self.num_cached = blocks, windowed, num_cached
         self.first_block, self.first_windowed = first
 

@@ -80,7 +80,7 @@ class Intake:
                 self._take_work(item, item.message)
             except Exception as error:
                 if self.core.knows(getattr(item.message, "request_id", "")):
-                    raise  # it may be taken in by half: a successor starts without that
+                    raise  # the core may hold half of it; a successor starts from a consistent state
                 self.dead_letters.give_up(item, describe(error))
         elif isinstance(item.message, StepResult | ReplicaFenced):
             self._take_result(item, item.message)
@@ -148,7 +148,7 @@ class Intake:
             self.core.handle(ReplicaResult(name, message))
         except ProtocolError as error:
             if member.fenced:
-                return  # what follows a false result makes no sense either
+                return  # results after a false one are false, too
             self.log.error("false result: the executor is shut out", replica=name, error=str(error))
             self.metrics.refused_results.inc()
             self.membership.distrust(name, str(error))

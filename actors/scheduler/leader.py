@@ -132,8 +132,8 @@ class Leader:
         self._news.set()
 
     async def serve(self) -> None:
-        """Handle inputs, plan and send, until draining and at an end: nothing is left, or no executor for it, as where
-        a deployment stops with jobs under way. What is left then is the successor's, by the journal."""
+        """Handle inputs, plan and send, until draining and at an end: no work is left, or no executor for it, as when a
+        deployment stops with jobs under way. A successor continues what is left, from the journal."""
         while not (self._actor.draining.is_set() and self._is_at_an_end and not self._inbox):
             await self._news.wait()
             self._news.clear()

@@ -54,5 +54,5 @@ class Order:
 
 
 def arrival(arrived_s: float) -> float:
-    """A time of arrival that comes over the bus; 0 if it is none."""
+    """The time of arrival in a message; 0 if it is not a finite number."""
     return arrived_s if math.isfinite(arrived_s) else 0.0

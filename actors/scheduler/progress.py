@@ -1,4 +1,4 @@
-"""What is told of a request's way: the times of its stages, and counts. No decision reads it, but ``started_s``."""
+"""The progress of a request, for reports: the times of its stages, and counts. Decisions read only ``started_s``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestProgress:
-    """``priority``, the times of its stages (0: not reached yet), ``num_preemptions`` of its sequences, how many drafts
-    were verified and accepted in slots that these have left (``num_drafted``, ``num_accepted``), ``num_output``, their
-    output tokens once it is over, and ``aborted``. ``traced``: its ingress gets these times."""
+    """Times are 0 for stages not reached yet. ``num_preemptions``: of all its sequences. ``num_drafted`` and
+    ``num_accepted``: drafts verified and accepted in slots that its sequences have left. ``num_output``: their output
+    tokens, once it is over. ``traced``: its ingress gets these times."""
 
     priority: int = 0
     taken_s: float = 0.0
@@ -37,7 +37,7 @@ class RequestProgress:
         self.ended_s = done_s
 
     def was_preempted(self) -> None:
-        """One of its sequences has given its blocks up."""
+        """One of its sequences was preempted for want of blocks."""
         self.num_preemptions += 1
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
@@ -46,5 +46,5 @@ class RequestProgress:
         self.num_accepted += num_accepted
 
     def trace(self, *, traced: bool) -> None:
-        """Whether its ingress gets these times from now on."""
+        """Set whether its ingress gets these times."""
         self.traced = traced

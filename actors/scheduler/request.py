@@ -33,7 +33,7 @@ class Request(RequestProgress):
     (:mod:`pagebus.actors.scheduler.core.fair_share`). ``num_cached``: prompt tokens found in the cache when its first
     sequence started. ``readers``: the destinations of its replies; ``away``: there is none at present. ``settled``:
     nothing of it is kept once it has ended. ``prediction``: tokens that its outputs are expected to resemble.
-    ``adapter``: what its tokens are computed with beside the model.
+    ``adapter``: the adapter that its tokens are computed with; None: the model alone.
     """
 
     id: str
@@ -61,11 +61,11 @@ class Request(RequestProgress):
 
     @property
     def digest(self) -> str:
-        """That of its adapter; empty: it has none."""
+        """The digest of its adapter; empty: it has none."""
         return "" if self.adapter is None else self.adapter.digest
 
     def charge(self, num_tokens: int, start_s: float) -> None:
-        """Its client was charged so many tokens, by which it starts at ``start_s``."""
+        """Note the tokens charged to its client, and move its deadline to match its new start."""
         self.num_charged = num_tokens
         self.deadline_s += start_s - self.start_s
         self.start_s = start_s
@@ -75,16 +75,16 @@ class Request(RequestProgress):
         self.priority_class, self.deadline_s = INTERACTIVE, deadline_s
 
     def has_run(self) -> bool:
-        """One of its sequences runs, or none ever will; returns whether it was queued until now."""
+        """Mark it as not queued any more: one of its sequences runs, or none ever will. Returns whether it was."""
         was_queued, self.queued = self.queued, False
         return was_queued
 
     def deliver_by(self, detokenizer: str | None) -> None:
-        """Have this detokenizer make its text; None: nobody does."""
+        """Have this detokenizer make its text; None: none does."""
         self.detokenizer = detokenizer
 
     def found_cached(self, num_tokens: int) -> None:
-        """So much of its prompt was cached, if this is its first start."""
+        """Note how many prompt tokens were cached, if this is its first start."""
         if self.num_cached is None:
             self.num_cached = num_tokens
 
@@ -105,7 +105,7 @@ class Request(RequestProgress):
         self.num_live -= 1
 
     def abort(self) -> None:
-        """Nobody waits for it any more."""
+        """Mark it as aborted, if it has not ended."""
         self.aborted = self.num_live > 0
 
     def settle(self) -> None:
@@ -113,7 +113,7 @@ class Request(RequestProgress):
         self.settled = True
 
     def close(self) -> None:
-        """Sum up its output and drop its sequences: they know their request, and without the cycle both are freed at
+        """Count its output and drop its sequences. They refer to their request; without the cycle, both are freed at
         once."""
         self.num_output = sum(len(each.tokens) - len(self.prompt) for each in self.sequences)
         self.sequences = []
@@ -127,9 +127,9 @@ class Sequence(HeldBlocks):
     the replica's ``SlotTable``. ``hashes[i]`` is the hash of full block i, as far as computed. ``order`` is unique and
     grows with arrival. ``limit`` is the number of tokens (prompt + output) at which it ends on its present replica.
     ``last_step``: the last step that computed it in a slot that it has left. ``beam_group``: the beam group that it
-    belongs to. ``started``: its request's detokenizer has been sent it. ``end``: how its tokens ended it. ``scores``:
-    log probabilities requested for it. ``num_losses``: consecutive replicas lost under it without a new token, counted
-    from ``num_tokens_at_loss``.
+    belongs to. ``started``: it has been announced to its request's detokenizer. ``end``: how its tokens ended it.
+    ``scores``: log probabilities requested for it. ``num_losses``: consecutive replicas lost under it without a new
+    token, counted from ``num_tokens_at_loss``.
     """
 
     id: int
@@ -154,9 +154,9 @@ class Sequence(HeldBlocks):
     num_losses: int = 0
     num_tokens_at_loss: int = 0
     disk_reads: tuple[bytes, ...] | None = None
-    """What has been read from a disk for it; None: the disk has not been searched."""
+    """Contents that were read from a disk for it; None: the disk has not been searched."""
     pulls: tuple[int, ...] | None = None
-    """What has been pulled from other replicas for it since it had a slot; None: nothing was."""
+    """Numbers of pulls for it since it last had a slot; None: there were none."""
 
     def become(self, state: State) -> None:
         """Change the state. ``TRANSITIONS`` names the module that may make each transition.
@@ -174,11 +174,11 @@ class Sequence(HeldBlocks):
         self.slot = slot
 
     def leave_slot(self, last_step: int) -> None:
-        """It has none any more; ``last_step`` is the last that computes it there."""
+        """It has no slot any more; ``last_step`` is the last that computes it there."""
         self.slot, self.last_step = -1, last_step
 
     def limit_to(self, num_tokens: int) -> None:
-        """End it there at the latest."""
+        """End it at this length at the latest."""
         self.limit = min(self.limit, num_tokens)
 
     def look_up(self) -> None:
@@ -194,7 +194,7 @@ class Sequence(HeldBlocks):
         self.pulls = numbers
 
     def announce(self) -> None:
-        """Its request's detokenizer has been sent it."""
+        """It has been announced to its request's detokenizer."""
         self.started = True
 
     def silence(self) -> None:
@@ -218,7 +218,7 @@ class Sequence(HeldBlocks):
         self.beam_group = group
 
     def fork(self, tokens: array[int], beam: int) -> None:
-        """Become this beam of its group, of these tokens."""
+        """Become this beam of its group, with these tokens."""
         self.tokens, self.choice_index = tokens, beam
 
     def share_hashes(self, hashes: list[bytes]) -> None:
@@ -252,7 +252,7 @@ class Sequence(HeldBlocks):
 
     @property
     def suspect(self) -> bool:
-        """Whether it may be what crashes executors. It is then tried only on a replica without another suspect."""
+        """Whether it may be the cause of crashes. It is then tried only on a replica without another suspect."""
         return self.num_losses >= SUSPECT_LOSSES
 
     def note_loss(self) -> None:
@@ -307,12 +307,12 @@ class Sequence(HeldBlocks):
 
     @property
     def pooled_until(self) -> int | None:
-        """Index of the first prompt token whose hidden state is not requested any more; None: there is none."""
+        """Index of the prompt token before which the requested hidden states end; None: they end with the prompt."""
         return 1 if self.request.sampling.pooling == "cls" else None
 
     @property
     def least_tokens(self) -> int:
-        """Tokens without which a step is of no use to it, of those that it lacks: all, or one."""
+        """The fewest of its missing tokens that a step must compute to be of use: all of the prompt, or one."""
         return len(self.request.prompt) if self.request.sampling.in_one_step else 1
 
     def begin_again(self, new_id: int, limit: int, block_size: int) -> None:

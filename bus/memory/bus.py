@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
-from pagebus.bus.codec import decode, decode_state, encode, encode_state
+from pagebus.bus.codec import decode_state, encode, encode_state, entry_of
 from pagebus.bus.contract import (
     Bus,
     BusUnavailable,
-    CodecError,
     Completion,
     Counts,
     Entry,
@@ -26,20 +25,11 @@ from pagebus.bus.contract import (
     fence_reason,
 )
 from pagebus.bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
-from pagebus.bus.memory.server import Fields, Group, MemoryLease, MemoryServer, MemoryStream, Pending, Position
+from pagebus.bus.memory.server import Group, MemoryLease, MemoryServer, MemoryStream, Pending, Position
 from pagebus.bus.messages import JsonValue, Message
 from pagebus.bus.streams import Names
 
 __all__ = ["MemoryBus", "MemoryServer"]
-
-
-def to_entry(stream: str, position: Position, fields: Fields, deliveries: int = 1) -> Entry:
-    """The entry of a stored frame; one that cannot be decoded says why."""
-    entry_id = EntryId(*position)
-    try:
-        return Entry(stream, entry_id, decode(fields), deliveries, raw=fields)
-    except CodecError as error:
-        return Entry(stream, entry_id, None, deliveries, str(error), fields)
 
 
 class MemoryBus(Bus):
@@ -135,7 +125,7 @@ class MemoryBus(Bus):
                 del members.pending[position]
                 continue
             held.add(position)
-            taken.append(to_entry(name, position, fields, pending.deliver_again()))
+            taken.append(entry_of(name, EntryId(*position), fields, pending.deliver_again()))
         self._recovered.add(key)
         return taken
 
@@ -145,7 +135,7 @@ class MemoryBus(Bus):
         positions = stream.after(group.delivered, count)
         group.deliver(positions, consumer)
         self._held.setdefault((name, group_name), set()).update(positions)
-        return [to_entry(name, position, stream.fields[position]) for position in positions]
+        return [entry_of(name, EntryId(*position), stream.fields[position]) for position in positions]
 
     async def ack(self, group: str, entries: Iterable[Entry]) -> None:
         self._check()
@@ -188,7 +178,7 @@ class MemoryBus(Bus):
                 continue
             members.pending[position] = Pending(consumer, pending.deliveries + 1)
             held.add(position)
-            claimed.append(to_entry(stream, position, fields, pending.deliveries + 1))
+            claimed.append(entry_of(stream, EntryId(*position), fields, pending.deliveries + 1))
         members.consumers.pop(dead_consumer, None)
         if claimed:
             members.consumers[consumer] = None
@@ -240,7 +230,7 @@ class MemoryBus(Bus):
             for name, after in wanted:
                 stream = self.server.streams.get(name)
                 if stream is not None and stream.last > after:
-                    found += [to_entry(name, at, stream.fields[at]) for at in stream.after(after, count)]
+                    found += [entry_of(name, EntryId(*at), stream.fields[at]) for at in stream.after(after, count)]
             return found
 
         return await self._wait_for(take, [name for name, _ in wanted], block_ms)
@@ -278,11 +268,7 @@ class MemoryBus(Bus):
     async def remove(self, stream: str, ids: Iterable[EntryId]) -> int:
         self._check()
         found = self.server.streams.get(stream)
-        before = len(found.ids) if found is not None else 0
-        if found is not None:
-            for entry_id in ids:
-                found.remove((entry_id.epoch, entry_id.index))
-        return before - (len(found.ids) if found is not None else 0)
+        return 0 if found is None else sum(found.remove((each.epoch, each.index)) for each in ids)
 
     async def length(self, stream: str) -> int:
         self._check()
@@ -306,8 +292,7 @@ class MemoryBus(Bus):
     # -- small durable state ------------------------------------------------------------------------------------------
     async def put_state(self, name: str, value: Mapping[str, JsonValue], *, ttl_s: float | None = None) -> None:
         self._check()
-        expires_s = None if ttl_s is None else self.server.clock() + ttl_s
-        self.server.states[self.names.state(name)] = (encode_state(value), expires_s)
+        self.server.put_state(self.names.state(name), encode_state(value), ttl_s)
 
     async def get_state(self, *names: str) -> list[Mapping[str, JsonValue] | None]:
         self._check()

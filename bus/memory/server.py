@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from types import MappingProxyType
 
 from pagebus.bus.contract import BusUnavailable
@@ -116,6 +117,8 @@ class MemoryServer:
         self.tables: dict[str, dict[str, bytes]] = {}
         self.counters: dict[str, Counter[str]] = {}
         self.epoch = 0
+        self._state_ends: list[tuple[float, str]] = []
+        """A heap: when states expire, perhaps since replaced by others that live longer."""
         self._published = 0
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
 
@@ -125,6 +128,8 @@ class MemoryServer:
             raise BusUnavailable("the in-memory bus is switched off")
         for name in [name for name, until_s in self.expiries.items() if until_s <= self.clock()]:
             self.drop(name)
+        while self._state_ends and self._state_ends[0][0] <= self.clock():
+            self.live_state(heappop(self._state_ends)[1])
 
     # -- streams ------------------------------------------------------------------------------------------------------
     def stream(self, name: str) -> MemoryStream:
@@ -186,6 +191,13 @@ class MemoryServer:
             del self.leases[key]
             return None
         return lease
+
+    def put_state(self, key: str, value: bytes, ttl_s: float | None) -> None:
+        """Store a state for ``ttl_s`` seconds (None: for ever)."""
+        expires_s = None if ttl_s is None else self.clock() + ttl_s
+        self.states[key] = value, expires_s
+        if expires_s is not None:
+            heappush(self._state_ends, (expires_s, key))
 
     def live_state(self, key: str) -> bytes | None:
         """The state if its time has not passed."""

@@ -6,10 +6,10 @@ from pagebus.bus.messages.record import Record
 
 
 class AbortRequest(Record, frozen=True, kw_only=True):
-    """The client of ``request_id`` is gone: free everything it holds, send nothing more.
+    """The client of ``request_id`` is gone: free everything the request holds, and send nothing more.
 
-    ``attempt`` is the one that the client left: a request that was asked for again since goes on.
-    ``may_return``: the client said that it may come back for the rest; the request goes on for a while.
+    ``attempt`` is the attempt that the client left; if it has made a later one, the request continues.
+    ``may_return``: the client may come back for the rest, so the request continues for a while.
     """
 
     request_id: str
@@ -19,7 +19,7 @@ class AbortRequest(Record, frozen=True, kw_only=True):
 
 
 class RequestsDone(Record, frozen=True, kw_only=True):
-    """The answers of these requests, to the end, are with their clients: nothing needs to be kept of them."""
+    """Clients have received the complete answers of these requests: nothing needs to be kept of them."""
 
     request_ids: tuple[str, ...]
     attempts: tuple[str, ...]
@@ -33,13 +33,13 @@ class StopSequence(Record, frozen=True, kw_only=True):
 
 
 class CancelRequest(Record, frozen=True, kw_only=True):
-    """An operator ends this request: its client is told so with a :class:`RequestFailed`."""
+    """An operator ends this request. Its client gets a :class:`RequestFailed`."""
 
     request_id: str
 
 
 class AbortCalls(Record, frozen=True, kw_only=True):
-    """A client (the name of its key) ends its calls: those with these ids of answers, or all if there are none."""
+    """A client, named by its API key, ends its calls: those whose answers have these ``ids``, or all if it is empty."""
 
     client: str
     ids: tuple[str, ...]

@@ -15,20 +15,20 @@ JsonValue = object
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 NO_INTS: Int32Array = np.empty(0, np.int32)
-"""The default of every array field: one for all, since there is nothing in it to change."""
+"""The default of every array field. All share it, because it has no element that could change."""
 
 
 def int_array(numbers: list[int]) -> Int32Array:
-    """The value of an array field of such as are not negative, in a third of the time that numpy takes for a list, or
-    Python for signed ones.
+    """Numbers that are not negative as an array field. It takes a third of the time of ``np.array``, and of Python's
+    array of signed numbers.
 
     Raises:
-        TypeError: one is no integer.
-        OverflowError: one is negative, or has more than 32 bits. Of 32 bits it becomes negative.
+        TypeError: a number is not an integer.
+        OverflowError: a number is negative or exceeds 32 bits. One that needs all 32 becomes negative.
     """
     return np.frombuffer(array("I", numbers), np.int32) if numbers else NO_INTS
 
 
 def no_ints() -> Int32Array:
-    """The same, for a ``default_factory``."""
+    """:data:`NO_INTS`, for a ``default_factory``."""
     return NO_INTS

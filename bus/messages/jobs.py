@@ -9,8 +9,8 @@ class Job(Record, frozen=True, kw_only=True):
     """Queued work, as any Redis client adds it: the fields of the entry are these, as plain text.
 
     ``request`` is one line of OpenAI's batch format. ``reply_to``: the stream for the result, "" for the usual one.
-    ``priority``: an integer. ``batch``: a name under which progress is counted, "" for none. ``traceparent``: the span
-    (W3C) below which its trace is to lie.
+    ``priority``: an integer. ``batch``: a name under which progress is counted, "" for none. ``traceparent``: the
+    parent span of its trace (W3C Trace Context).
     """
 
     request: str
@@ -21,8 +21,8 @@ class Job(Record, frozen=True, kw_only=True):
 
 
 class JobResult(Record, frozen=True, kw_only=True):
-    """What became of a job, as plain text: ``result`` is one line of OpenAI's batch output format. ``job`` is the id
-    of the job's entry."""
+    """The result of a job, as plain text: ``result`` is one line of OpenAI's batch output format. ``job`` is the id of
+    the job's entry."""
 
     result: str
     custom_id: str = ""
@@ -31,12 +31,12 @@ class JobResult(Record, frozen=True, kw_only=True):
 
 
 class BatchQueued(Record, frozen=True, kw_only=True):
-    """Among jobs: a batch of ``/v1/batches``, whose record and files are in the store of the deployment. Traces of its
-    lines lie below ``traceparent``."""
+    """A batch of ``/v1/batches`` in the stream of jobs; its record and files are in the deployment's store.
+    ``traceparent`` is the parent span of its lines' traces."""
 
     batch_id: str
     traceparent: str = ""
 
 
 PLAIN_MESSAGES = (Job, JobResult, BatchQueued)
-"""Messages that other programs write or read: their fields lie in the entry as they are, without a header."""
+"""Messages that other programs write or read: their fields are the fields of the entry, without a header."""

@@ -7,7 +7,8 @@ from pagebus.bus.messages.record import Record
 
 
 class SequencesNamed(Record, frozen=True, kw_only=True):
-    """Journal: what these sequence ids, planned for ``replica`` from now on, stand for. Column i of every field."""
+    """Journal: the requests and choices behind sequence ids that are planned for ``replica`` from now on. Column i of
+    every field belongs to sequence i."""
 
     replica: str
     executor_epoch: int
@@ -17,7 +18,7 @@ class SequencesNamed(Record, frozen=True, kw_only=True):
 
 
 class AlsoReads(Record, frozen=True, kw_only=True):
-    """A further client of a request, with its own attempt at another ingress."""
+    """Another client of a request, with its own attempt at another ingress."""
 
     ingress: str
     attempt: str
@@ -25,8 +26,8 @@ class AlsoReads(Record, frozen=True, kw_only=True):
 
 
 class RequestMoved(Record, frozen=True, kw_only=True):
-    """Journal: the client of a request waits at this ingress now, with this attempt, and so do ``others``. ``asked`` is
-    the place of the last attempt of all, be it of somebody who has left."""
+    """Journal: the client of a request now waits at this ingress, with this attempt, and so do ``others``. ``asked`` is
+    the place of the latest attempt, even if its client has left."""
 
     request_id: str
     ingress: str
@@ -36,7 +37,7 @@ class RequestMoved(Record, frozen=True, kw_only=True):
 
 
 class RequestBlamed(Record, frozen=True, kw_only=True):
-    """Journal: the scheduler ends by an error (``reason``) at this request; schedulers have done so ``times`` times."""
+    """Journal: the scheduler fails with an error (``reason``) on this request; ``times`` schedulers have done so."""
 
     request_id: str
     reason: str
@@ -46,11 +47,10 @@ class RequestBlamed(Record, frozen=True, kw_only=True):
 class Checkpoint(Record, frozen=True, kw_only=True):
     """Journal: the output of all sequences that have begun, as of ``positions`` in the results of each replica.
 
-    Column i belongs to sequence i: ``lengths`` tokens of ``token_ids``, which ended as ``ends`` says (END_NONE: not).
-    ``score_counts`` of these tokens, the first ones, have log probabilities: an entry each of ``bits`` and
-    ``top_counts``, and as many as the latter says of ``top_ids`` and ``top_bits``. ``positions`` and
-    ``executor_epochs`` are by replica. ``ingresses`` and ``detokenizers`` are the names of all that might have left
-    something behind.
+    Column i belongs to sequence i. It has ``lengths`` tokens in ``token_ids``, and has ended as ``ends`` says
+    (END_NONE: it has not). The first ``score_counts`` of these tokens have log probabilities: one entry each in
+    ``bits`` and ``top_counts``, and ``top_counts`` entries each in ``top_ids`` and ``top_bits``. ``positions`` and
+    ``executor_epochs`` are by replica. ``ingresses`` and ``detokenizers`` name all that may have left something behind.
     """
 
     request_ids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Blocks that move between executors: what a plan pulls from another's cache, and what has become of it."""
+"""Blocks that move between executors: the pulls that plans order, and the reports about them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from msgspec.structs import replace
 from pagebus.bus.messages.record import Record
 
 PATIENCE_S = 10.0
-"""Nobody waits for a pull longer than that, and no executor goes on with it. What it holds stays its own until its
-executor has said what became of it."""
+"""How long sequences wait for a pull, and executors try it. Its blocks stay held until the executor has reported."""
 
 
 class BlockPull(Record, frozen=True, kw_only=True):
-    """Copy blocks of another executor's cache into one's own. The plan has ``num_blocks`` of each in ``pull_sources``
-    and ``pull_blocks``, behind those of the pulls before it.
+    """Copy blocks from another executor's cache. The next ``num_blocks`` entries of the plan's ``pull_sources`` and
+    ``pull_blocks`` belong to this pull.
 
-    ``address`` is what the source's lease says of its cache (``kv_address``). Both executors have the same ``kv_kind``.
-    If they are groups of ranks, the address is that of all ranks, and each rank here copies its part of the blocks.
+    ``address`` is the ``kv_address`` of the source's lease. Both executors have the same ``kv_kind``. If they are
+    groups of ranks, the address covers all ranks, and each rank copies its part of the blocks.
     """
 
     pull: int
@@ -24,15 +23,15 @@ class BlockPull(Record, frozen=True, kw_only=True):
     address: str
     num_blocks: int
     hosts: bool = False
-    """The sources are blocks of the other's host tier; it may be one's own."""
+    """The sources are blocks of a host tier: that of the other executor, or one's own."""
     at_once: bool = False
-    """Nothing that an earlier plan orders uses the target's blocks: it may begin before that is done."""
+    """The pull may begin before earlier plans are done, because none of them uses the target's blocks."""
 
 
 class PullReport(Record, frozen=True, kw_only=True):
     """Executor -> scheduler, over ``control``: the blocks of a pull are ``there``, for plans written from now on. If
-    not, nobody knows what is in them, and nothing writes there any more. Each ``rank`` of an executor, of which there
-    are ``ranks``, says so of its part of the blocks."""
+    they are not, their content is undefined, and nothing writes to them any more. Each ``rank`` of the executor's
+    ``ranks`` reports on its part of the blocks."""
 
     replica: str
     executor_epoch: int
@@ -44,18 +43,18 @@ class PullReport(Record, frozen=True, kw_only=True):
     error: str = ""
     """Why they are not there."""
     ended_s: float = 0.0
-    """When they were there, or given up, by the wall clock; 0: it was not said."""
+    """Wall clock time at which they were there, or were given up; 0: unknown."""
     rank: int = 0
     ranks: int = 1
     promised: bool = False
-    """They are not there yet, and what lent them is still read. But every plan from now on finds them there, in all
-    that it does. Another report says when they are; if they are not then, the executor ends, and gives no result that
-    was computed with them."""
+    """The copy is not done, and its source is still being read. But plans written from now on may use the blocks: the
+    executor finishes the copy first. A second report follows when it is done. If the copy fails, the executor ends
+    without a result that was computed with the blocks."""
 
 
-def together(told: dict[int, PullReport], report: PullReport) -> PullReport | None:
-    """Note what a rank says in ``told``, by rank. Once all have: what it comes to. The blocks are there if all parts
-    are, as soon as the last one is. Another time changes nothing."""
+def combine_reports(told: dict[int, PullReport], report: PullReport) -> PullReport | None:
+    """Store a rank's report in ``told``, by rank. Returns the report of all together once every rank has sent one: the
+    blocks are there if all parts are. A repeated report changes nothing."""
     told[report.rank] = report
     if len(told) < report.ranks or report.ranks == 1:
         return report if report.ranks == 1 else None

@@ -7,10 +7,10 @@ from pagebus.bus.messages.record import Record
 
 
 class StateRequested(Record, frozen=True, kw_only=True):
-    """Somebody looks at the deployment through ``ingress``, where the :class:`SchedulerState` is to go.
+    """An observer requests a :class:`SchedulerState`, which is sent to ``ingress``.
 
-    ``serial`` comes back in the answer. The asker knows the steps and the requests that are over up to these numbers
-    of the scheduler with this ``epoch``; it is told of those after them.
+    The answer repeats ``serial``. It has the steps, and the requests that are over, with numbers above ``steps_seen``
+    and ``over_seen``, which count for the scheduler of this ``epoch``.
     """
 
     ingress: str
@@ -21,8 +21,8 @@ class StateRequested(Record, frozen=True, kw_only=True):
 
 
 class ReplicaState(Record, frozen=True, kw_only=True):
-    """One replica in a :class:`SchedulerState`. The next ``num_cached``, ``num_cached_hosts`` and ``num_pinned``
-    entries of the state's columns of these names are its own. What is counted is counted since the replica joined.
+    """One replica in a :class:`SchedulerState`. The next ``num_cached``, ``num_cached_hosts``, ``num_pinned`` and
+    ``num_adapter_blocks`` entries of the state's columns of blocks are its own. Counters begin when the replica joins.
     """
 
     name: str
@@ -48,30 +48,30 @@ class ReplicaState(Record, frozen=True, kw_only=True):
     swapped_in_blocks: int
     suspended: bool = False
     num_parked: int = 0
-    """Sequences that left the batch because whoever listened to them had gone: no preemptions."""
+    """Sequences that left the batch because their reader had gone; they are not preemptions."""
     given_back_blocks: int = 0
-    """Blocks, or pages of blocks, that fell behind a sliding window."""
+    """Blocks, or pages of blocks, that fell out of a sliding window."""
     most_drafts: int = 0
-    """The most drafts of a row; 0: the executor does not speculate."""
+    """The most drafts per row; 0: the executor does not speculate."""
     num_drafted: int = 0
     num_accepted: int = 0
-    """Drafts that steps have verified, and those of them that were right."""
+    """Drafts that steps have verified, and those of them that were accepted."""
     most_adapters: int = 0
-    """The most adapters that sequences may have at a time."""
+    """The most adapters that sequences may use at a time."""
     adapters: tuple[str, ...] = ()
-    """The names of those on the device, the one used last behind."""
+    """The names of the adapters on the device, most recently used last."""
     num_disk_blocks: int = 0
-    """The most that the disk tier may hold; 0: there is none."""
+    """The most blocks that the disk tier may hold; 0: there is none."""
     num_disk_used: int = 0
     pulled_blocks: int = 0
     lent_blocks: int = 0
     """Blocks copied here from the caches of other replicas, and from here to theirs."""
     role: str = ""
-    """prefill or decode; nothing where all replicas do both."""
+    """``prefill`` or ``decode``; empty if all replicas do both."""
     num_departures: int = 0
-    """Preempted sequences that were to go on on another replica."""
+    """Preempted sequences that were to continue on another replica."""
     num_adapter_blocks: int = 0
-    """Those that the adapters on the device take."""
+    """Blocks that the adapters on the device take."""
 
 
 REQUEST_COLUMNS = (
@@ -80,36 +80,36 @@ REQUEST_COLUMNS = (
 )  # fmt: skip
 """Columns of :class:`SchedulerState`. ``outcome``: one of the values below. ``max_tokens`` -1: as many as fit."""
 REQUEST_MARKS = ("arrived", "taken", "tokenized", "started", "first_token", "ended", "over")
-"""When a request arrived, was taken up by a tokenizer, was tokenized, entered a batch first, had its first token, its
-last, and was with its client."""
+"""Times at which a request arrived, was taken up by a tokenizer, was tokenized, first entered a batch, had its first
+token, had its last, and was delivered."""
 OUTCOME_NONE, OUTCOME_DONE, OUTCOME_ABORTED = 0, 1, 2
 SEQUENCE_COLUMNS = (
     "id", "request", "choice", "state", "replica", "slot", "num_tokens", "num_computed", "num_blocks",
     "num_host_blocks", "num_cached",
 )  # fmt: skip
-"""``request`` and ``replica`` are places in the lists of the state, -1: none. A waiting sequence with host blocks is
-shown at the replica that has them."""
+"""``request`` and ``replica`` are indexes into the state's lists, -1: none. A waiting sequence with host blocks is
+listed with the replica that has them."""
 SEQUENCE_WAITING, SEQUENCE_IN_FLIGHT, SEQUENCE_RUNNING = 0, 1, 2
-"""In flight: preempted, while steps under way still sample tokens for it."""
+"""In flight: preempted, while steps in flight still sample tokens for it."""
 STEP_COLUMNS = ("number", "replica", "step", "decodes", "prefill", "wasted", "copied", "swapped_out", "swapped_in")
-"""``number`` counts steps of all replicas, and pulls that end between them. ``wasted`` rows sampled tokens that nobody
-wanted any more."""
+"""``number`` counts steps of all replicas, and pulls that end between them. ``wasted`` rows sampled tokens for
+sequences that were over."""
 STEP_MARKS = ("planned", "received", "launched", "done", "landed", "busy")
-"""When a step was planned, reached its executor, began on the device and was done there, and when the scheduler had its
-result; ``busy`` is a time span, that in which the device worked."""
+"""Times at which a step was planned, reached its executor, began and ended on the device, and its result reached the
+scheduler. ``busy`` is a duration: how long the device worked."""
 FLASH_COPIED, FLASH_SWAPPED_OUT, FLASH_SWAPPED_IN, FLASH_PULLED = 0, 1, 2, 3
 
 
 class SchedulerState(Record, frozen=True, kw_only=True):
-    """What the scheduler knows and holds at ``at_s``; making it took ``took_s`` of CPU time.
+    """The scheduler's state at ``at_s``; making it took ``took_s`` seconds of CPU time.
 
-    Tables of R requests, S sequences (those in slots, then the first of those that wait) and N steps, row by row, with
-    the columns named above. Marks are float32 as their bits: seconds before ``at_s``, NaN for what has not happened.
-    ``blocks`` and ``host_blocks`` are the sequences' block tables, one after another. ``cached_blocks`` are free and
-    can still be found, on the host ``cached_hosts``. ``pinned_blocks`` are held while something is copied: the source
-    of a copy, and both sides of a pull. ``adapter_blocks`` are those of adapters, whether sequences have them or not.
-    Whatever is in none of these is free. ``flashed`` [k * 3]: replica, kind
-    (FLASH_...) and device block of copies in these steps, and of pulls that have ended since.
+    Tables of R requests, S sequences (those in slots, then the first waiting ones) and N steps, row by row, with the
+    columns named above. Marks are float32 bits: seconds before ``at_s``, NaN for what has not happened.
+    ``blocks`` and ``host_blocks`` are the sequences' block tables, one after another. ``cached_blocks`` are free blocks
+    that can still be found, ``cached_hosts`` the same on the host. ``pinned_blocks`` are held for copies: the source
+    of a copy, and both sides of a pull. ``adapter_blocks`` belong to adapters, used or not. All other blocks are free.
+    ``flashed`` [k * 3]: replica, kind (FLASH_...) and device block of copies in these steps, and of pulls that have
+    ended since.
     """
 
     serial: int
@@ -120,7 +120,7 @@ class SchedulerState(Record, frozen=True, kw_only=True):
     request_ids: tuple[str, ...]
     num_waiting: int
     num_over: int
-    """How many of the requests, the first ones, are over."""
+    """How many of the requests are over; they come first."""
     over_seen: int
     steps_seen: int
     requests: Int32Array = NO_INTS
@@ -135,12 +135,12 @@ class SchedulerState(Record, frozen=True, kw_only=True):
     step_marks: Int32Array = NO_INTS
     flashed: Int32Array = NO_INTS
     clients: tuple[str, ...] = ()
-    """Names of the API keys of the requests; empty where none are needed."""
+    """Names of the API keys of the requests; empty if no keys are needed."""
     adapter_blocks: Int32Array = NO_INTS
 
 
 class BlockRequested(Record, frozen=True, kw_only=True):
-    """Somebody points at one block of a replica and wants to know what is in it."""
+    """An observer asks what is in one block of a replica."""
 
     ingress: str
     serial: int
@@ -150,10 +150,10 @@ class BlockRequested(Record, frozen=True, kw_only=True):
 
 
 class BlockState(Record, frozen=True, kw_only=True):
-    """What is in one block. ``owners`` are the requests whose sequences hold it, ``place`` is its index in the block
-    table of the first of them, ``table`` [n] that whole table, from the sequence's block ``first_block`` on: those
-    before lie behind its window. ``hashes`` (hexadecimal) are the chain of contents that
-    ends with this block, as far as it is full and known; of a block that nobody owns, its own only."""
+    """The content of one block. ``owners`` are the requests whose sequences hold it. ``place`` is its index in
+    ``table`` [n], the block table of the first of them, from the sequence's block ``first_block`` on (earlier ones are
+    outside its window). ``hashes`` (hexadecimal) are the hashes of the sequence's blocks up to this one, as far as they
+    are full and known; for a block without owner, only its own."""
 
     serial: int
     owners: tuple[str, ...] = ()
@@ -162,4 +162,4 @@ class BlockState(Record, frozen=True, kw_only=True):
     table: Int32Array = NO_INTS
     first_block: int = 0
     adapter: str = ""
-    """The name of the adapter that lies there, with ``place`` and ``table`` among its own blocks."""
+    """The name of the adapter in the block; ``place`` and ``table`` then refer to the adapter's blocks."""

@@ -11,14 +11,14 @@ from pagebus.bus.messages.record import Record
 class ReplyBatch(Record, frozen=True, kw_only=True):
     """New text for requests of one ingress: column i of every field belongs to (request_ids[i], choice_indexes[i]).
 
-    ``num_output_tokens`` is the count after this delta and ``text_offsets`` the number of characters before it, so what
-    was sent before (text made anew begins at its beginning) can be recognised and dropped.
+    ``num_output_tokens`` is the count after this delta and ``text_offsets`` the number of characters before it. Text
+    that is made again begins with its first character, so the ingress can recognise and drop what was sent before.
     ``finish_reasons[i]`` is None until the one terminal delta. ``stop_reasons[i]`` is the stop string or end token id.
 
-    For choices that report tokens (none: all of this is empty) ``token_counts[i]`` entries of ``token_ids`` are new, of
-    ``token_bits`` too if log probabilities are reported; then ``top_counts`` says for each token how many entries of
-    ``top_ids`` and ``top_bits`` are its. Without log probabilities a token's ``top_counts`` entry is -1 and its bits 0.
-    ``token_texts`` holds the text of every id, ``token_bytes`` (hexadecimal) the bytes of those that are no text alone.
+    If choices report tokens, ``token_counts[i]`` entries of ``token_ids`` and ``token_bits`` are new, and
+    ``top_counts`` says how many entries of ``top_ids`` and ``top_bits`` belong to each token. A token without log
+    probabilities has -1 in ``top_counts`` and 0 in ``token_bits``. Without such choices all of these are empty.
+    ``token_texts`` holds the text of every id, ``token_bytes`` (hexadecimal) the bytes of ids that are no text alone.
     """
 
     request_ids: tuple[str, ...]
@@ -39,7 +39,7 @@ class ReplyBatch(Record, frozen=True, kw_only=True):
     top_bits: Int32Array = NO_INTS
     text_offsets: Int32Array = NO_INTS
     length_counts: Int32Array = NO_INTS
-    """How many entries of ``text_lengths`` belong to each choice: one per new token, if they are told at all."""
+    """How many entries of ``text_lengths`` belong to each choice: one per new token, or none if not requested."""
     text_lengths: Int32Array = NO_INTS
     """Characters of the delta that came with each token."""
     num_predicted: Int32Array = NO_INTS
@@ -49,13 +49,13 @@ class ReplyBatch(Record, frozen=True, kw_only=True):
 
 
 class PromptReply(Record, frozen=True, kw_only=True):
-    """A request's prompt, for a client that wants to be told of it; comes before the terminal reply of any choice.
+    """What a client requested about its prompt; sent before the terminal reply of any choice.
 
     ``token_ids`` [P]. With log probabilities (``num_top`` is not None): ``token_bits`` and ``ranks`` [P - 1] of the
     tokens from the second on, ``top_ids`` and ``top_bits`` [(P - 1) * num_top]. The texts are as in ReplyBatch.
     With pooling there are ``pooled_bits`` [hidden size] alone, a float32 vector as its bits.
-    ``token_offsets`` [2 * P], if they were asked for and the prompt is a text: of each token its first character there,
-    and the one behind its last.
+    ``token_offsets`` [2 * P], if requested and the prompt is a text: the first character of each token, and the one
+    after its last.
     """
 
     request_id: str
@@ -73,8 +73,8 @@ class PromptReply(Record, frozen=True, kw_only=True):
 
 
 class RequestFailed(Record, frozen=True, kw_only=True):
-    """The one terminal message of a request that never ran or cannot go on. ``status`` is the HTTP status to answer.
-    ``attempt``: the one it is for, while another one goes on; "": all."""
+    """The one terminal message of a request that never ran or cannot continue. ``status`` is the HTTP status to answer.
+    ``attempt``: the one that fails, while another continues; "": all fail."""
 
     request_id: str
     status: int
@@ -85,9 +85,10 @@ class RequestFailed(Record, frozen=True, kw_only=True):
 
 
 class RequestTimed(Record, frozen=True, kw_only=True):
-    """When what happened to a request that is over, if it was ``traced``; 0: it has not.
+    """The times of a ``traced`` request that is over; 0: the stage was not reached.
 
-    A tokenizer took it up, it was tokenized, it entered a batch first, it had its first token, its last by a step.
+    In this order: a tokenizer took it up, it was tokenized, it first entered a batch, it had its first token, and a
+    step computed its last.
     """
 
     request_id: str

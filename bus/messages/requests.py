@@ -11,7 +11,7 @@ from pagebus.bus.messages.record import Record
 from pagebus.bus.messages.sampling import SamplingParams
 
 MOST_PREDICTION_TOKENS = 8192
-"""Of a longer prediction only so many count, its first."""
+"""Only the first tokens of a longer prediction count."""
 
 
 class AdapterSource(Record, frozen=True, kw_only=True):
@@ -43,34 +43,34 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     arrived_s: float = 0.0
     prompt_token_ids: Int32Array = NO_INTS
     is_job: bool = False
-    """Queued batch work: it stands behind all interactive requests."""
+    """Queued batch work: it follows all interactive requests."""
     attempt: str = ""
-    """Tells one time that a client asks for this request from another. One that differs joins what is under way."""
+    """Distinguishes a client's attempts at this request. A new attempt joins the request if it is under way."""
     chat_template: str | None = None
-    """A template of the client's own, in place of the model's."""
+    """The client's own template, in place of the model's."""
     tools: tuple[JsonValue, ...] = ()
     """For the template: functions that the model may call."""
     documents: tuple[JsonValue, ...] = ()
     """For the template: what the model may rely on."""
     tokens_only: bool = False
-    """Nothing is to be generated: the answer is a PromptReply of the tokenizer, with the prompt's tokens."""
+    """Nothing is generated: the answer is a PromptReply of the tokenizer, with the prompt's tokens."""
     client: str = ""
-    """Name of the API key it came with; empty: there are none. Requests of one client share what is its by weight."""
+    """Name of the API key it came with; empty: none is needed. A client's requests share its part by ``weight``."""
     weight: float = 1.0
     traced: bool = False
-    """The ingress wants to know when what happened (:class:`RequestTimed`)."""
+    """The ingress wants the times of its stages (:class:`RequestTimed`)."""
     truncation_side: Literal["left", "right"] = "left"
     """Where ``truncate_prompt_tokens`` takes tokens away."""
     return_token_offsets: bool = False
     """With ``tokens_only``: the answer says where in the prompt's text its tokens are."""
     shared: bool = False
-    """Whoever reads it at other ingresses goes on reading. Else an ``attempt`` takes it away from them."""
+    """Readers at other ingresses continue to read. Otherwise a new ``attempt`` takes the request away from them."""
     second_text: str | None = None
-    """A text that is read together with ``prompt``, as a pair: the tokenizer puts its separator between them."""
+    """The second text of a pair with ``prompt``: the tokenizer puts its separator between them."""
     prediction: str | None = None
     """A text that the output is expected to resemble."""
     adapter: AdapterSource | None = None
-    """What is computed with beside the model; None: the model alone."""
+    """The adapter to compute with; None: the model alone."""
 
 
 class TokenizedRequest(Record, frozen=True, kw_only=True):
@@ -99,16 +99,16 @@ class TokenizedRequest(Record, frozen=True, kw_only=True):
     """The client's weight, relative to other clients that have work."""
     traced: bool = False
     asked: int = 0
-    """Place of this attempt among all requests, in the order in which they were asked; 0: not known."""
+    """Place of this attempt among all requests, in order of arrival; 0: unknown."""
     shared: bool = False
     prediction_token_ids: Int32Array = NO_INTS
-    """Of the text that the output is expected to resemble, at most ``MOST_PREDICTION_TOKENS``."""
+    """Tokens of the expected output, at most ``MOST_PREDICTION_TOKENS``."""
     adapter: AdapterSource | None = None
 
 
 class ResponseQueued(Record, frozen=True, kw_only=True):
-    """A response of ``/v1/responses`` that is computed whether or not its client waits; its record says all of it.
-    ``owner``: the name of its key."""
+    """A response of ``/v1/responses`` that is computed whether or not its client waits. Its stored record has all the
+    rest. ``owner``: the name of its API key."""
 
     response_id: str
     owner: str = ""

@@ -1,6 +1,7 @@
-"""The segment of a prompt's token, in the token's id: encoders tell a pair's texts apart by it.
+"""Puts the segment of a prompt's token into a high bit of its id: encoders tell the texts of a pair apart by it.
 
-It goes to the executor as prompts do, so that nothing between has to know. Ids of vocabularies are far below the bit.
+Segments thus reach the executor with the prompt, and nothing in between has to know of them. Token ids are far below
+the bit.
 """
 
 from __future__ import annotations
@@ -20,5 +21,5 @@ def with_segments(ids: Int32Array, segments: NDArray[np.integer]) -> Int32Array:
 
 
 def without_segments(ids: Int32Array) -> Int32Array:
-    """``ids`` [n] as the vocabulary has them. Negative ones stay negative, for those who check ids."""
+    """``ids`` [n] without segments. Negative ids stay negative, so that checks of ids find them."""
     return np.where(ids < 0, ids, ids & TOKEN_MASK).astype(np.int32)

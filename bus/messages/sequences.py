@@ -10,15 +10,15 @@ from pagebus.bus.messages.sampling import SamplingParams
 class SequenceStarted(Record, frozen=True, kw_only=True):
     """Tells a detokenizer how to turn the tokens of ``sequence_id`` into text and where the text goes.
 
-    Sent before the first step that computes the sequence; for the choices of a beam search, which change their past as
-    long as it goes on, when it is over. ``prompt_tail`` holds the last prompt tokens (at most
-    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs. ``sampling`` is the request's own, but
-    for what only executors need; ``max_tokens`` beside it is how many tokens the sequence can have where it runs.
+    Sent before the first step that computes the sequence. Choices of a beam search are sent when the search is over,
+    because beams change their past until then. ``prompt_tail`` holds the last prompt tokens (at most
+    ``PROMPT_TAIL_TOKENS``), the context that incremental detokenization needs. ``sampling`` is the request's own,
+    without what only executors need. ``max_tokens`` is the most that the sequence can have where it runs.
 
-    Sent again when the text has to be made anew, because its detokenizer or the scheduler was replaced or because its
-    client is at another ingress now, or one more is. ``output_token_ids`` are all tokens that there are then (the
-    result of a step adds the next one), and ``output_end`` is how they ended (see ``StepResult.ends``). What is known
-    of their log probabilities is in the other ``output_`` columns, which are those of :class:`ReplyBatch`.
+    Sent again if the text must be made again: its detokenizer or the scheduler was replaced, or a client has come to
+    another ingress. ``output_token_ids`` are all tokens so far (the next result continues them), and ``output_end`` is
+    how they ended (see ``StepResult.ends``). The other ``output_`` columns hold their known log probabilities, as in
+    :class:`ReplyBatch`.
     """
 
     request_id: str
@@ -32,7 +32,7 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     arrived_s: float = 0.0
     prompt_tail: Int32Array = NO_INTS
     prompt_token_ids: Int32Array = NO_INTS
-    """The whole prompt, if the client is to be told of it (by the request's first sequence only); else empty."""
+    """The whole prompt, if the client gets it; only in the request's first sequence, otherwise empty."""
     output_end: int = 0
     output_token_ids: Int32Array = NO_INTS
     output_bits: Int32Array = NO_INTS
@@ -40,13 +40,13 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     output_top_ids: Int32Array = NO_INTS
     output_top_bits: Int32Array = NO_INTS
     pooled_from: int | None = None
-    """The client is to be told the mean of the prompt's final hidden states from this token on; None: it is not."""
+    """The client gets the mean of the prompt's final hidden states from this token on; None: it does not."""
     others: tuple[str, ...] = ()
-    """Further ingresses that are told the same."""
+    """Other ingresses that get the same replies."""
     pooled_until: int | None = None
     """The mean ends before this token; None: with the prompt."""
     prediction_token_ids: Int32Array = NO_INTS
-    """What the output is expected to resemble."""
+    """Tokens of the expected output."""
 
 
 PROMPT_TAIL_TOKENS = 6
@@ -61,7 +61,7 @@ class SequenceEnded(Record, frozen=True, kw_only=True):
 
 
 class SchedulerLeads(Record, frozen=True, kw_only=True):
-    """The first message of a new scheduler to a detokenizer: all sequences of the old one are void. Those that go on
-    are started anew, under new ids, once every token that the detokenizer can have seen is known."""
+    """The first message of a new scheduler to a detokenizer: all sequences of the old one are void. Those that continue
+    are started again under new ids, once every token that the detokenizer may have seen is known."""
 
     epoch: int

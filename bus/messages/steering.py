@@ -5,18 +5,19 @@ from __future__ import annotations
 from pagebus.bus.messages.record import Record
 
 HOLD_NONE, HOLD_KEEP, HOLD_WAIT, HOLD_ABORT = "", "keep", "wait", "abort"
-"""Nothing is held; what there is stands still, and what comes waits; what is new is refused, and what there is ends by
-itself; or is ended. Of the latter two, jobs are held once no request of a client is left."""
+"""How an operator holds the work. NONE: not at all. KEEP: running requests stand still, and new ones wait. WAIT: new
+requests are refused, and running ones finish. ABORT: new requests are refused, and running ones are cancelled. With
+the last two, jobs stand still once no client's request is left."""
 HOLDS = (HOLD_NONE, HOLD_KEEP, HOLD_WAIT, HOLD_ABORT)
 HOLD_STATE = "hold"
-"""Name under which the present hold lies on the bus, ``{"mode": ...}``: a scheduler that takes over goes on with it."""
+"""State on the bus with the present hold, ``{"mode": ...}``: a scheduler that takes over continues it."""
 SLEEP_STATE = "sleep"
-"""Name under which lies that executors sleep, ``{"level": ..., "woken": [...]}``: one that starts waits till it is
+"""State on the bus while executors sleep, ``{"level": ..., "woken": [...]}``: an executor that starts waits until it is
 gone."""
 
 
 class HoldRequested(Record, frozen=True, kw_only=True):
-    """``mode`` is one of :data:`HOLDS` from now on; None: it is only asked for. ``serial`` comes back in the answer."""
+    """Set the ``mode``, one of :data:`HOLDS`; None only asks for it. The answer repeats ``serial``."""
 
     ingress: str
     serial: int
@@ -24,8 +25,8 @@ class HoldRequested(Record, frozen=True, kw_only=True):
 
 
 class CacheResetRequested(Record, frozen=True, kw_only=True):
-    """Nothing that is cached may be found any more. ``host``: in the host tier, too. ``running``: what runs is computed
-    again."""
+    """Forget all cached blocks of the devices; with ``host``, those of the host tiers too. ``running``: also compute
+    running sequences again."""
 
     ingress: str
     serial: int
@@ -34,7 +35,7 @@ class CacheResetRequested(Record, frozen=True, kw_only=True):
 
 
 class HoldState(Record, frozen=True, kw_only=True):
-    """``mode``: how the work is held. ``at_rest``: nothing is computed, and nothing will be before that is changed."""
+    """``mode``: how the work is held. ``at_rest``: nothing is computed, and nothing will be while the mode stays."""
 
     serial: int
     mode: str

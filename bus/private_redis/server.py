@@ -49,7 +49,7 @@ class PrivateRedis:
             server itself (up to two seconds) while the disk is slow, since Redis then holds back what it has answered.
         detach: give the server a process group of its own, so that Ctrl-C reaches the actors and they can still say
             goodbye over the bus; :meth:`stop` ends it.
-        before_exec: called in the new process before it becomes the server, to tie it to its parent's life, say.
+        before_exec: called in the new process before it becomes the server, for example to tie it to its parent's life.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class PrivateRedis:
         return process.pid if process is not None and process.returncode is None else None
 
     async def start(self) -> str:
-        """Start the server and wait until it has loaded its data; returns its URL. What it cannot load is repaired, and
-        the log says what is lost.
+        """Start the server and wait until it has loaded its data; returns its URL. A file that it cannot load is
+        repaired, and the log says what is lost.
 
         Raises:
             BusError: there is no redis-server program, or it died; with the end of its log.

@@ -39,12 +39,14 @@ _Reader = tuple[str, str, str]
 class RedisGroups:
     """The consumer-group part of the bus.
 
-    ``_held`` are the entries handed out by this object and not yet acked. ``_recovered`` says when all left-over ones
-    of a reader had been handed out. A failed read takes its streams out again, because what it was given, if anything,
-    is in the pending list now; what is held is not handed out twice. After a while it is looked again in any case: a
-    server may serve a read whose connection we have given up after we looked. ``_left_over`` is what an earlier life of
-    a reader was given, and how often that makes with this one: what a lost connection took along has been given to
-    nobody, and does not count.
+    ``_held``: entries handed out by this object and not yet acked; none is handed out twice.
+
+    ``_recovered``: when all pending entries of a reader were last seen to be held. A failed read removes its streams,
+    because the server may have delivered entries that never arrived; they are in the pending list now. The list is
+    read again after a while in any case, because a server may serve a read after its connection was given up.
+
+    ``_left_over``: delivery counts of entries that an earlier life of the reader was given, this delivery included.
+    Entries that a lost connection took along were given to nobody, and are not counted again.
     """
 
     def __init__(self, link: RedisLink, completion_link: RedisLink) -> None:
@@ -154,7 +156,7 @@ class RedisGroups:
         self._recovered[reader] = monotonic()
 
     async def _adopt(self, reader: _Reader, room: int, entries: list[Entry]) -> int:
-        """Add entries that are nobody's to ``entries``; returns how many. They count as delivered once before."""
+        """Add stray entries to ``entries``; returns how many. They count as delivered once before."""
         stream, group, consumer = reader
         held = self._held.get((stream, group), set())
         found = [raw for raw in await find_strays(self._link, stream, group) if EntryId.parse(raw) not in held]

@@ -28,7 +28,7 @@ COMMAND_TIMEOUT_S = 5.0
 """A server that does not answer for so long (beyond the BLOCK time) counts as gone."""
 
 REPLICATION_TIMEOUT_MS = 1000
-"""Timeout in seconds for a write to reach the required replicas."""
+"""How long a write may take to reach the required replicas."""
 
 Command = tuple[str | bytes | int, ...]
 _pack = cast(Callable[[Command], bytes], hiredis.pack_command)
@@ -79,11 +79,11 @@ class RedisLink:
     """A connection to ``target``, opened when first used and again after each failure.
 
     Args:
-        servers: is told of the server of every connection, before anything else is sent there.
+        servers: is told the server of every connection, before anything else is sent there.
 
     Attributes:
         generation: grows with each connection opened; lets a WATCH transaction insist on one connection.
-        reserved: whether somebody has the link for himself.
+        reserved: whether one reader has the link for itself.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class RedisLink:
         self.reserved = False
 
     def reserve(self) -> None:
-        """Nobody else is to use the link."""
+        """Take the link for one reader."""
         self.reserved = True
 
     def free(self) -> None:
-        """Anybody may use the link."""
+        """Let others use the link again."""
         self.reserved = False
 
     @property
@@ -155,7 +155,7 @@ class RedisLink:
         return await self.submit(commands, generation=generation)
 
     async def close(self) -> None:
-        """Drop the connection; whatever waits on it hears BusUnavailable. Idempotent."""
+        """Drop the connection; whatever waits for it gets BusUnavailable. Idempotent."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -282,7 +282,7 @@ class RedisLink:
         self._fail(calls, error)
 
     def _look_at_clock(self) -> None:
-        """Whether the oldest outstanding reply is late."""
+        """Drop the connection if the oldest outstanding reply is late; otherwise look again when it would be."""
         self._timer = None
         if not self._under_way:
             return

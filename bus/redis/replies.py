@@ -6,8 +6,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from pagebus.bus.codec import Frame, decode
-from pagebus.bus.contract import BusError, BusRefused, CodecError, Entry, EntryId
+from pagebus.bus.codec import entry_of
+from pagebus.bus.contract import BusError, BusRefused, Entry, EntryId
 
 _TRANSIENT = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS")
 _FORBIDDEN = ("NOPERM", "NOAUTH", "WRONGPASS")
@@ -19,7 +19,7 @@ _REMEDIES = (
 )
 
 
-def raise_error(error: ResponseError, what: str) -> BusError:
+def error_of(error: ResponseError, what: str) -> BusError:
     """The exception for an error reply to ``what``: :class:`BusRefused` where waiting may help."""
     text = str(error).removeprefix("ERR ")
     if text.startswith(_TRANSIENT):
@@ -38,7 +38,7 @@ def checked(reply: Any, what: str) -> Any:
         BusError: any other error reply.
     """
     if isinstance(reply, ResponseError):
-        raise raise_error(reply, what)
+        raise error_of(reply, what)
     return reply
 
 
@@ -107,10 +107,5 @@ def stream_parts(reply: Any) -> list[tuple[str, list[tuple[bytes, list[bytes] | 
 
 
 def to_entry(stream: str, raw_id: bytes, flat: list[bytes], deliveries: int = 1) -> Entry:
-    """The entry of one stream item; one that cannot be decoded says why."""
-    frame: Frame = pairs(flat)
-    entry_id = EntryId.parse(raw_id)
-    try:
-        return Entry(stream, entry_id, decode(frame), deliveries, raw=frame)
-    except CodecError as error:
-        return Entry(stream, entry_id, None, deliveries, str(error), frame)
+    """The entry of one stream item."""
+    return entry_of(stream, EntryId.parse(raw_id), pairs(flat), deliveries)

@@ -16,9 +16,9 @@ from pagebus.bus.redis.replies import checked, exec_results, is_no_key, pairs
 from pagebus.bus.redis.stream import Reply
 
 PAGE = 64
-"""Entries that are looked at together, with their bodies."""
+"""Entries that are read together, with their bodies."""
 UNREAD = 512
-"""Entries that nobody was given yet, with their bodies, which are counted before what others were given is read."""
+"""The most undelivered entries that are read, with their bodies, only to count them."""
 
 
 async def find_strays(link: RedisLink, stream: str, group: str) -> list[bytes]:

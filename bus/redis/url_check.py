@@ -11,8 +11,8 @@ HINT = "in a user or password write %40 for @, %2F for /, %3F for ?, %23 for # a
 def url_problem(url: str) -> str | None:
     """Why the URL of a Redis server cannot be understood; None: nothing is wrong with its form.
 
-    A password with one of ``@ / ? #`` in it ends the address early. What follows must not be taken for a host or an
-    option, and not be told either: the text repeats nothing of the URL but its scheme.
+    A password with one of ``@ / ? #`` in it ends the address early. The rest must not be taken for a host or an option,
+    nor be shown: the text repeats nothing of the URL but its scheme.
     """
     scheme = url.partition("://")[0]
     shown = f"cannot understand the bus URL ({scheme}://...)"

@@ -56,7 +56,6 @@ class Outcome:
     roles: str | None = None
     num_pulls: int = 0
     num_failed_pulls: int = 0
-    num_host_pulls: int = 0
 
 
 @cache
@@ -155,7 +154,6 @@ def simulate(seed: int, story: Story, chosen: list[Job], *, patience_s: float = 
     outcome.answers, outcome.num_accepted = clients.answers, sum(machine.accepted)
     if machine.links is not None:
         outcome.num_pulls, outcome.num_failed_pulls = machine.links.num_there, machine.links.num_failed
-        outcome.num_host_pulls = machine.links.num_hosts
     return outcome
 
 

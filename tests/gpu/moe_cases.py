@@ -52,10 +52,6 @@ class Model:
         """Of both products."""
         return 6 * self.shape.width * self.shape.hidden * tokens * self.shape.top_k
 
-    def expected_hits(self, tokens: int) -> float:
-        """Experts that any of so many tokens is sent to, on average."""
-        return self.shape.experts * (1 - (1 - self.shape.top_k / self.shape.experts) ** tokens)
-
 
 MODELS = {
     "qwen3-30b-a3b": Model(Shape(128, 8, 2048, 768), Routing(8)),

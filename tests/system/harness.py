@@ -18,7 +18,7 @@ from pagebus.actors.runtime.process import actor_class
 from pagebus.actors.scheduler.actor import SchedulerActor
 from pagebus.actors.settings import Settings
 from pagebus.actors.tokenizer.actor import TokenizerActor
-from pagebus.bus.contract import START, Bus, EntryId
+from pagebus.bus.contract import START, Bus, BusError, EntryId
 from pagebus.bus.messages import (
     END_NONE,
     AdapterSource,
@@ -136,6 +136,7 @@ class System:
         self.num_executors = executors
         self.actors: list[Actor] = []
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
         self._ids = itertools.count()
 
     async def start(self) -> None:
@@ -245,9 +246,17 @@ class System:
             prompt_token_ids=int_array(prompt) if isinstance(prompt, list) else prompt,
         )
         future = self.collector.expect(request_id)
-        publishing = asyncio.ensure_future(self.bus.publish([(self.names.requests, message)]))
-        future.add_done_callback(lambda _: publishing.done())
+        sending = asyncio.create_task(self._send(message, future))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
         return request_id, future
+
+    async def _send(self, message: GenerateRequest, future: asyncio.Future[list[int]]) -> None:
+        """Publish a request. If that fails, so does whoever waits for its tokens."""
+        try:
+            await self.bus.publish([(self.names.requests, message)])
+        except BusError as error:
+            future.set_exception(error)
 
     async def generate(self, prompts: list[list[int]], **sampling: object) -> list[list[int]]:
         futures = [self.submit(prompt, **sampling)[1] for prompt in prompts]

@@ -23,8 +23,8 @@ from pagebus.web.requests.parsed_request import StreamOptions
 
 
 def shown_choices(call: Call, details: AnswerDetails) -> list[tuple[int, Choice]]:
-    """The choices a whole answer shows, with the index each gets: of each prompt the most likely ones, if some are left
-    out then the best first."""
+    """The choices that a whole answer shows, with the index of each. If some are left out (``best_of``), those of each
+    prompt are sorted by their likelihood."""
     shown: list[tuple[int, Choice]] = []
     for request in call.requests:
         choices = request.choices

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 
 from pagebus.web.answers.sse import EventStream
@@ -18,23 +18,28 @@ def changes_of(call: Call, events: EventStream, silence_s: float) -> Callable[[]
     return partial(_changes, call, events, silence_s) if silence_s else call.changes
 
 
-async def with_comments(told: AsyncIterator[bytes], silence_s: float) -> AsyncGenerator[bytes, None]:
+def with_comments(told: AsyncGenerator[bytes, None], silence_s: float) -> AsyncGenerator[bytes, None]:
     """What is ``told``, with a comment after each ``silence_s`` without any; 0: without comments."""
-    while True:
-        coming = asyncio.ensure_future(anext(told, None))
-        try:
-            while not coming.done():
-                done, _ = await asyncio.wait({coming}, timeout=silence_s or None)
-                if not done:
-                    yield KEEP_ALIVE
-            data = coming.result()
-        finally:
-            coming.cancel()
-            with suppress(asyncio.CancelledError, Exception):  # its error has been raised above, if it has one
-                await coming
-        if data is None:
-            return
-        yield data
+    return _with_comments(told, silence_s) if silence_s else told
+
+
+async def _with_comments(told: AsyncGenerator[bytes, None], silence_s: float) -> AsyncGenerator[bytes, None]:
+    async with aclosing(told):
+        while True:
+            coming = asyncio.ensure_future(anext(told, None))
+            try:
+                while not coming.done():
+                    done, _ = await asyncio.wait({coming}, timeout=silence_s)
+                    if not done:
+                        yield KEEP_ALIVE
+                data = coming.result()
+            finally:
+                coming.cancel()
+                with suppress(asyncio.CancelledError, Exception):  # its error has been raised above, if it has one
+                    await coming
+            if data is None:
+                return
+            yield data
 
 
 async def _changes(call: Call, events: EventStream, silence_s: float) -> Sequence[Choice]:

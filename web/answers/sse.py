@@ -119,11 +119,6 @@ def usage_of(requests: Sequence[OpenRequest]) -> dict[str, Any]:
     return _usage(requests, sum(request.num_output_tokens for request in requests), _details(choices))
 
 
-def choice_usage(choice: Choice) -> dict[str, Any]:
-    """Token counts of one choice so far."""
-    return _usage([choice.request], _shown_tokens(choice), _details([choice]))
-
-
 def _shown_tokens(choice: Choice) -> int:
     """Output tokens that the client sees."""
     return choice.num_tokens if choice.request.shows_output else 0
@@ -161,7 +156,7 @@ def _usage(requests: Sequence[OpenRequest], output_tokens: int, details: dict[st
 
 
 def written_usage(choice: Choice) -> bytes:
-    """:func:`choice_usage` as JSON."""
+    """Token counts of one choice so far, as JSON like that of :func:`_usage`; written for every event."""
     request, details = choice.request, _details([choice])
     prompt_tokens, output_tokens = request.num_prompt_tokens, _shown_tokens(choice)
     counts = prompt_tokens, output_tokens, prompt_tokens + output_tokens, request.num_cached_tokens

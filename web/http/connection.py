@@ -41,7 +41,7 @@ class Connections:
 
 
 class Connection(web.RequestHandler):
-    """What a socket's bytes go through."""
+    """The protocol of one connection."""
 
     __slots__ = ("_address", "_all", "_head_deadline")
 
@@ -83,8 +83,8 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse. If it is less than a whole head, the rest has to come soon. HTTP/0.9, whose answers have no head,
-        counts as broken."""
+        """Parse. The rest of an incomplete head has to come soon. HTTP/0.9, whose answers have no head, counts as
+        malformed."""
         super().data_received(data)
         for place, (message, payload) in enumerate(self._messages):
             if isinstance(message, RawRequestMessage) and message.version < HttpVersion10:
@@ -102,7 +102,8 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What is no HTTP, or has too long a head. The parser's texts hold what the client sent: not for the log."""
+        """Answer what is not HTTP, or has too long a head. The parser's messages quote the client: they are not
+        logged."""
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun")
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -133,7 +134,7 @@ def raw_response(error: ApiError) -> bytes:
 
 
 def network_of(address: str) -> str:
-    """What counts as one address: of IPv6 the first 64 bits, since nobody gets fewer than the rest to choose from."""
+    """The address that a connection counts for: of IPv6 the first 64 bits, since a client may choose the others."""
     parsed = ip_address(address)
     if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
         return str(IPv6Network((int(parsed), 64), strict=False))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from pagebus.web.http.errors import MAX_SHOWN, bad_field, not_supported, unknown_field
@@ -77,6 +78,17 @@ def translated(names: FieldNames) -> Iterator[None]:
 def type_name(value: object) -> str:
     """``an integer``."""
     return TYPE_NAMES.get(type(value), type(value).__name__)
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Whether objects and arrays of a JSON value are nested more than ``most`` deep. It may be too deep to recurse."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(most):
+        if not level:
+            return False
+        children = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for each in children if isinstance(each, dict | list)]
+    return bool(level)
 
 
 class Fields:

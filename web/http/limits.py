@@ -20,9 +20,9 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROB_TOKEN_IDS = 128
-"""Tokens that a client picks to be told beside each one."""
+"""Tokens whose log probabilities a client may ask for at each place (``logprob_token_ids``)."""
 MAX_BEAM_LOGPROBS = 128
-"""Alternatives per token beside beams."""
+"""Alternatives per token with ``use_beam_search``."""
 MAX_PROMPT_LOGPROBS = 256
 """Alternatives per token of a prompt, where a server allows more than usual: all of a prompt is computed at once."""
 MAX_PATTERN_SIZE = 4096
@@ -41,7 +41,7 @@ MAX_METADATA_CHARS = 512
 MAX_TEMPLATE_CHARS = 2**16
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 16
-"""Of one answer that has to have some."""
+"""Calls in one answer that must have some (``tool_choice: required``)."""
 MAX_DOCUMENTS = 128
 MAX_TEMPLATE_KWARGS = 16
 MAX_TEMPLATE_KWARGS_DEPTH = 4
@@ -55,19 +55,19 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 """vLLM only asks for more than 0; beyond these, float32 logits overflow."""
 
 MAX_JSON_DEPTH = 64
-"""Objects and arrays within one another, in a field of a body."""
+"""How deep objects and arrays may be nested in a field of a body."""
 MIN_BODY_BYTES = 4 * 2**20
 MAX_BODY_BYTES = 64 * 2**20
 BODY_BYTES_PER_TOKEN = 16
 BYTES_PER_BRACKET = 16
-"""Bytes that a body may have for each array or object in it (or bracket in its texts). An empty one has two bytes, but
-takes a hundred in memory, and nothing else is done while all are made."""
+"""A body may have one array or object (or bracket in its texts) for each of so many bytes of the largest body. An empty
+one is two bytes long but takes a hundred in memory, and nothing else runs while all of them are made."""
 LONG_BODY_BYTES = 2**18
-"""It takes milliseconds to check one that is longer."""
+"""Longer bodies take milliseconds to check."""
 MANY_PROMPTS = 128
-"""It takes milliseconds to make the messages, or the answers, of more."""
+"""Messages and answers for more prompts take milliseconds to make."""
 LONG_ANSWER_NUMBERS = 2**14
-"""So many log probabilities take milliseconds to write."""
+"""Answers with more log probabilities take milliseconds to write."""
 MAX_LINE_BYTES = 8190
 """Bytes of the request line, and of a header."""
 MAX_HEADERS = 128
@@ -77,11 +77,11 @@ KEEPALIVE_S = 75.0
 """Seconds for which a connection may be silent between requests."""
 BODY_TIMEOUT_S = 30.0
 TURN_BODY_BYTES = 2**16
-"""Bodies that are longer are read one at a time of each client."""
+"""Longer bodies of one client are read one at a time."""
 BODY_STALL_S = 0.05
 """Seconds without further bytes after which a body loses its turn until more arrive."""
 READ_S_PER_BYTE = 2e-9
-"""Processor time that it takes to receive a body, about."""
+"""Approximate processor time to receive a body."""
 MAX_WAITING_BODIES = 2048
 """Long bodies that wait for their turn, of all clients; each has some 400 KB in buffers."""
 MAX_BODIES_BYTES = 512 * 2**20

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pagebus.web.http.errors import ApiError
 
 FieldNames = Sequence[tuple[str, str]]
-"""Beginnings of paths as they are read, as expressions, and what stands there in the client's body. The first that fits
-counts."""
+"""Pairs of a regular expression for the beginning of a path as it is read, and what stands there in the client's body.
+The first that matches counts."""
 _NAME = re.compile(r"^[a-z]\w*(?=:)|(?<![\w.'`-])(?=\w*[_.\[]\w)[a-z]\w*(?:\.\w+|\[\d+\])*")
-"""What looks like a name in the text of an error: what it begins with, or a path. "messages" is also a word, and the
-client has sent what is quoted."""
+"""What is taken for a field's name in the text of an error: the word before its first colon, or a path. Elsewhere a
+single word ("messages") may be just that, and what is quoted comes from the client."""
 
 
 @contextmanager

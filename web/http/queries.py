@@ -10,7 +10,7 @@ TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 def switch(query: Mapping[str, str], name: str, *, default: bool = False) -> bool:
-    """A parameter that is on or off, in any of the words that clients have for it.
+    """A parameter that is on or off, in any of the usual words.
 
     Raises:
         ApiError: 400, it is something else.

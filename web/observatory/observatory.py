@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 from msgspec.structs import asdict
 
-from pagebus.actors.runtime.actor import metrics_state
+from pagebus.actors.runtime.actor import actor_of, describe, metrics_state
+from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import Bus, BusUnavailable, LeaseInfo
 from pagebus.bus.messages import REQUEST_COLUMNS, SchedulerState, StateRequested
 from pagebus.bus.streams import Names
@@ -24,7 +25,7 @@ from pagebus.web.http.errors import ApiError, bus_away
 from pagebus.web.observatory.board import COLUMNS, Board
 from pagebus.web.observatory.failures import FAILURES_S, failures_of
 from pagebus.web.observatory.history import STORE_EVERY_S, History
-from pagebus.web.observatory.roster import Roster, actor_of, hold_of, key_of, stream_lengths
+from pagebus.web.observatory.roster import Roster, hold_of, key_of, stream_lengths
 from pagebus.web.observatory.scheduler_queries import SchedulerQueries
 from pagebus.web.observatory.vitals import FIGURES, RESUMED, Totals, total
 
@@ -85,6 +86,7 @@ class Observatory:
         leases: Callable[[], Sequence[LeaseInfo]],
         own: tuple[str, Callable[[], Mapping[str, Any]]],
         facts: Mapping[str, Any],
+        log: Log,
         missing: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self.queries = queries
@@ -95,6 +97,7 @@ class Observatory:
         self._leases = leases
         self._own_name, self._own_snapshot = own
         self._facts = facts
+        self._log = log
         self._missing = missing
         self._watchers: set[Watcher] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -143,6 +146,8 @@ class Observatory:
             self._standing.clear()
             follow = (self._follow_scheduler, self._follow_actors, self._follow_failures)
             self._tasks = [asyncio.create_task(once()) for once in follow]
+            for task in self._tasks:
+                task.add_done_callback(self._ended)
         watcher.tell(b"".join(self._standing.values()))
         if self._away:
             watcher.tell(sse("away", {"message": self._away}))
@@ -166,6 +171,17 @@ class Observatory:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """If a task has failed, end the streams of all pages. They connect again, which starts the tasks again."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._log.error("pages get no more data", error=describe(error))
+        for other in self._tasks:
+            other.cancel()
+        self._tasks = []
+        for watcher in self._watchers:
+            watcher.end()
 
     def _tell(self, event: bytes) -> None:
         for watcher in self._watchers:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagebus.actors.runtime.actor import actor_of
 from pagebus.actors.settings import KINDS
 from pagebus.actors.telemetry.progress import graphs_of
 from pagebus.bus.contract import Bus, LeaseInfo
@@ -52,6 +53,10 @@ class Member:
     drained: bool = False
     ready_epoch: int | None = None
     ordered_s: float = -math.inf
+    counted: tuple[float, dict[str, float]] | None = None
+    """When its metrics were last shown, and their values."""
+    paths: dict[str, float] | None = None
+    """Steps by attention path at that time."""
 
     @property
     def is_ready(self) -> bool:
@@ -71,6 +76,10 @@ class Member:
         if self.gone_s is None:
             self.gone_s = now_s
             self._end(now_s)
+
+    def show(self, now_s: float, values: dict[str, float], paths: dict[str, float]) -> None:
+        """Note the metrics that are shown now: the next rates are of the time since then."""
+        self.counted, self.paths = (now_s, values), paths
 
     def _arrive(self, now_s: float) -> None:
         """It is ready, or still is."""
@@ -98,9 +107,7 @@ class Roster:
         self.chronicle = Chronicle()
         self._members: dict[tuple[str, str], Member] = {}
         self._holders: dict[tuple[str, str], str] = {}
-        """Who held the lease of each exclusive role last."""
-        self._before: dict[str, tuple[float, dict[str, float]]] = {}
-        self._paths_before: dict[str, dict[str, float]] = {}
+        """The last holder of each exclusive role's lease."""
 
     def update(self, leases: Sequence[LeaseInfo], now_s: float | None = None) -> None:
         """Update the roster with all current leases."""
@@ -147,8 +154,7 @@ class Roster:
         lease, info = member.lease, member.lease.info
         key = key_of(lease)
         values = _values(snapshots.get(key))
-        then_s, before = self._before.get(key, (now_s, values))
-        self._before[key] = now_s, values
+        then_s, before = member.counted or (now_s, values)
 
         def rate(name: str) -> float | None:
             if name not in values or name not in before or now_s <= then_s:
@@ -156,8 +162,9 @@ class Roster:
             return float(f"{max(0.0, values[name] - before[name]) / (now_s - then_s):.3g}")
 
         paths = _by_label(snapshots.get(key), PATHS, "path")
-        paths_before, self._paths_before[key] = self._paths_before.get(key, paths), paths
+        paths_before = paths if member.paths is None else member.paths
         counted, unit = RATES.get(lease.kind, ("", ""))
+        member.show(now_s, values, paths)
         state = "gone" if member.gone_s is not None else str(info.get("state"))
         phase, progress = _progress(state, info)
         return {
@@ -193,11 +200,6 @@ def _progress(state: str, info: Mapping[str, Any]) -> tuple[Any, Any]:
         return ("graphs", captured / planned) if captured < planned else (None, None)
     phase = info.get("phase") if state != "gone" else None
     return phase, info.get("progress") if state in ("starting", "loading") else None
-
-
-def actor_of(lease: LeaseInfo) -> str:
-    """The name of who holds a lease: an exclusive role's lease has another."""
-    return str(lease.info.get("actor", lease.name))
 
 
 def key_of(lease: LeaseInfo) -> str:

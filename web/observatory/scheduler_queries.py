@@ -45,8 +45,8 @@ class SchedulerQueries:
         self._serial += 1
         serial = self._serial
         answer = self._open[serial] = asyncio.get_running_loop().create_future()
-        self._outbox.publish(self._control, query(serial))
         try:
+            self._outbox.publish(self._control, query(serial))
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 found = await answer
         except TimeoutError:

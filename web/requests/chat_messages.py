@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from pagebus.web.http.errors import ApiError, bad_field, not_supported
-from pagebus.web.http.fields import Fields, Schema, type_name
+from pagebus.web.http.errors import bad_field, not_supported
+from pagebus.web.http.fields import Fields, Schema, is_deeper, type_name
 from pagebus.web.http.limits import (
     MAX_BODY_BYTES,
     MAX_CONTENT_PARTS,
@@ -193,7 +193,9 @@ def read_template_kwargs(fields: Fields) -> dict[str, object]:
             raise bad_field("chat_template_kwargs", f"{key[:64]!r} cannot be the name of a template variable")
         if key in RESERVED_KWARGS:
             raise not_supported(f"chat_template_kwargs.{key}")
-    if _count_nodes(given, MAX_TEMPLATE_KWARGS_DEPTH) > MAX_TEMPLATE_KWARGS_NODES:
+    if is_deeper(given, MAX_TEMPLATE_KWARGS_DEPTH):
+        raise bad_field("chat_template_kwargs", f"must be nested at most {MAX_TEMPLATE_KWARGS_DEPTH} deep")
+    if _count_nodes(given) > MAX_TEMPLATE_KWARGS_NODES:
         raise bad_field("chat_template_kwargs", f"must hold at most {MAX_TEMPLATE_KWARGS_NODES} values")
     return given if effort is None else {"reasoning_effort": effort, **given}
 
@@ -207,18 +209,11 @@ def read_documents(fields: Fields) -> tuple[dict[str, str], ...]:
     return tuple(given)
 
 
-def _count_nodes(value: object, depth_left: int) -> int:
+def _count_nodes(value: object) -> int:
     """The number of values in a JSON value, itself included."""
     if not isinstance(value, dict | list):
         return 1
-    if depth_left == 0:
-        raise _too_deep()
-    children = value.values() if isinstance(value, dict) else value
-    return 1 + sum(_count_nodes(child, depth_left - 1) for child in children)
-
-
-def _too_deep() -> ApiError:
-    return bad_field("chat_template_kwargs", f"must be nested at most {MAX_TEMPLATE_KWARGS_DEPTH} deep")
+    return 1 + sum(map(_count_nodes, value.values() if isinstance(value, dict) else value))
 
 
 def read_prediction(fields: Fields) -> str | None:

@@ -117,10 +117,8 @@ def _read_chats(fields: Fields, name: str, model: ServedModel, prompts: tuple[Pr
 
 def read_form(fields: Fields, model: ServedModel) -> EmbeddingForm:
     encoding = fields.string("encoding_format", "float", choices=FORMATS)
-    dtype, order = (
-        fields.string("embed_dtype", DTYPES[0], choices=DTYPES),
-        fields.string("endianness", ORDERS[0], choices=ORDERS),
-    )
+    dtype = fields.string("embed_dtype", DTYPES[0], choices=DTYPES)
+    order = fields.string("endianness", ORDERS[0], choices=ORDERS)
     for field, value, choices in (
         ("encoding_format", encoding, FORMATS), ("embed_dtype", dtype, DTYPES), ("endianness", order, ORDERS)
     ):  # fmt: skip
@@ -147,11 +145,6 @@ def vector_of(state: Float32Array, form: EmbeddingForm) -> Float32Array:
         return vector
     exact = vector.astype(np.float64)
     return (exact / max(float(np.linalg.norm(exact)), 1e-12)).astype(np.float32)
-
-
-def embedding(state: Float32Array, form: EmbeddingForm) -> list[float] | str:
-    """A pooled ``state`` [H] as JSON has it: its numbers, or these as bytes in base64."""
-    return as_json(vector_of(state, form), form)
 
 
 def as_json(vector: Float32Array, form: EmbeddingForm) -> list[float] | str:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from typing import Any, Literal
 
 import orjson
 
 from pagebus.bus.messages import Int32Array, SamplingParams
 from pagebus.web.http.errors import ApiError, bad_field, model_not_found
-from pagebus.web.http.fields import Fields, Harmless, Schema, type_name
+from pagebus.web.http.fields import Fields, Harmless, Schema, is_deeper, type_name
 from pagebus.web.http.limits import (
     ID_CHARS,
     INT32_MAX,
@@ -119,20 +118,16 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def check_nesting(data: dict[str, Any], text: str | bytes) -> None:
-    """What is read of a ``text`` may be deeper than what can be written again, onto the bus.
+    """Check that ``data``, parsed from ``text``, can be written to the bus: encoders take less nesting than parsers.
 
     Raises:
-        ApiError: 400, it is.
+        ApiError: 400, it is nested too deeply.
     """
     brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
     if brackets <= MAX_JSON_DEPTH:
         return
     for name, value in data.items():
-        level = [value] if isinstance(value, dict | list) else []
-        for _ in range(MAX_JSON_DEPTH):
-            children = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
-            level = [each for each in children if isinstance(each, dict | list)]
-        if level:
+        if is_deeper(value, MAX_JSON_DEPTH):
             raise bad_field(name[:100], f"is nested more than {MAX_JSON_DEPTH} deep")
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pagebus.bus.messages import SamplingParams, StructuredOutput
 from pagebus.web.http.errors import bad_field
-from pagebus.web.http.fields import Fields, Schema, type_name
+from pagebus.web.http.fields import Fields, Schema, is_deeper, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CHOICE_STRINGS, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
 
 ANY_OBJECT = '{"type":"object"}'
@@ -108,7 +108,7 @@ def _read_tag_format(fields: Fields) -> StructuredOutput:
 
 
 def _tag(value: Any, field: str, *, any_whitespace: bool = True) -> StructuredOutput:
-    """A structural tag, which may come as text. What is in it the tokenizer looks at."""
+    """A structural tag, which may come as text. The tokenizer checks its content."""
     text = _schema(value, field)
     return StructuredOutput(kind="structural_tag", text=text, field=field, any_whitespace=any_whitespace)
 
@@ -177,13 +177,8 @@ def _choices(value: Any, field: str) -> str:
 
 def check_depth(value: Any, field: str) -> None:
     """Reject JSON that is nested too deeply."""
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > MAX_SCHEMA_DEPTH:
-            raise bad_field(field, f"must be nested at most {MAX_SCHEMA_DEPTH} deep")
-        children = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [child for group in children for child in group if isinstance(child, dict | list)]
+    if is_deeper(value, MAX_SCHEMA_DEPTH):
+        raise bad_field(field, f"must be nested at most {MAX_SCHEMA_DEPTH} deep")
 
 
 def _check_size(text: bytes, field: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -165,7 +165,7 @@ class Responses:
         tokens, chars = cast(list[int], found["seen"])
         return Piece(str(found["events"]).encode(), (tokens, chars))
 
-    async def events(self, response_id: str, after: int) -> AsyncIterator[bytes]:
+    async def events(self, response_id: str, after: int) -> AsyncGenerator[bytes, None]:
         """All events with a higher number, as they come, and the last one in any case, so that every stream has an end
         (unless the response is deleted). Where events have expired, that is made of the record."""
         place = waited = 0

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from pagebus.actors.runtime.actor import metrics_state
+from pagebus.actors.runtime.actor import actor_of, metrics_state
 from pagebus.bus.contract import Bus, BusUnavailable, LeaseInfo
 
 ASKED, TOLD = "endpoint-load-metrics-format", "endpoint-load-metrics"
@@ -28,8 +28,7 @@ def format_of(request: web.Request) -> str:
 async def load_of(bus: Bus, leases: Iterable[LeaseInfo]) -> dict[str, float]:
     """The share of the cache in use (0 to 1, the mean over executors), and how many sequences wait; empty while the
     bus is away."""
-    states = [metrics_state(each.kind, str(each.info.get("actor", each.name))) for each in leases
-              if each.kind == "scheduler"]  # fmt: skip
+    states = [metrics_state(each.kind, actor_of(each)) for each in leases if each.kind == "scheduler"]
     try:
         snapshots = await bus.get_state(*states) if states else []
     except BusUnavailable:

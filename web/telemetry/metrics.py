@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagebus.actors.runtime.actor import metrics_state
+from pagebus.actors.runtime.actor import actor_of, metrics_state
 from pagebus.actors.telemetry.metrics import (
     FINE_BUCKETS_S,
     LATENCY_BUCKETS_S,
@@ -206,7 +206,7 @@ class IngressMetrics:
 async def deployment_metrics(bus: Bus, leases: Iterable[LeaseInfo], own: str, own_snapshot: Mapping[str, Any],
                              model_name: str) -> str:  # fmt: skip
     """Prometheus text over all live actors; only the ingress's own while the bus is away."""
-    states = [metrics_state(lease.kind, str(lease.info.get("actor", lease.name))) for lease in leases]
+    states = [metrics_state(lease.kind, actor_of(lease)) for lease in leases]
     others = [state for state in dict.fromkeys(states) if state != metrics_state("ingress", own)]
     try:
         snapshots = await bus.get_state(*others) if others else []

@@ -31,8 +31,6 @@ from pagebus.bus.messages.field_types import no_ints
 
 MOST_HELD = 1024
 """Each has a row in the tables of all products; beyond these, adapters in host memory are there to be loaded again."""
-
-
 READERS = 4
 """Adapters that are read at a time, each by a thread that keeps a processor busy."""
 

@@ -1,6 +1,6 @@
-"""Pulls that are promised while their last blocks are still copied, so that a report, a plan and their ways take place
-beside the copy. Every step from then on waits for it, on the device, and gives no result before it is known that all
-has come. If something has not, the engine ends: what it has computed is computed elsewhere."""
+"""Pulls that are promised while their last blocks are still being copied, so that the report and the next plan travel
+meanwhile. Every step from then on waits for the copy, on the device, and gives no result before it is known that all
+blocks have come. If some have not, the engine ends, and its work is computed elsewhere."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pagebus.actors.executor.device.errors import EngineError
 PATIENCE_S = 10.0
 """Longest wait until it is known whether a promise was kept: no copy goes on for longer."""
 AHEAD_S = 0.002
-"""So long before its end a pull is promised: about as long as it takes until a step that needs it begins. As long may
-other rows of that step wait."""
+"""How long before its end a pull is promised: about the time until a step that needs it begins. Other rows of that step
+may wait as long."""
 
 
 class Early:
@@ -27,7 +27,7 @@ class Early:
         self._tell = tell
 
     def tell(self, event: torch.cuda.Event) -> None:
-        """They will be there behind this event. From now on the copy may not be made in another way."""
+        """They will be there behind this event. From now on the copy may not be retried in another way."""
         self.is_told = True
         self._tell(event)
 
@@ -41,7 +41,7 @@ class Promise:
         self._error = ""
 
     def follow(self) -> None:
-        """What the device does from now on, it does behind the event. Device thread."""
+        """Have all later work of the device wait for the event. Device thread."""
         torch.cuda.current_stream().wait_event(self._event)
 
     def end(self, error: str) -> None:
@@ -62,7 +62,7 @@ class Promise:
 
 
 class Promises:
-    """Those that somebody may still have to wait for, by pull. Any thread."""
+    """Promises that steps may still have to wait for, by pull. Any thread."""
 
     def __init__(self) -> None:
         self._open: dict[int, Promise] = {}
@@ -81,7 +81,7 @@ class Promises:
             promise.end(error)
 
     def follow(self) -> tuple[Promise, ...]:
-        """Have the device wait for all. Returns them, to be proved before anything is said of what it does then."""
+        """Have the device wait for all. Returns them, to be proved before results of that work are passed on."""
         with self._lock:
             found = tuple(self._open.values())
         for promise in found:

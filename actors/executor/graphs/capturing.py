@@ -1,4 +1,4 @@
-"""One capture: what is launched meanwhile goes into a graph, and nothing else happens that would break it."""
+"""Captures a graph, without anything beside it that would break the capture."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 @contextmanager
 def capturing(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
-    """What this thread launches in this block goes into a new graph, what is allocated comes from the ``pool``."""
+    """In this block, launches of this thread go into a new graph, and its allocations come from the ``pool``."""
     graph = torch.cuda.CUDAGraph()
     with no_collection():
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -25,7 +25,7 @@ def capturing(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
 
 
 def _end_broken_capture(graph: torch.cuda.CUDAGraph) -> None:
-    """The first error is the one to report, whatever ending the capture says."""
+    """End the capture. The error that broke it is the one to report, not one that follows here."""
     try:
         graph.capture_end()
     except Exception:

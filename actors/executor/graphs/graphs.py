@@ -85,7 +85,7 @@ class Passes(Protocol):
 
 
 Wanted = Bucket | Resampling | HeadPass
-"""What a graph can be of."""
+"""The kinds of graphs: passes of a bucket, sampling again, passes of a draft head."""
 
 
 class Graphs:
@@ -94,34 +94,34 @@ class Graphs:
     def __init__(
         self, buckets: Buckets, *, adapters: bool = False, passes: Sequence[HeadPass] = (), alike: bool = False
     ) -> None:
-        """``adapters``: there are graphs for steps with adapters too; ``passes``: and for these of a draft head.
-        ``alike``: what a step and its guesses are padded to, and what is sampled again, follows from the step alone, as
-        ranks need it. Without a graph the same is launched kernel by kernel."""
+        """``adapters``: also have graphs for steps with adapters. ``passes``: passes of a draft head to have graphs of.
+        ``alike``: padding, and what is sampled again, depend on the step alone and not on the graphs that there are, so
+        that ranks do the same. Where a graph is missing, the same kernels are launched one by one."""
         self.buckets = buckets
         self._adapters, self._alike = adapters, alike
         self._replayed = False  # whether the last step's pass was
         self._captured: dict[Wanted, _Captured | PiecewiseGraphs | torch.cuda.CUDAGraph | None] = {}
-        """None: it cannot be captured."""
+        """None for what cannot be captured."""
         self._later: deque[Wanted] = deque(with_adapted(buckets.later(), adapters=adapters))
         self._later.extend(passes)
         self._planned: set[Wanted] = {*with_adapted(buckets.first(), adapters=adapters), *self._later}
         self._drafting: list[Wanted] = [*with_adapted(buckets.verified, adapters=adapters), *passes]
-        """Of steps with drafts that are not known to be captured."""
+        """Graphs of steps with drafts, as far as they are not known to be captured."""
         self._missed: queue.SimpleQueue[Wanted | None] = queue.SimpleQueue()
         self._asked: set[Wanted] = set()
         self._closed = False
         self._undisturbed = threading.Event()
         self._undisturbed.set()
         self.resting = False
-        """Nothing is being captured. Any thread."""
+        """Whether nothing is being captured. Any thread."""
         self._pool: Any = None
         self._resampling_pool: Any = None
-        """Another one: what a pass leaves in the first is read by what is captured here."""
+        """A pool of its own: these graphs read what a pass leaves in the other one."""
 
     def bucket(self, work: StepWork, *, adapted: bool = False) -> Bucket | None:
-        """What to pad the step to: the smallest graph there is that holds it; None if it runs without a graph.
+        """The bucket to pad the step to: that of the smallest captured graph that holds it; None: it runs without.
 
-        If a smaller one could be captured, that is the next to be.
+        If a smaller graph could be captured, it is captured next.
         """
         found = self.buckets.fitting(work)
         if found is None or (adapted and found.pieces):
@@ -136,8 +136,8 @@ class Graphs:
         return next((each for each in larger if each in self._captured), None)
 
     def run(self, bucket: Bucket, runner: Passes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Launch a pass padded to what :meth:`bucket` said, from its graph if there is one; returns states [rows, H],
-        logits [rows, V] float32 and tokens [rows], valid until the next replay; see :func:`padded_pass`."""
+        """Launch a pass padded to a bucket from :meth:`bucket`, from its graph if there is one. Returns states
+        [rows, H], logits [rows, V] float32 and tokens [rows], valid until the next replay; see :func:`padded_pass`."""
         captured = self._captured.get(bucket)
         self._replayed = captured is not None
         if captured is None:
@@ -147,14 +147,14 @@ class Graphs:
         return captured.hidden, captured.logits, captured.sampled
 
     def can_resample(self, wanted: Resampling) -> bool:
-        """Whether :meth:`resample` does it. If a graph of it could be captured, that is the next to be."""
+        """Whether :meth:`resample` can do it. If its graph is missing and could be captured, it is captured next."""
         if wanted not in self._captured:
             self._ask(wanted)
         return self._alike or self._captured.get(wanted) is not None
 
     def resample(self, wanted: Resampling, runner: Passes, logits: torch.Tensor) -> torch.Tensor:
-        """Launch, behind the pass of its bucket, which gave ``logits``; from a graph if that was one; returns tokens
-        [rows], valid until another one is launched."""
+        """Launch it behind the pass of its bucket, which gave ``logits``, from a graph if that pass was one. Returns
+        tokens [rows], valid until another one is launched."""
         captured = self._captured.get(wanted) if self._replayed else None
         if captured is None:
             return runner.sample_with_extras(wanted.extras, logits, any_random=True)
@@ -163,8 +163,8 @@ class Graphs:
         return captured.sampled
 
     def guess(self, count: int) -> Guess | None:
-        """What to pad a head's guesses for ``count`` sequences to: as :meth:`bucket`, but there is one even if it is
-        not captured yet. None: there are too many."""
+        """The size to pad a head's guesses for ``count`` sequences to, as :meth:`bucket` chooses it, or one that is not
+        captured yet. None: there are too many."""
         sizes = map(Guess, self.buckets.row_sizes(count))
         own = next(sizes, None)
         if own is None or self._alike or self._captured.get(own) is not None:
@@ -173,7 +173,7 @@ class Graphs:
         return next((each for each in sizes if self._captured.get(each) is not None), own)
 
     def run_head(self, wanted: HeadPass) -> bool:
-        """Launch it. False: there is no graph of it; if one could be captured, that is the next to be."""
+        """Launch it from its graph. False: there is none; if it could be captured, it is captured next."""
         graph = self._captured.get(wanted)
         if graph is None:
             self._ask(wanted)
@@ -183,8 +183,8 @@ class Graphs:
         return True
 
     def can_verify(self) -> bool:
-        """Whether all graphs of steps with drafts are there. If one is missing it is the next to be captured; the
-        others follow one by one, lest what plain steps miss waits for them all. Any one thread."""
+        """Whether all graphs of steps with drafts are captured. One that is missing is captured next; the others follow
+        one at a time, so that graphs for plain steps need not wait for all of them. One thread, any."""
         if self._drafting:
             self._drafting = [each for each in self._drafting if each not in self._captured]
             if self._drafting:
@@ -198,7 +198,7 @@ class Graphs:
             self._missed.put(wanted)
 
     def pieces(self, bucket: Bucket) -> Pieces:
-        """The pieces of a step padded to what :meth:`bucket` said: their graphs if there are any."""
+        """The pieces of a step padded to a bucket from :meth:`bucket`, as graphs if they are captured."""
         captured = self._captured.get(bucket)
         if captured is None:
             return LaunchedPieces(bucket.tokens)
@@ -206,7 +206,7 @@ class Graphs:
         return captured
 
     def capture(self, runner: Passes, progress: Callable[[float], None]) -> None:
-        """Capture the first few; the largest before all, so that the others find the pool large enough.
+        """Capture the first few graphs, the largest first, so that the others find the pool large enough.
 
         On the meta device, where there is nothing to capture, their passes are run once.
         """
@@ -250,8 +250,8 @@ class Graphs:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """In this block a capture waits before its next layer: both hold Python's lock again and again for moments, and
-        would take several times as long."""
+        """In this block a capture waits before its next layer. Launching and capturing both need Python's lock all the
+        time; side by side they would take several times as long."""
         self._undisturbed.clear()
         try:
             yield
@@ -260,7 +260,7 @@ class Graphs:
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """In this block, within one that is :meth:`paused` or not, a capture goes on: the steps wait for others."""
+        """In this block a capture goes on, even within :meth:`paused`: the device thread waits for others anyway."""
         was_paused = not self._undisturbed.is_set()
         self._undisturbed.set()
         try:
@@ -271,17 +271,18 @@ class Graphs:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """How many are captured, of how many: those that a step has missed count once it has. Any thread."""
+        """How many graphs are captured, and how many are planned; those that steps have missed are among them. Any
+        thread."""
         return len(self._captured), len(self._planned)
 
     @property
     def complete(self) -> bool:
-        """Nothing is missing, and nothing is being captured. Any thread."""
+        """Whether all planned graphs are captured. Any thread."""
         captured, planned = self.progress
         return captured >= planned
 
     def close(self) -> None:
-        """End :meth:`capture_missing`, after the graph at which it is."""
+        """End :meth:`capture_missing` after the graph that it is capturing."""
         self._closed = True
         self._missed.put(None)
 
@@ -328,8 +329,7 @@ class Graphs:
             self._captured[wanted] = graph
 
     def _capturing(self, pool: Any = None) -> AbstractContextManager[torch.cuda.CUDAGraph]:
-        """What is launched in this block goes into a new graph, what is allocated comes from the pool, that of passes
-        unless another one is named."""
+        """:func:`capturing` with the pool of passes, unless another one is given."""
         if pool is None:
             pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         return capturing(pool)
@@ -355,8 +355,8 @@ def empty_step() -> StepWork:
 def padded_pass(
     runner: Passes, bucket: Bucket, pause: Callable[[], object] = lambda: None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a graph holds: inputs, forward, sampling and store of a padded step; its hidden states, logits, tokens. A
-    stage that passes its states on has no more than these."""
+    """The content of a graph: inputs, forward, sampling and store of a padded step. Returns its hidden states, logits
+    and tokens; a stage that passes its states on has only these."""
     hidden = runner.padded_forward(bucket, pause)
     if runner.model.passes_on:
         return hidden, hidden, hidden

@@ -1,4 +1,4 @@
-"""Some heads of a rank's blocks, cut out of those of other ranks, which hold more of them or others."""
+"""Cuts the heads that a rank needs out of blocks of other ranks, which hold more heads or different ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """``count`` heads of a part of a block. A lender's part has ``source_count`` heads and lies ``source_offset``
-    bytes behind the beginning of its block; there these are behind the first ``source`` heads. The same of one's own:
-    ``target``."""
+    """``count`` heads of a part of a block. In the lender's block the part begins at byte ``source_offset`` and has
+    ``source_count`` heads; the wanted ones begin at head ``source``. ``target_offset``, ``target_count`` and ``target``
+    say the same of the rank's own block."""
 
     rows: int
     head_bytes: int

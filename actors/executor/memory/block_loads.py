@@ -1,4 +1,4 @@
-"""What comes from host memory into blocks of the cache beside the steps, other than blocks of the host tier."""
+"""Copies from host memory into blocks of the cache beside the steps, other than those of the host tier: adapters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pagebus.bus.messages.field_types import no_ints
 
 
 class BlockLoad(NamedTuple):
-    """Bytes for ``block``: ``source`` [n], on the host, pinned where devices copy, comes to ``target``, a number of
-    bytes behind the beginning of the cache."""
+    """Bytes for ``block``: ``source`` [n], in host memory (pinned, for a GPU), is copied to byte ``target`` of the
+    cache."""
 
     block: int
     target: int
@@ -20,7 +20,7 @@ class BlockLoad(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """``loads`` that begin with a plan, and the ``needed`` blocks: its pass reads what has come, or comes, to these."""
+    """``loads`` that begin with a plan, and the blocks that its pass reads (``needed``): it waits for their loads."""
 
     loads: list[BlockLoad]
     needed: Int32Array

@@ -1,4 +1,4 @@
-"""What lies where in a block of one rank's cache: the heads of keys and values that the rank holds, in all layers."""
+"""The layout of a block of one rank's cache: the heads of keys and values that the rank holds, in all layers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pagebus.kernels.common.int8 import SCALE_BYTES
 
 
 class HeadRows(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a block: ``rows`` rows, in each of which ``count`` heads, the model's ``first`` and those behind it,
-    have ``head_bytes`` bytes each."""
+    """A part of a block: ``rows`` rows of ``count`` heads, each of ``head_bytes`` bytes; the first of them is the
+    model's head ``first``."""
 
     rows: int
     head_bytes: int
@@ -28,8 +28,8 @@ class HeadRows(msgspec.Struct, frozen=True, array_like=True):
 
 
 def block_parts(cached: CacheFormat) -> tuple[HeadRows, ...]:
-    """What a block consists of, in this order, without a gap: of the model, then of what guesses for it. Empty where
-    nothing is cached."""
+    """The parts of a block, in order and without gaps: the model's, then its draft head's. Empty where nothing is
+    cached."""
     if cached.config.in_one_step:
         return ()
     parts = [*_parts_of(cached.config, cached.block_size, cached.dtype)]
@@ -47,7 +47,7 @@ def _parts_of(config: ModelConfig, block_size: int, dtype: torch.dtype) -> Itera
 
 
 def _kv_heads(config: ModelConfig) -> range:
-    """Which of the model's heads of keys and values these are. All ranks hold the latents of latent attention."""
+    """The model's heads of keys and values that this rank holds. Latents of latent attention are on all ranks."""
     shard = config.shard
     if shard is None or not shard.divides_layers:
         return range(config.num_kv_heads)

@@ -21,7 +21,7 @@ from pagebus.actors.executor.memory.disk_place import DiskPlace
 
 _MAGIC = b"pgbskv01"
 _HEAD = struct.Struct("<8s16s24sQ")
-"""Format, what computed it, the name's bytes, bytes of the block. A checksum of all before it ends the file."""
+"""Format, identity, the name as bytes, size of the block in bytes. The file ends with a checksum of all of it."""
 _SUM = struct.Struct("<I")
 _NAME = re.compile(r"[0-9a-f]{32}(?:[0-9a-f]{2})?")
 _UNFINISHED = "new-"
@@ -81,7 +81,7 @@ class DiskFiles:
         """Fill ``block`` with what is stored, and note the use.
 
         Raises:
-            DiskError: it is not there, or is not what was written; there is no such file any more, and ``block`` holds
+            DiskError: it is not there, or is not what was written. The file is then deleted, and ``block`` may hold
                 anything.
         """
         head, total = bytearray(_HEAD.size), bytearray(_SUM.size)

@@ -31,7 +31,8 @@ _POLL_S = 0.001
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What one plan orders of one kind. ``left`` of its files are not done yet. ``reads``: None of what is deleted."""
+    """Orders of one kind in one plan, of which ``left`` are not done yet. ``reads``: whether files are read, or else
+    written; None: they are deleted."""
 
     left: int
     scheduler_epoch: int

@@ -20,9 +20,9 @@ from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.memory.shared_memory import try_shared
 
 CHUNK_BYTES = 64 << 20
+"""Locked at a time: enough to make up for the driver's cost per call, too little to hold anybody up for long."""
 MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Not reserved: what is not used yet must not keep the process from forking."""
-"""What is locked at a time: large enough for the driver's cost per call, small enough to hold up nobody for long."""
 SHARE_OF_AVAILABLE = 0.5
 GIB = 1 << 30
 POLL_S = 0.005
@@ -49,7 +49,7 @@ def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
 
 
 def unlock_pages(address: int) -> None:
-    """What was locked from this address on, before the pages are given back."""
+    """Unlock the pages that were locked from this address on, before they are given back."""
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
@@ -99,12 +99,12 @@ class HostMemory:
         return self._bytes[start : start + self.block_bytes]
 
     def addresses(self, blocks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Where blocks lie in the process."""
+        """Addresses of blocks in this process."""
         return self._address + self.layout.offsets(blocks)
 
     @property
     def address(self) -> int:
-        """Where the first one lies."""
+        """Address of the first block."""
         return self._address
 
     def wait(self, num_blocks: int, timeout_s: float) -> bool:

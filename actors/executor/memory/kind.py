@@ -1,4 +1,4 @@
-"""What blocks of the cache are computed by, in 16 bytes: who has the same ones may use another's blocks."""
+"""Digests of what blocks of the cache are computed by: executors with the same digest may use each other's blocks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def identity_of(*described: object) -> bytes:
 
 
 def weights_of(path: Path) -> list[tuple[str, int, str]]:
-    """What tells the files of a model apart, without reading them: names, sizes, and the time of the last change; in a
-    cache of the hub the digest of the content, which is the name of what the link points to."""
+    """Identifies the files of a model without reading them: by names, sizes and times of the last change. In a cache of
+    the hub the digest of the content takes the time's place: it is the name of the file that a link points to."""
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     told = []
     for each in files:

@@ -43,7 +43,7 @@ def kv_parts(config: ModelConfig) -> int:
 
 
 def blocks_needed(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """Blocks with which ``max_num_seqs`` sequences of ``max_model_len`` tokens all fit; more only serve prefix hits."""
+    """Blocks for ``max_num_seqs`` sequences of ``max_model_len`` tokens at once; more only serve prefix hits."""
     return max_num_seqs * -(-max_model_len // block_size)
 
 
@@ -74,7 +74,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """What a block has room for: keys and values of ``block_size`` tokens, of the model in ``dtype``, of its draft
+    """The content of a block: keys and values of ``block_size`` tokens, the model's in ``dtype`` and those of its draft
     ``head``, if it has one, in ``head_dtype``."""
 
     config: ModelConfig

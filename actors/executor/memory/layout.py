@@ -1,4 +1,4 @@
-"""Where the blocks of a piece of memory lie: one behind the other, or in chunks between which there is room."""
+"""Offsets of the blocks in a piece of memory: one after another, or in chunks with gaps between them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``per_chunk`` blocks of ``block_bytes`` bytes every ``stride`` bytes; 0: all are in one chunk."""
+    """``per_chunk`` blocks of ``block_bytes`` bytes every ``stride`` bytes; 0: all blocks are in one chunk."""
 
     block_bytes: int
     per_chunk: int = 0
     stride: int = 0
 
     def offsets(self, blocks: NDArray[np.int32]) -> NDArray[np.int64]:
-        """How far behind the beginning blocks lie, in bytes."""
+        """Offsets of blocks in bytes."""
         wide = blocks.astype(np.int64)
         if not self.per_chunk:
             return wide * self.block_bytes
         return wide // self.per_chunk * self.stride + wide % self.per_chunk * self.block_bytes
 
     def offset(self, block: int) -> int:
-        """The same of one block."""
+        """The offset of one block in bytes."""
         if not self.per_chunk:
             return block * self.block_bytes
         return block // self.per_chunk * self.stride + block % self.per_chunk * self.block_bytes

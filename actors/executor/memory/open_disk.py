@@ -15,7 +15,7 @@ from pagebus.actors.settings import Settings
 from pagebus.bus.messages import DiskReport
 
 PAGE_BYTES = 4096
-"""What a file takes is rounded up to."""
+"""The room that a file takes is a multiple of this."""
 
 
 def open_disk(

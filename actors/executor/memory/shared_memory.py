@@ -1,7 +1,8 @@
-"""Memory that other processes of this host and user may read: a file without a name, which they open by its number.
+"""Memory that other processes of the same host and user can read: an unnamed file (memfd), which they open by its
+descriptor's number.
 
-Its first page holds a random number. Who opens the file compares it, so that neither another process with the same id
-nor another file with the same number is taken for it.
+Its first page holds a random nonce. Readers compare it, so that they mistake neither another process with the same id
+nor another file with the same number for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class SharedMemory:
 
     def __init__(self, num_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no files without names")
+            raise OSError("this system has no unnamed files (memfd)")
         self.nonce = secrets.token_bytes(NONCE_BYTES)
         self.file = os.memfd_create("pagebus-kv", os.MFD_CLOEXEC)
         self._is_open = True

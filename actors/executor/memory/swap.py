@@ -31,9 +31,9 @@ from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.bus.messages import Int32Array, StepPlan
 
 COPIES_PER_EVENT = 4
-"""How fine a step can wait: a block of 2 MiB takes about 40 microseconds."""
+"""A step waits for whole groups of copies; one of a 2 MiB block takes about 40 microseconds."""
 QUEUE_LENGTH = 512
-"""Copies that surely fit in the driver's queue. A call that has to wait there must not hold Python's lock."""
+"""Copies that surely fit in the driver's queue. Beyond these a call may wait, and must not hold Python's lock."""
 
 NO_LOADS = no_loads()
 
@@ -148,7 +148,7 @@ class StreamCopies:
         self._stream.wait_event(before)
 
     def _load(self, loads: list[BlockLoad], *, behind_steps: bool) -> torch.cuda.Event:
-        """Queue what comes to blocks from elsewhere on the host, whose memory is kept until it is there."""
+        """Queue copies from elsewhere in host memory. The sources are kept until the copies are done."""
         if behind_steps:
             self._await_steps()
         for start in range(0, len(loads), COPIES_PER_EVENT):
@@ -213,7 +213,7 @@ def _driver_copies(load: Callable[[str], ctypes.CDLL]) -> tuple[_Copy, _Copy]:
 
 
 class CopyWatch:
-    """Which step's copies are done, as one thread sees it."""
+    """Tells one thread up to which step copies are done."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[int, torch.cuda.Event]] = deque()
@@ -231,11 +231,11 @@ class CopyWatch:
 
 
 MEASURED_BLOCKS = 32
-"""What the copy rate is measured with."""
+"""Blocks that are copied to measure the rate."""
 
 
 def measure_copy_rate(kv_cache: torch.Tensor, memory: HostMemory) -> float:
-    """Bytes per second, the slower way's; 0.0 if there is no host memory to copy to. Writes to the first blocks."""
+    """Bytes per second in the slower direction; 0.0 without host memory to copy to. Overwrites the first blocks."""
     count = min(MEASURED_BLOCKS, len(kv_cache), memory.num_ready)
     if not count:
         return 0.0

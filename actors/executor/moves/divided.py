@@ -1,7 +1,7 @@
-"""An executor of another number of ranks: one's own part of its blocks is cut out of those of one or several ranks.
+"""Pulls from an executor with another number of ranks: the own part of a block is cut out of those of its ranks.
 
-Blocks of the other rank come as they are, a few at a time, into memory of their own, and what is wanted of them is
-copied from there. A group of doubled size thus copies twice the bytes that it needs.
+Blocks of each of these ranks are copied whole, a few at a time, into a staging buffer, and the wanted heads from there.
+A group with twice as many ranks therefore copies twice the bytes that it needs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pagebus.actors.executor.moves.source import Source
 from pagebus.bus.messages import Int32Array
 
 STAGED_BYTES = 16 << 20
-"""Of blocks that are on their way from one rank at a time."""
+"""Size of the staging buffer for each rank's blocks."""
 
 
 class DividedSource:
-    """As :class:`Source`, of ``ranks`` of one executor and what of the blocks of each is wanted."""
+    """As :class:`Source`, for ``ranks`` of one executor, each with the cuts of its blocks that are wanted."""
 
     def __init__(self, ranks: Sequence[tuple[Address, Sequence[Cut]]], own: Blocks, *, network: bool) -> None:
         self._own = own
@@ -58,7 +58,7 @@ class DividedSource:
 
 
 class _Rank:
-    """One of them, and the memory that its blocks come into."""
+    """One of them, and its staging buffer."""
 
     def __init__(self, address: Address, cuts: Sequence[Cut], own: Blocks, count: int, *, network: bool) -> None:
         self.cuts, self.staged = cuts, own.beside(count, address.block_bytes)

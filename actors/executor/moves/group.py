@@ -1,8 +1,8 @@
-"""The ranks of an executor, as pulls see them: where the blocks of each lie, and whose blocks are whose parts.
+"""The ranks of an executor, as pulls see them: where the blocks of each are, and which part of a block each has.
 
-A block of an executor lies in parts on all of its ranks, under the same number. Each rank pulls its own part from the
-rank of the lender that has the same heads of keys and values, or cuts it out of the parts of those that have some of
-them. An executor of one rank is a group of one.
+Each rank of an executor holds a part of every block, under the same number. It pulls its part from the rank of the
+lender that has the same heads of keys and values, or cuts it out of the parts of several that have some of them. An
+executor of one rank is a group of one.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Group:
 
     @property
     def block_bytes(self) -> int:
-        """Of the rank whose part of a block is the largest."""
+        """Size of the largest part of a block that any rank has."""
         return max(each.block_bytes for each in self.ranks)
 
     def lenders(self, address: Address) -> list[tuple[Address, list[Cut]]]:
-        """Which ranks of the executor at this ``address`` have what this rank has of a block, and where; nothing is cut
-        out of the blocks of one that has the same. Of several that have the same heads it is the one that lies where
-        this rank does, so that each is asked by as many.
+        """The ranks of the executor at ``address`` that have this rank's part of a block, each with the cuts to make;
+        none from a rank that has exactly this part. Of several with the same heads the one nearest to this rank's place
+        in its group is taken, so that each serves equally many.
 
         Raises:
             MoveError: none has some head, or blocks differ otherwise.
@@ -78,11 +78,11 @@ def meet(own: Address | None, kind: str, comm: Comm) -> Group | None:
 
 
 def cuts_of(own: Parts, ranks: Sequence[Parts], share: float) -> dict[int, list[Cut]]:
-    """By number of a lender's rank, what is one's ``own`` of its blocks. Of several ranks that have a head it is the
-    one that lies nearest to the ``share`` of all ranks behind the first.
+    """Cuts that make up the ``own`` parts, by number of the lender's rank. Of several ranks that have a head it is the
+    one nearest to the fraction ``share`` of all ranks.
 
     Raises:
-        MoveError: blocks differ in more than who has which heads, or nobody has some head.
+        MoveError: blocks differ in more than the heads that ranks hold, or a head is on none of them.
     """
     found: dict[int, list[Cut]] = {}
     for index, part in enumerate(own):

@@ -8,7 +8,7 @@ from pagebus.bus.contract import Bus, BusUnavailable
 from pagebus.bus.messages import StepPlan
 
 PATIENCE_S = 5.0
-"""Longest stay of an executor that drains, for others' sake."""
+"""Longest time for which a draining executor stays so that others can pull from it."""
 SCHEDULER = "scheduler"
 """The kind of the scheduler's lease."""
 

@@ -34,9 +34,9 @@ Mark = Callable[[], torch.cuda.Event | None]
 
 
 class Moves:
-    """Those of one rank of a ``group``. ``own`` is the rank's cache that others see, ``blocks`` are the same ones as
-    this executor uses them. ``network``: pull over TCP, too. ``tell`` gets reports, which are for its actor to
-    complete; from any thread."""
+    """Moves of one rank of a ``group``. ``own`` is the rank's cache as others see it, ``blocks`` is the same as this
+    executor uses it. ``network``: pull over TCP, too. ``tell`` is called from any thread with reports, which the actor
+    completes."""
 
     def __init__(
         self, own: OwnCache, blocks: Blocks, group: Group, tell: Callable[[PullReport], None], *, network: bool
@@ -44,7 +44,8 @@ class Moves:
         self.kv_kind, self.kv_address, self.kv_host = group.kind, group.address, group.host
         self._own, self._blocks, self._group, self._tell, self._network = own, blocks, group, tell, network
         self._pullers: dict[str, Puller] = {}
-        self._epoch = 0
+        self._epoch = self._rested_epoch = 0
+        """The newest scheduler, and the newest one for whose predecessors no pull is under way any more."""
         self._begun: set[int] = set()
         """Pulls whose plans are still to be applied."""
         self._busy = 0
@@ -53,21 +54,21 @@ class Moves:
         self._lock = threading.Lock()
 
     def begin(self, plan: StepPlan, scheduler_epoch: int) -> None:
-        """Begin a plan's pulls that may begin at once. One thread, before the plan's :meth:`apply`, which begins what
-        is not begun here: those of another scheduler wait for the pulls of the one before."""
-        if scheduler_epoch != self._epoch or not any(each.at_once for each in plan.pulls):
+        """Begin those pulls of a plan that may begin at once. One thread, before the plan's :meth:`apply`, which begins
+        the others; and all of a new scheduler's first plan, once the pulls of the scheduler before have ended."""
+        if scheduler_epoch != self._rested_epoch or not any(each.at_once for each in plan.pulls):
             return
         try:
             checks.pulls(plan, self._blocks.num_blocks)
         except PlanError:
-            return  # to be raised behind the steps before
+            return  # apply raises it, after the steps before
         for each, sources, targets in _divided(plan):
             if each.at_once:
                 self._begun.add(each.pull)
                 self._order(each.address, Pull(each.pull, scheduler_epoch, sources, targets, hosts=each.hosts))
 
     def apply(self, plan: StepPlan, scheduler_epoch: int, mark: Mark) -> None:
-        """Take a plan's pulls. Device thread, behind the plan's copies; ``mark`` makes an event behind these.
+        """Begin a plan's other pulls. Device thread, after the plan's copies; ``mark`` makes an event behind these.
 
         Raises:
             PlanError: a block does not exist, or the counts do not add up.
@@ -77,6 +78,7 @@ class Moves:
             self._epoch = scheduler_epoch
             self._rest()
             self.promises.forget()
+            self._rested_epoch = scheduler_epoch
         if not (plan.pulls or len(plan.pull_sources) or len(plan.pull_blocks)):
             return
         checks.pulls(plan, self._blocks.num_blocks)
@@ -163,7 +165,7 @@ def _divided(plan: StepPlan) -> Iterator[tuple[BlockPull, Int32Array, Int32Array
 
 
 def _events(mark: Mark) -> tuple[Waits, ...]:
-    """Behind the copies so far, and, on a GPU, behind the steps before."""
+    """On a GPU, events behind the copies so far and behind the steps before."""
     copied = mark()
     if copied is None:
         return ()

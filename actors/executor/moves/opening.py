@@ -1,4 +1,4 @@
-"""Whether blocks of an executor move, and what it needs for that."""
+"""Decides whether blocks of an executor may move, and opens what that needs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class OwnCache:
 
 
 def _host_tier(memory: HostMemory | None) -> HostTier | None:
-    """As it is in the address."""
+    """Its entry in the address."""
     if memory is None or memory.shared is None:
         return None
     shared, layout = memory.shared, memory.layout

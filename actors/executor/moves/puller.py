@@ -20,10 +20,11 @@ from pagebus.bus.messages import Int32Array
 from pagebus.bus.messages.moves import PATIENCE_S
 
 LOOK_S = 0.2
-"""How often a thread without pulls sees whether its source still lives. To give up the memory of another GPU holds up
-steps: for 30 ms if its process still ends, for 116 if that is over, because then all of it is freed here (two H200)."""
+"""How often a thread without pulls looks whether its source still lives. Closing the memory of another GPU holds up
+steps: for 30 ms while its process is still ending, for 116 ms once it has ended, as all of it is then freed here (two
+H200)."""
 IDLE_LOOKS = 300
-"""Looks without a pull after which it ends."""
+"""Looks without a pull after which the thread ends."""
 
 
 class Waits(Protocol):
@@ -36,8 +37,8 @@ class Waits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One pull of a plan: it begins behind the events ``after``. ``hosts``: the sources are blocks of a host tier.
-    ``ordered_s``: by the monotonic clock."""
+    """One pull of a plan, which begins after the events ``after``. ``hosts``: the sources are blocks of a host tier.
+    ``ordered_s``: when it was ordered, by the monotonic clock."""
 
     number: int
     scheduler_epoch: int
@@ -54,9 +55,9 @@ PromiseGiven = Callable[[Pull, torch.cuda.Event], None]
 
 
 class Puller:
-    """``prepare`` is called in the thread, then ``source``, which gives the source, and ``done`` behind each pull.
-    ``outdated``: whether a scheduler of this epoch waits for nothing any more. ``promise`` is called once a pull may be
-    used behind an event, if it is before ``done``; None: none may."""
+    """The thread calls ``prepare``, then ``source``, which opens the source, and ``done`` after each pull.
+    ``outdated``: whether the scheduler of this epoch has been replaced. ``promise`` is called, before ``done``, when
+    steps may use a pull's blocks behind an event; None: never."""
 
     def __init__(
         self, prepare: Callable[[], None], source: Callable[[], Source | DividedSource], done: Done,
@@ -65,7 +66,7 @@ class Puller:
         self._prepare, self._open, self._done, self._outdated = prepare, source, done, outdated
         self._look_s, self._promise = look_s, promise
         self._blocks_per_s = 0.0
-        """Of the newest pull out of the cache; 0: there was none, or it failed."""
+        """Rate of the newest pull out of the cache; 0: there was none, or it failed."""
         self._source: Source | DividedSource | None = None
         self._pulls: queue.SimpleQueue[Pull | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -120,8 +121,8 @@ class Puller:
             if self._source is None:
                 self._prepare()
                 self._source = self._open()
-                self._copy(pull, 1)  # it opens what is behind the source, which is not to count as the link's rate
-            self._source.prepare(pull.sources, hosts=pull.hosts)  # nor is this
+                self._copy(pull, 1)  # opens the memory or connection, which must not count in the link's rate
+            self._source.prepare(pull.sources, hosts=pull.hosts)  # nor must this
             began_s = time.perf_counter()
             self._copy(pull, len(pull.sources), self._early(pull))
         except Abandoned as problem:
@@ -136,8 +137,8 @@ class Puller:
         self._done(pull, seconds, error)
 
     def _early(self, pull: Pull) -> Early | None:
-        """What the copy may promise, if it is known how long the rest takes then. While others wait behind it, as in a
-        drain, one more report of each would be in the way of the rest."""
+        """What the copy may promise, if the rate is known, and so how long its last blocks take. While other pulls wait
+        behind it, as in a drain, one more report for each would only hold up the others."""
         if self._promise is None or pull.hosts or not self._blocks_per_s or not self._pulls.empty():
             return None
         return Early(int(AHEAD_S * self._blocks_per_s), partial(self._promise, pull))

@@ -1,6 +1,6 @@
-"""What has been said over ``control``, for a bus that has been started anew: it may have lost what nobody had read.
+"""Keeps the reports sent over ``control``, to send them again after a restart of the bus, which may have lost some.
 
-Without it a pull, or orders to a disk, would hold blocks until the executor ends, and sequences would wait for an
+Without them a pull, or orders to a disk, would hold blocks until the executor ends, and sequences would wait for an
 adapter for ever.
 """
 
@@ -19,8 +19,8 @@ Report = AdapterRead | DiskReport | PullReport
 
 
 class Reports:
-    """Of one executor, the newest for one scheduler. Saying them again changes nothing: pulls, and plans that want an
-    adapter, have numbers of their own. Those of disks are numbered here, because a content may be read twice."""
+    """The newest reports of one executor for one scheduler. Sending them again changes nothing: pulls, and plans that
+    want an adapter, have numbers of their own. Disk reports are numbered here, because a block may be read twice."""
 
     def __init__(self) -> None:
         self._told: dict[type[Report], deque[Report]] = {}

@@ -104,11 +104,11 @@ class StageSteps(WholeSteps):
         return None
 
     def _left(self) -> torch.Tensor | None:
-        """What the step leaves to the next stage [T, H], on the host, or on its way to it."""
+        """The states [T, H] that the step leaves for the next stage, on the host or on their way to it."""
         return self._passage.take()
 
     def _departure(self, step: int, work: StepWork, leaving: torch.Tensor | None) -> Departure:
-        """What sends on what has been computed of the step that was begun last."""
+        """Sends on what the step that was begun last has computed: states, or tokens from the last stage."""
         digest, count, stage = self._digest, len(work.positions), self._passage.stage
         if stage.first:
             self._unknown.append(Unknown(step, digest, work.sample_slots, work.positions))

@@ -36,15 +36,15 @@ class EngineStats:
     """Number of steps by the kernels that they ran. Written by the device thread."""
 
     def ran(self, kernels: StepKernels) -> None:
-        """A step runs these kernels."""
+        """Count a step that runs these kernels."""
         self.kernels[kernels] = self.kernels.get(kernels, 0) + 1
 
     def launched(self, host_s: float) -> None:
-        """The device thread has launched a step in so long a time."""
+        """Add the time in which the device thread launched a step."""
         self.host_s += host_s
 
     def completed(self, busy_s: float) -> None:
-        """The device has worked so long on a step."""
+        """Count a step, and the time that the device worked on it."""
         self.steps += 1
         self.busy_s += busy_s
 
@@ -60,8 +60,9 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step in flight on the device. ``copied``: set when its copies between the tiers are done. ``departure``: what
-    sends on what it comes to. ``promises``: of blocks that it may have used before it was known that they had come."""
+    """A step in flight on the device. ``copied``: set when its copies between the tiers are done. ``departure``: sends
+    its states or tokens on to the next stage. ``promises``: of blocks that it may have used before it was known that
+    they had come."""
 
     queued: Queued
     work: StepWork

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pagebus.actors.model.quantization.entries import Entries
@@ -51,11 +50,6 @@ def parse_awq(entries: Entries) -> Quantization:
     group = _group(entries, entries.integer("group_size", "q_group_size", default=128))
     scheme = Scheme("awq", "uint4", 4, (1, group), zeros=entries.flag("zero_point", default=True))
     return Quantization("awq", scheme, entries.ignored("within", "modules_to_not_convert"))
-
-
-def symmetric(scheme: Scheme) -> Scheme:
-    """The same without zero points."""
-    return replace(scheme, zeros=False)
 
 
 def _group(entries: Entries, size: int) -> int:

@@ -1,10 +1,10 @@
-"""Adapters in one pass of admission: who may run where, and what has to be loaded for those who may not.
+"""Adapters in one pass of admission: which sequences may run where, and which adapters are loaded for the others.
 
-A sequence whose adapter no executor has in memory is passed over, and its adapter is wanted on the replica with the
-least load. Adapters of those in front of it are not dropped for that. If as many adapters have sequences there as may,
-the one with the fewest tokens left is *drained*: nobody behind the waiting sequence gets a slot with it. What it has
-left then only falls from pass to pass, so its turn ends, and nobody starves. A sequence whose adapter finds no blocks
-waits for them as it does for its own: in line.
+A sequence whose adapter no executor has in memory is passed over, and the replica with the least load loads the
+adapter. That never drops an adapter of a sequence in front of it. If the most adapters that may run there are running,
+the one with the fewest tokens left is *drained*: no sequence behind the waiting one gets a slot with it. Its tokens
+left then only fall from pass to pass, so its turn ends and no sequence starves. A sequence whose adapter finds no free
+blocks waits for them in line, as it does for its own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class AdapterTurn:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._drained: dict[int, str] = {}
-        """By row of a replica on which no more adapters may have sequences."""
+        """The drained adapter, by row of a replica on which no further adapter may run."""
         self._asked: set[str] = set()
-        """Those of sequences so far."""
+        """Adapters of the sequences so far."""
         self._num_passed = 0
 
     @property
@@ -36,8 +36,8 @@ class AdapterTurn:
         return self._num_passed >= MOST_PASSED
 
     def must_wait(self, sequence: Sequence, rows: Rows) -> bool:
-        """Whether it may have its adapter on none of these replicas, and all is done about that that can be. Hundreds
-        may wait so: it is asked before anything else is looked at."""
+        """Whether the sequence's adapter may run on none of these replicas, and is being read or drained for already.
+        Hundreds may wait like this, so admission asks it first."""
         digest, replicas = sequence.request.digest, self._fleet.replicas
         is_read, knowing = False, list[int]()
         for row in rows.nonzero()[0].tolist():
@@ -54,7 +54,7 @@ class AdapterTurn:
         return waits
 
     def having(self, sequence: Sequence, able: Rows) -> Rows:
-        """Those of the ``able`` replicas on which the sequence may have its adapter. If there is none, one loads it."""
+        """Those of the ``able`` replicas on which the sequence's adapter may run. If there is none, one loads it."""
         digest, replicas = sequence.request.digest, self._fleet.replicas
         ready: Rows = np.zeros(len(able), np.bool_)
         rows = np.flatnonzero(able).tolist()
@@ -85,7 +85,7 @@ class AdapterTurn:
 
 
 def _tokens_left(replica: Replica) -> dict[str, int]:
-    """Of each adapter in use: the most tokens that a sequence with it may still take."""
+    """For each adapter in use, the most tokens that a sequence with it may still get."""
     left: dict[str, int] = {}
     for sequence in replica.slots.occupied():
         if digest := sequence.request.digest:

@@ -28,8 +28,8 @@ another replica, or for a replica of their role."""
 def admit(
     waiting: Iterable[Sequence], fleet: Fleet, pulls: Pulls, roles: Roles, neighbours: Neighbours, most_full: int
 ) -> list[Sequence]:
-    """Give slots to waiting sequences, strictly in order, or until so many pulls are full (:attr:`Pulls.num_full`).
-    Returns those admitted, which are still to be removed from the queue.
+    """Give slots to waiting sequences, strictly in order, until ``most_full`` pulls are full (:attr:`Pulls.num_full`).
+    Returns those admitted; the caller removes them from the queue.
 
     If a sequence could run on a replica but has no room there now, or was preempted in flight there, no later sequence
     is admitted to that replica. Jobs are preempted for interactive sequences and are then in their replicas'
@@ -92,8 +92,8 @@ def _able(
 
 
 def _waits_for(sequence: Sequence, replica: Replica, offer: Offer, fleet: Fleet, pulls: Pulls) -> str | None:
-    """What the sequence waits for without a slot, if anything. Has its blocks read from the disk, or pulled, if these
-    help."""
+    """What the sequence waits for without a slot, if anything. Starts the read from the disk, or the pull, that its
+    offer contains."""
     if offer.loan is not None:
         if offer.loan.saved_tokens > 0:
             kept = offer.cached_blocks + offer.windowed.cached

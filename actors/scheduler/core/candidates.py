@@ -1,4 +1,4 @@
-"""Replicas that may still give slots in one pass over the queue, and to whom."""
+"""Replicas that may still give slots in one pass over the queue, and to which sequences."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pagebus.actors.scheduler.request import Sequence
 
 
 class Candidates:
-    """One pass, in order. Who is ``handed_over`` (ids; emptied here) needs a free slot of a replica, all others one
-    that is open to their class."""
+    """One pass, in order. A sequence that is ``handed_over`` (ids; emptied here) needs a replica with a free slot, any
+    other one that is open to its class."""
 
     def __init__(self, fleet: Fleet, handed_over: set[int]) -> None:
         self._fleet, self._handed_over = fleet, handed_over
@@ -19,10 +19,10 @@ class Candidates:
         self._open: Rows = fleet.open[INTERACTIVE].copy()
         self._closed: Rows = np.zeros_like(self._open)
         self.is_over = False
-        """Whether nobody behind can get a slot."""
+        """Whether no later sequence can get a slot."""
 
     def of(self, sequence: Sequence) -> Rows:
-        """Those for the next sequence; none: it is passed over."""
+        """The candidates for the next sequence; if there are none, it is passed over."""
         if sequence.request.priority_class != self._class:
             self._class = sequence.request.priority_class
             self._open &= self._fleet.open[self._class]
@@ -36,10 +36,10 @@ class Candidates:
         return self._fleet.free & ~self._closed if goes_on else self._open
 
     def close(self, rows: int | Rows) -> None:
-        """Nobody behind gets a slot of these."""
+        """No later sequence gets a slot of these replicas."""
         self._closed[rows] = True
         self._open[rows] = False
 
     def taken(self, row: int) -> None:
-        """A slot of this one has been given."""
+        """A slot of this replica was given away."""
         self._open[row] &= self._fleet.open[self._class, row]

@@ -1,4 +1,5 @@
-"""Finds for one waiting sequence who has its prefix, on devices and in host tiers, and what that is worth to others."""
+"""Finds the replicas that have the prefix of one waiting sequence, on devices and in host tiers, and what a loan of it
+is worth."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 SAMPLED = 16
-"""Of so many blocks, one is looked up."""
+"""One block of this many is looked up as a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``match``: what the replica's device
-    has of it."""
+    """Where blocks of a prefix may be: on a replica's device, or in its host tier. ``match``: the part of it on the
+    replica's device."""
 
     replica: Replica
     hosts: bool
@@ -33,7 +34,7 @@ class Place:
 
     @property
     def index(self) -> PrefixIndex:
-        """What is found there."""
+        """The index of the blocks there."""
         return self.replica.host_tier.pool.index if self.hosts else self.replica.index
 
 
@@ -47,23 +48,24 @@ class Share(NamedTuple):
 
 Shares = list[Share]
 Located = tuple[int, list[bytes], Shares]
-"""How many blocks of a prefix lie somewhere, the contents of those that the target lacks, and who has them."""
+"""The number of blocks of a prefix that are somewhere, the contents that the target lacks, and the places that have
+them."""
 
 
 class Lending:
-    """A prefix of ``sequence`` can be lent as far as each of its blocks lies somewhere. It is located once it is
-    asked for."""
+    """A prefix of ``sequence`` can be lent as far as each of its blocks is in some place. The search begins only when
+    :attr:`most_tokens` or :meth:`lengthen` needs it."""
 
     def __init__(self, sequence: Sequence, fleet: Fleet, pulls: Pulls) -> None:
         self._sequence, self._fleet, self._pulls = sequence, fleet, pulls
         self._places: list[Place] = []
-        """Of replicas that list the sequence's first block."""
+        """Places of replicas that list the sequence's first block."""
         self._most_tokens = 0
         self._is_known = not fleet.lends or not pulls.may_wait(sequence)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that nobody has to compute, if they are lent; perhaps fewer."""
+        """An upper bound of the tokens that a loan could save."""
         if not self._is_known:
             self._look()
         return self._most_tokens
@@ -81,8 +83,8 @@ class Lending:
         self._most_tokens = min(most, (len(sequence.tokens) - 1) // size) * size
 
     def _most_in_all(self, count: int) -> int:
-        """Blocks of the prefix that are somewhere, of which one replica has ``count``. With windows also those behind
-        some that are nowhere: all, then."""
+        """Blocks of the prefix that are in some place, where one replica has ``count`` of them. With windows also those
+        after missing ones, so perhaps all."""
         replicas = self._fleet.replicas
         maps = [place.index.blocks for place in self._places]
         maps += [each.host_tier.pool.index.blocks for each in replicas if each.kv_host]
@@ -97,7 +99,7 @@ class Lending:
         return count
 
     def lengthen(self, offer: Offer, target: Replica) -> Offer:
-        """An offer of the target, with a loan if there could be one."""
+        """An offer of the target, with a loan if one is possible."""
         if self._is_whole(offer, target) or offer.fork is not None or offer.disk:
             return offer
         places = self._reachable(target) if self.most_tokens > offer.num_tokens else []
@@ -129,9 +131,9 @@ class Lending:
         return offer.num_tokens + target.block_size >= len(self._sequence.tokens)
 
     def _in_one(self, places: list[Place], offer: Offer, target: Replica) -> Located | None:
-        """:meth:`_locate` in the usual case, which needs no search for each block: all of the prefix that there is lies
-        on the nearest device, and the target has nothing of it but its beginning. As blocks go from the end of a
-        prefix, of many a sample says so; those that it has all the same are pulled in vain, and not listed."""
+        """:meth:`_locate` in the usual case, without a search for each block: the nearest device has all of the prefix
+        that there is, and the target has only its beginning. Blocks are evicted from the end of a prefix, so a sample
+        of many suffices. Blocks that the target has nevertheless are pulled in vain, and not listed."""
         nearest, hashes, start = places[0], self._sequence.hashes, len(offer.cached_blocks)
         _, blocks, hosts = nearest.match
         have, end = target.index.blocks, len(blocks)
@@ -146,9 +148,9 @@ class Lending:
         return end, wanted, [Share(nearest, wanted, blocks[start:])]
 
     def _locate(self, places: list[Place], target: Replica) -> Located:
-        """How many blocks of the prefix lie on the target's device or in some place; the contents of those that are not
-        on its device, of a sequence that the target has swapped out none; and what of these, or more, each place has
-        that no place before it has."""
+        """How many blocks of the prefix are on the target's device or in some place; the contents of those that are not
+        on its device (none if the target has swapped the sequence out); and what each place has that no place before it
+        has, of these contents and perhaps others."""
         left = self._sequence.hashes
         if each := target.windowed_pages:
             left = left + [key for block_hash in left for key in page_keys(block_hash, each)]
@@ -164,8 +166,8 @@ class Lending:
         return num_blocks, [content for content in behind if content not in have and content in found], shares
 
     def _reachable(self, target: Replica) -> list[Place]:
-        """Where the target can pull from, the nearest first: devices of its host, its own host tier, those of its
-        neighbours, and the same of other hosts."""
+        """The places that the target can pull from, the nearest first: devices of its host, its own host tier, those of
+        its neighbours, then the same on other hosts."""
         mine = {place.replica.name for place in self._places if place.hosts}
         places = self._places + [
             Place(each, hosts=True) for each in self._fleet.neighbours(target) if each.name not in mine
@@ -179,8 +181,8 @@ class Lending:
         return sorted(able, key=distance)
 
     def _num_spared(self, lacking: list[bytes], shares: Shares, target: Replica) -> int:
-        """How many of the last blocks had better not be lent: a device has them whose sequences take them before they
-        come back, and would preempt one more of them otherwise."""
+        """How many of the last blocks should not be lent: the sequences of the device that has them will need the space
+        before the loan ends, and one of them would be preempted."""
         for place, contents, blocks in shares:
             if lacking[-1:] == contents[-1:] and not place.hosts:
                 link = self._pulls.link(place.replica, target)
@@ -197,7 +199,7 @@ class Lending:
         return max(0, lender.growth(link.seconds(len(blocks))) - left)
 
     def _parts(self, shares: Shares, gained: int, num_blocks: int) -> list[Part]:
-        """What each place lends; the tokens gained are divided among them."""
+        """The part that each place lends. The tokens gained are divided among the parts."""
         parts, left, anchors = [], gained, self._anchors(num_blocks)
         num_lent = sum(len(share.blocks) for share in shares)
         for place, contents, blocks in shares:
@@ -211,8 +213,7 @@ class Lending:
         return parts
 
     def _loan(self, parts: list[Part], gained: int, awaited: tuple[int, ...], target: Replica) -> Loan | None:
-        """What is to be pulled now: all parts, or some blocks that tell how fast they would come. None if pulls hold
-        too much."""
+        """The loan to pull now: all parts, or a few blocks to measure the links. None if pulls hold too many blocks."""
         links = [self._pulls.link(self._fleet.named(part.lender), target, hosts=part.hosts) for part in parts]
         whole = Loan(parts, 0, awaited)
         if not self._pulls.fits(whole, target, self._fleet.named):
@@ -243,7 +244,7 @@ class Lending:
 
 
 def narrowed(shares: Shares, contents: list[bytes]) -> Shares:
-    """Of the shares these contents, which all of them together have; without empty ones."""
+    """The shares without other contents than these, of which each is in some share; empty shares are dropped."""
     if sum(len(share.blocks) for share in shares) > len(contents):
         wanted = set(contents)
         shares = [

@@ -193,8 +193,8 @@ class Planner:
         return True
 
     def _admit(self, most_full: int) -> None:
-        """Give slots to waiting sequences, and requeue jobs preempted for them, which may find room elsewhere; only
-        until so many pulls are full."""
+        """Give slots to waiting sequences until ``most_full`` pulls are full. Jobs preempted for them are queued again,
+        and may find room elsewhere."""
         displaced = bool(self._delivery.detokenizers)
         while displaced and len(self.waiting):
             for sequence in admit(self.waiting, self.fleet, self.pulls, self.roles, self.neighbours, most_full):
@@ -284,7 +284,7 @@ class Planner:
         self._out.append(Note("replica joined", who))
 
     def _regroup(self) -> None:
-        """Replicas have come or gone."""
+        """Tell everything that depends on the set of replicas that it has changed."""
         self.fleet = Fleet(self.replicas.values(), self.fleet.prefix_directory)
         self.roles.assign(self.fleet)
         self.neighbours.assign(self.fleet)
@@ -300,13 +300,13 @@ class Planner:
         return None if itl_s is None else Pacer(itl_s, ttft_s, joined.prefill_tokens_per_s)
 
     def grow_host_tier(self, name: str, num_host_blocks: int) -> None:
-        """A replica's executor has got more memory for its host tier: so many blocks in all."""
+        """A replica's executor has more memory for its host tier: this many blocks in all."""
         if name in self.replicas:
             self.replicas[name].host_tier.grow(num_host_blocks)
 
     def adapter_read(self, read: AdapterRead, epoch: int) -> str:
-        """A replica's executor has read an adapter; or a rank of it cannot: then why, once all ranks have said what
-        they can. Who wants it can have it nowhere."""
+        """A replica's executor has read an adapter, or a rank of it cannot. Returns the error, if any, once all ranks
+        have reported; then no request can have the adapter anywhere."""
         replica = self.replicas.get(read.replica)
         if replica is None or read.executor_epoch != replica.epoch or read.scheduler_epoch != epoch:
             return ""
@@ -315,14 +315,14 @@ class Planner:
         return error
 
     def disk_report(self, report: DiskReport, epoch: int) -> None:
-        """What has become of orders to a replica's disk."""
+        """Apply a report about orders to a replica's disk."""
         replica = self.replicas.get(report.replica)
         if replica is not None and report.executor_epoch == replica.epoch and report.scheduler_epoch == epoch:
             replica.disk_tier.take(report)
             self.fleet.touch(replica)
 
     def pull_report(self, report: PullReport, epoch: int) -> None:
-        """What has become of a pull."""
+        """Apply a report about a pull."""
         replica = self.replicas.get(report.replica)
         if replica is not None and report.executor_epoch == replica.epoch and report.scheduler_epoch == epoch:
             if blocks := self.pulls.take(report, replica):
@@ -330,7 +330,7 @@ class Planner:
             self.touch_all()
 
     def suspend(self, name: str, *, drains: bool = False) -> None:
-        """Give a replica no more plans. One that drains and can lend its blocks gives its sequences away at once."""
+        """Give a replica no more plans. If it drains and can lend its blocks, its sequences leave at once."""
         replica = self.replicas.get(name)
         if replica is None or replica.suspended:
             return

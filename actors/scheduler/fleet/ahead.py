@@ -1,8 +1,8 @@
-"""Chunk by chunk: while a prefill replica computes a long prompt, the decode replica that is likely to go on with it
-pulls the chunks that are there. When the sequence is handed over, its last chunk is all that is left to pull.
+"""Sends prompts ahead, chunk by chunk: while a prefill replica computes a long prompt, the decode replica that will
+probably continue it pulls the finished chunks. When the sequence is handed over, only its last chunk is left to pull.
 
-Nobody waits for these pulls. What they bring are cached blocks, which are found as any others once the sequence is
-placed. So nothing depends on where that is, nor on the pulls.
+No sequence waits for these pulls. They bring cached blocks, which are found like any others once the sequence is
+placed, so nothing depends on the guess of the replica.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from pagebus.actors.scheduler.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Whom the blocks of a sequence's first ``num_tokens`` tokens were looked at for."""
+    """The target that was given the chance to pull the blocks of a sequence's first ``num_tokens`` tokens."""
 
     target: str
     num_tokens: int
 
 
 class Ahead:
-    """Of the prompts that each replica computes, where their blocks go."""
+    """The targets of the prompts that each replica computes."""
 
     def __init__(self) -> None:
         self._sent: dict[str, dict[int, Sent]] = {}
 
     def due(self, lender: Replica, targets: list[Replica], fleet: Fleet) -> list[tuple[Sequence, Replica]]:
-        """Sequences of which the lender's last plan computes further blocks, but not yet the last ones, each with the
-        target that is to have them: the one that has those before, or else that with the least load, these sequences
-        included."""
+        """Sequences of which the lender's last plan computes further blocks, but not yet the last ones, each with its
+        target: the one that has the earlier blocks, or else the one with the least load, these sequences included."""
         table, before, now = lender.slots, self._sent.pop(lender.name, {}), dict[int, Sent]()
         found = []
         halfway = (table.ids != 0) & (table.computed >= lender.block_size) & (table.computed < table.known)

@@ -1,12 +1,13 @@
 """Roles by load (``--roles auto``): how many replicas compute long prompts for the others, or that all do both.
 
 Roles are worth it if streams wait for prompts often enough to be noticed, if the prefill replicas have the time for all
-long prompts, and if the others have slots, blocks and time for all streams. Then the fewest prefill replicas are taken
-that suffice. If no number suffices, all replicas do both: roles buy smooth streams, and shall not cost throughput.
+long prompts, and if the others have slots, blocks and time for all streams. Then the fewest prefill replicas that
+suffice are chosen. If no number suffices, all replicas do both: roles buy smooth streams, and must not cost throughput.
 
-It is looked once a second. What is adopted has been right for some looks in a row. What is there stays as long as it
-suffices by looser limits, so roles do not flap. A change moves nothing by itself: it counts for those who are placed
-from then on, and for streams of a new prefill replica, which are handed over like those that begin there.
+The demand is measured once a second. A number is adopted once it has been the best for several looks in a row. The
+present number stays as long as it suffices by looser limits, so roles do not flap. A change moves nothing by itself: it
+applies to sequences placed from then on, and to streams of a new prefill replica, which are handed over like those that
+begin there.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 LOOK_S = 1.0
-"""So often it is looked how things are."""
+"""The interval between looks at the demand."""
 LOOKS = 3
-"""So often in a row something else must be right before it is adopted."""
+"""Looks in a row for which another number must be the best before it is adopted."""
 STAY_S = 10.0
-"""Nothing is adopted so soon after a change, but that all do both."""
+"""For this long after a change, the only change that may follow is back to no roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """``busy``: the share of their time for which prefill replicas may be asked. ``often``: the least share of steps of
-    streams that would have a long prompt in them, if all replicas did both. ``slower``: by how much steps of streams
-    may be longer than they would be then, with the prompts in them, on average. ``full``: the share of slots and blocks
-    of decode replicas that streams may take."""
+    """``busy``: the largest share of their time that prefill replicas may need. ``often``: the least share of decode
+    steps that would contain a long prompt if all replicas did both. ``slower``: how much longer than those steps the
+    average step of decode replicas may be, as a share. ``full``: the largest share of decode replicas' slots and blocks
+    that streams may take."""
 
     busy: float
     often: float
@@ -55,7 +56,7 @@ class AutoRoles:
         self._looks_s = self._changed_s = float("-inf")
 
     def assign(self, fleet: Fleet) -> None:
-        """Replicas have come or gone, or get no more plans."""
+        """The set of replicas that get plans has changed."""
         self._fleet = fleet
 
     def admitted(self, sequence: Sequence) -> None:
@@ -95,7 +96,7 @@ def best(demand: Demand, replicas: list[Replica], current: int, itl_s: float | N
 
 
 def _suffices(demand: Demand, replicas: list[Replica], num_prefill: int, limits: Limits, itl_s: float | None) -> bool:
-    """Whether so many prefill replicas are worth it, by these limits."""
+    """Whether this many prefill replicas are worth it, by these limits."""
     count, num_decode = len(replicas), len(replicas) - num_prefill
     rate = sum(replica.prompt_rate.tokens_per_s for replica in replicas) / count
     mixed_s, split_s = demand.step_s(count), demand.step_s(num_decode)

@@ -1,4 +1,4 @@
-"""What a deployment is asked to do, of late: long prompts, and streams; and how long steps of streams take."""
+"""The recent demand on a deployment: rates of long prompts, running streams, and how long decode steps take."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pagebus.actors.scheduler.replica.step_time import StepTime, Work
 from pagebus.bus.messages import StepPlan, StepResult
 
 WINDOW_S = 5.0
-"""What was so long ago counts 1/e as much as what is new."""
+"""The time constant of the averages: their weights fall by a factor of e in it."""
 NEWEST = 3
-"""Looks that show soon that there are more prompts than before, or fewer."""
+"""Looks in the short average, which shows early that prompts become more or fewer."""
 EVERY_STEPS = 8
-"""Of the steps of a replica that are timed: one in so many. All would take the scheduler too long."""
+"""One of this many steps of a replica is timed; timing all would take the scheduler too long."""
 
 
 @dataclass(slots=True)
 class Demand:
-    """``prompt_tokens`` and ``prompts``: of long prompts admitted a second, as far as they are not cached;
-    ``newest_tokens`` and ``newest_prompts``: the same at the last few looks. ``streams`` run, with ``context`` tokens
-    before their next ones altogether. ``law``: of steps of decodes alone."""
+    """``prompt_tokens`` and ``prompts``: uncached tokens and number of long prompts admitted per second;
+    ``newest_tokens`` and ``newest_prompts``: the same at each of the last few looks. ``streams``: running sequences
+    that have had a token, with ``context`` computed tokens in all. ``law``: the time of steps of decodes alone."""
 
     prompt_tokens: float = 0.0
     newest_tokens: deque[float] = field(default_factory=lambda: deque(maxlen=NEWEST))
@@ -38,11 +38,11 @@ class Demand:
     _timed: dict[str, tuple[int, Work]] = field(default_factory=dict)
 
     def admitted(self, num_tokens: int) -> None:
-        """A long prompt begins, of which so many tokens are to be computed."""
+        """Count a long prompt, of which this many tokens are to be computed."""
         self._admitted.append(num_tokens)
 
     def look(self, replicas: list[Replica], now_s: float) -> bool:
-        """Take stock. False the first time: nothing is known of the time before."""
+        """Update the averages. False the first time, when there is no interval yet."""
         before_s, self._looked_s = self._looked_s, now_s
         admitted, self._admitted = self._admitted, []
         if before_s is None or now_s <= before_s:
@@ -58,21 +58,21 @@ class Demand:
         return True
 
     def most_tokens(self) -> float:
-        """``prompt_tokens``, or more if there are more of late."""
+        """``prompt_tokens``, or its short average if that is higher."""
         return max([self.prompt_tokens, *_mean(self.newest_tokens)])
 
     def least_prompts(self) -> float:
-        """``prompts``, or fewer if there are fewer of late."""
+        """``prompts``, or its short average if that is lower."""
         return min([self.prompts, *_mean(self.newest_prompts)])
 
     def step_s(self, num_replicas: int) -> float:
-        """How long a step takes if so many replicas have all the streams; 0: not known."""
+        """How long a decode step takes if this many replicas share all streams; 0: unknown."""
         return self.law.predict_s(
             Work(decodes=round(self.streams / num_replicas), decode_context=round(self.context / num_replicas))
         )
 
     def planned(self, replica: Replica, plan: StepPlan) -> None:
-        """A step has been planned: perhaps it is one to be timed."""
+        """Note a planned step if it is to be timed."""
         rows = len(plan.slots)
         if plan.step % EVERY_STEPS or not rows or plan.num_decodes < rows or len(plan.latest_starts):
             return
@@ -80,7 +80,7 @@ class Demand:
         self._timed[replica.name] = plan.step, Work(decodes=rows, decode_context=context)
 
     def done(self, name: str, result: StepResult) -> None:
-        """The result of a step has come."""
+        """Learn from the result of a step, if it was to be timed."""
         step, work = self._timed.get(name, (0, None))
         if work is not None and result.step == step:
             del self._timed[name]
@@ -88,7 +88,7 @@ class Demand:
 
 
 def _mean(values: deque[float]) -> list[float]:
-    """Of values, if there are any."""
+    """The mean as a list of one, empty without values."""
     return [sum(values) / len(values)] if values else []
 
 

@@ -1,10 +1,10 @@
-"""Preemption to a neighbour: a sequence that has to give its blocks up goes on at once on a replica that has room. Its
+"""Preemption to a neighbour: a sequence that must give its blocks up continues at once on a replica that has room. Its
 full blocks are pulled from where it was (:mod:`pagebus.actors.scheduler.moves.pulls`).
 
-It leaves its slot like any preempted sequence, and is placed like any waiting one. What is decided here is only that
-its blocks are not copied to the host, because the neighbour is the quicker way. Where it ends up is decided once its
-last results are there, so that nothing is lost if the room is gone by then: it is computed, as without a host tier.
-Meanwhile its old replica may give away the last of its blocks, and these are computed.
+It leaves its slot like any preempted sequence, and is placed like any waiting one. This module only decides that its
+blocks are not copied to the host, because the neighbour is quicker. Its place is chosen when its last results have
+arrived. If the room is gone by then, the sequence is computed again, as without a host tier. Meanwhile its old replica
+may give away the last of its blocks; these are computed again, too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pagebus.actors.scheduler.request import Sequence
 
 
 class Neighbours:
-    """Who takes over sequences that are preempted for want of blocks. ``going``: those on their way, by id, each with
-    the names of the replica that it has left and of the one that had room for it."""
+    """Finds replicas that take over sequences preempted for want of blocks. ``going``: sequences on their way, by id,
+    each with the names of the replica that it has left and of the one that had room for it."""
 
     def __init__(self, pulls: Pulls, roles: Roles) -> None:
         self.going: dict[int, tuple[Sequence, str, str]] = {}
@@ -29,15 +29,15 @@ class Neighbours:
         self._fleet = Fleet()
 
     def assign(self, fleet: Fleet) -> None:
-        """Replicas have come or gone. Each asks here before it gives blocks up."""
+        """The set of replicas has changed. Each calls :meth:`takes` before it preempts a sequence."""
         self._fleet, names = fleet, {replica.name for replica in fleet.replicas}
         self.going = {number: each for number, each in self.going.items() if names.issuperset(each[1:])}
         for replica in fleet.replicas:
             replica.ask_before_leaving(self.takes if fleet.lends else None)
 
     def takes(self, name: str, leaver: Leaver) -> bool:
-        """Whether a sequence that is preempted on the replica of this name goes on elsewhere. Then room is kept for it
-        in mind, while others leave."""
+        """Whether a sequence that is preempted on the replica of this name continues elsewhere. Its room there then
+        counts as taken for sequences that leave after it."""
         self.going = {number: each for number, each in self.going.items() if each[0].is_queued}
         lender, sequence = self._fleet.named(name), leaver.sequence
         if sequence.suspect or sequence.scores_prompt or lender.kept.num_tokens:
@@ -49,7 +49,7 @@ class Neighbours:
         return True
 
     def has(self, sequence: Sequence) -> bool:
-        """Whether a sequence that has lost its slot was to go on elsewhere."""
+        """Whether a sequence that has lost its slot was to continue elsewhere."""
         return sequence.id in self.going
 
     def admitted(self, sequence: Sequence) -> None:
@@ -57,8 +57,8 @@ class Neighbours:
         self.going.pop(sequence.id, None)
 
     def narrow(self, sequence: Sequence, able: Rows) -> Rows:
-        """Those of the ``able`` replicas that the sequence has not just left: what it leaves there would have to give
-        way at once. All, once the others have no room."""
+        """The ``able`` replicas without the one that the sequence has just left, where it would displace others at
+        once. All of them, once the others have no room."""
         _, left, _ = self.going[sequence.id]
         others = able & (self._fleet.room >= self._fleet.blocks_needed(sequence))
         others[self._fleet.row(left)] = False
@@ -68,14 +68,14 @@ class Neighbours:
         return able
 
     def _cost_tokens(self, lender: Replica, target: Replica, leaver: Leaver) -> float:
-        """Tokens that the target could compute until the sequence goes on there."""
+        """Tokens that the target could compute until the sequence continues there."""
         if leaver.num_pages > self._pulls.room(lender, target):
             return leaver.num_computed
         link = self._pulls.link(lender, target)
         return leaver.num_computed - max(0, link.saves(leaver.num_pages, leaver.num_full, target.ahead()))
 
     def _with_room(self, lender: Replica, leaver: Leaver) -> Replica | None:
-        """The replica with the least to do of those that can take the sequence over and have room for it."""
+        """The least loaded of the replicas that can take the sequence over and have room for it."""
         fleet, request = self._fleet, leaver.sequence.request
         fleet.refresh()  # the lender's row, in the midst of a plan, is outdated by that
         rows = fleet.open[request.priority_class] & fleet.can_hold(leaver.sequence)
@@ -89,7 +89,7 @@ class Neighbours:
         return None
 
     def _has_room(self, replica: Replica, leaver: Leaver) -> bool:
-        """Whether a replica has slots and blocks for it, beside those on their way."""
+        """Whether a replica has slots and blocks for it, besides what those on their way there need."""
         sequence, queued = leaver.sequence, [each for each, _, name in self.going.values() if name == replica.name]
         digest = sequence.request.digest
         if digest and not replica.adapters.may_run(digest):

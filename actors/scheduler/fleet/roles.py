@@ -1,9 +1,9 @@
-"""Roles (``--roles``): some replicas compute long prompts, the others go on with them, so that no stream waits for the
-prompt of another.
+"""Roles (``--roles``): some replicas compute long prompts, and others continue the sequences, so that no stream waits
+for another's prompt.
 
-A role is a matter of placement alone: any replica can do both, and does where roles would not help. The sequence gets
-its first token where its prompt was computed. Then it leaves its slot for one of a decode replica, which pulls its
-blocks (:mod:`pagebus.actors.scheduler.moves.pulls`). As in DistServe (Zhong et al., 2024), but decided per sequence.
+A role only guides placement: any replica can do both, and does where roles would not help. The sequence gets its first
+token where its prompt was computed. Then it moves to a slot of a decode replica, which pulls its blocks
+(:mod:`pagebus.actors.scheduler.moves.pulls`). This follows DistServe (Zhong et al., 2024), but decides per sequence.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 
 LEAST_PREFILL_S = 0.025
-"""What takes less to compute is computed beside decodes: streams hardly notice it. (1,100 tokens of an 8B model on an
-H200.)"""
+"""Prompts that take less time are computed beside decodes, where streams hardly notice them. (1,100 tokens of an 8B
+model on an H200.)"""
 LEAST_BLOCKS = 2
-"""What is shorter is computed beside decodes, too: a prompt's last block does not move, as it is not full."""
+"""Prompts of fewer blocks are computed beside decodes too: a prompt's last block is not full, and so cannot move."""
 LEAST_LEFT = 16
-"""A sequence that gets fewer tokens than that ends where its prompt was computed."""
+"""A sequence with fewer tokens left ends where its prompt was computed."""
 MOST_COST = 0.1
-"""Of the time in which a prompt is computed that the wait for its move may take."""
+"""The longest wait for a move, as a share of the time in which the prompt is computed."""
 
 
 class Roles:
-    """The first ``num_prefill`` replicas by name that get plans are prefill replicas, if another is left for decodes;
-    0: there are no roles."""
+    """Of the replicas that get plans, the first ``num_prefill`` by name are prefill replicas, if another is left for
+    decodes; 0: there are no roles."""
 
     def __init__(self, num_prefill: int = 0) -> None:
         self._num_prefill = num_prefill
@@ -52,16 +52,16 @@ class Roles:
         return self._num_prefill
 
     def set_prefills(self, num_prefill: int, fleet: Fleet) -> None:
-        """From now on so many are prefill replicas."""
+        """Change the number of prefill replicas."""
         self._num_prefill = num_prefill
         self.assign(fleet)
 
     def is_long(self, num_tokens: int) -> bool:
-        """Whether a prompt of which so many tokens are to be computed is a long one."""
+        """Whether a prompt with this many uncached tokens is a long one."""
         return num_tokens >= self._least
 
     def assign(self, fleet: Fleet) -> None:
-        """Give the roles out anew: replicas have come or gone."""
+        """Assign the roles again: the set of replicas has changed."""
         self._fleet = fleet
         live = sorted((row for row, each in enumerate(fleet.replicas) if not each.suspended), key=self._order)
         count = len(fleet.replicas)
@@ -88,7 +88,7 @@ class Roles:
 
     @property
     def decodes(self) -> Rows:
-        """The replicas that go on with sequences, if there are roles."""
+        """The replicas that continue sequences, if there are roles."""
         return self._decodes
 
     # -- where a sequence runs ----------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Roles:
         return uncached >= self._least and self._pays(uncached, pulls) and not self._mixes(uncached)
 
     def _most_cached(self, sequence: Sequence) -> int:
-        """Tokens that no decode replica has to compute."""
+        """The most tokens that a decode replica would find cached, or could pull."""
         fleet, most = self._fleet, 0
         for row in fleet.holders(sequence, self._decodes):
             offer = offer_of(fleet.replicas[row], sequence)
@@ -121,7 +121,7 @@ class Roles:
         return most
 
     def _pays(self, num_tokens: int, pulls: Pulls) -> bool:
-        """Whether what is computed by some prefill replica comes to some decode replica quickly, as far as known."""
+        """Whether the blocks of a prompt would reach some decode replica quickly, as far as is known."""
         return any(
             pulls.can_lend(lender, target)
             and _move_tokens(num_tokens, lender, pulls.link(lender, target)) <= MOST_COST * num_tokens
@@ -137,15 +137,15 @@ class Roles:
         return any(replica.pacer is not None for replica in self._having(self._decodes))
 
     def _mixes(self, num_tokens: int) -> bool:
-        """Whether decode replicas compute the prompt soonest, and their streams do not suffer: it fits into one step
-        within ``--itl-target-ms``, or a prefill replica has more to do, and they keep the target."""
+        """Whether decode replicas would compute the prompt sooner and still keep ``--itl-target-ms``: it fits into one
+        of their steps, or the least loaded of them has less to do than any prefill replica."""
         if not self._is_paced:
             return False
         load = self._fleet.load[INTERACTIVE]
         fits = any(each.pacer is not None and each.pacer.tried >= num_tokens for each in self._having(self._decodes))
         return fits or bool(load[self._prefills].min() > load[self._decodes].min())
 
-    # -- beside the prompt --------------------------------------------------------------------------------------------
+    # -- during the prompt --------------------------------------------------------------------------------------------
     def sent_ahead(self, replica: Replica, pulls: Pulls) -> list[tuple[Sequence, Replica]]:
         """If this is a prefill replica, sequences in the middle of their prompts, each with the decode replica that is
         to pull what its last plan computes of them."""
@@ -154,10 +154,10 @@ class Roles:
         targets = [each for each in self._having(self._decodes) if pulls.can_lend(replica, each)]
         return self._ahead.due(replica, targets, self._fleet)
 
-    # -- behind the prompt --------------------------------------------------------------------------------------------
+    # -- after the prompt ---------------------------------------------------------------------------------------------
     def hand_over(self, replica: Replica, pulls: Pulls) -> bool:
-        """If this is a prefill replica, take those sequences off it that get a token by its last plan, as far as decode
-        replicas have room. They are in its ``preempted``. Returns whether there are any."""
+        """If this is a prefill replica, take sequences off it that get a token by its last plan, as far as decode
+        replicas have room. They are added to its ``preempted``. Returns whether there are any."""
         if not self._prefills[self._fleet.row(replica.name)]:
             return False
         table = replica.slots
@@ -181,7 +181,7 @@ class Roles:
         return sequence.entered and sequence.beam_group is None and not sequence.scores_prompt
 
     def _has_room(self, lender: Replica, sequence: Sequence, pulls: Pulls) -> bool:
-        """Whether a decode replica has a slot and blocks for the sequence, beside those that are on their way."""
+        """Whether decode replicas have a slot and blocks for the sequence, besides those that are on their way."""
         needed = self._fleet.blocks_needed(sequence)
         queued = list(self._handed_over.values())
         taken = sum(map(self._fleet.blocks_needed, queued))
@@ -197,13 +197,13 @@ class Roles:
 
 
 def _least_tokens(replica: Replica) -> float:
-    """Tokens that a long prompt has at least, besides what is cached."""
+    """The fewest uncached tokens of a long prompt."""
     return max(LEAST_PREFILL_S * replica.prompt_rate.tokens_per_s, LEAST_BLOCKS * replica.block_size)
 
 
 def _move_tokens(num_tokens: int, lender: Replica, link: Link) -> float:
-    """Tokens that a device could compute while a sequence waits for the move of its prompt. What earlier steps compute
-    of it moves meanwhile: then it waits for the part of the last step, and for what the link has not managed before."""
+    """Tokens that a device could compute while a sequence waits for the move of its prompt. The results of earlier
+    steps move while later ones run, so it waits for the part of the last step, or for what the link is behind."""
     last = min(num_tokens, lender.budget)
     whole, part = (link.cost_tokens(count // lender.block_size * lender.num_pages) for count in (num_tokens, last))
     return max(part, whole - (num_tokens - last))

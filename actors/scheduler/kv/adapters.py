@@ -1,15 +1,15 @@
 """The adapters of one replica: which its executor has in memory, and which of these are in blocks of the device.
 
-An adapter is wanted, then read beside the steps, then known: its executor has it in host memory, and says how many
-blocks it takes. Only then does a sequence with it get a slot, and the adapter its blocks: they come from the pool that
-keys and values come from. While sequences have the adapter, it holds its blocks. Then these are free, listed as cached
-ones are, and found by the next sequence unless they were reallocated meanwhile: the blocks used longest ago go first,
-whatever is in them. What has lost one of them is copied from the host anew.
+An adapter is wanted, then read beside the steps, then known: its executor has it in host memory, and has reported how
+many blocks it takes. Only then does a sequence with it get a slot, and the adapter its blocks, from the pool that keys
+and values come from. While sequences use the adapter, it holds its blocks. Afterwards they are free and listed like
+cached ones. The next sequence finds them unless they were reallocated: least recently used blocks go first, whatever
+they hold. An adapter that has lost a block is copied from the host again.
 
-At most ``--max-loras`` adapters have sequences at a time, and the executor holds ``--max-cpu-loras``.
+At most ``--max-loras`` adapters are used by sequences at a time, and the executor holds ``--max-cpu-loras``.
 
-Of an executor of several ranks each reads its part. The adapter is known once all ranks have told that, and dropped on
-all if one cannot read it: so every rank holds the same ones, in the same blocks.
+Each rank of an executor reads its part. The adapter is known once all ranks have reported it, and dropped on all if one
+cannot read it. So every rank holds the same adapters, in the same blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from pagebus.bus.messages import AdapterPlaced, AdapterRead, AdapterSource
 
 @dataclass(slots=True)
 class _Reading:
-    """Which plan wants an adapter (0: the next one), and what each rank has said of it: "" or an error."""
+    """An adapter that is being read: the plan that loads it (0: the next one), and by rank its report, "" or an
+    error."""
 
     name: str
     step: int = 0
@@ -38,7 +39,7 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Known:
-    """``pages``: the blocks where it is, or will be with the next plan; None: only in host memory."""
+    """An adapter in host memory. ``pages``: its blocks, also if the next plan fills them; None: it has none."""
 
     name: str
     num_blocks: int
@@ -48,19 +49,19 @@ class _Known:
 
 class Adapters:
     """Adapters of sequences in slots, ``capacity`` at a time, in blocks of ``pool``; ``most`` in the memory of each of
-    ``ranks``. ``loaded`` and ``dropped`` are what the next plan has to say, with where others are placed."""
+    ``ranks``. ``loaded`` and ``dropped`` are for the next plan."""
 
     def __init__(self, capacity: int, pool: BlockPool, index: PrefixIndex, *, most: int = 0, ranks: int = 1) -> None:
         self.capacity, self.most, self._ranks = capacity, max(capacity, most), ranks
         self.loaded: list[AdapterSource] = []
         self.dropped: list[str] = []
         self.num_in_use = 0
-        """Those that sequences have."""
+        """Adapters that sequences in slots use."""
         self._pool, self._index = pool, index
         self._placed: dict[str, list[int]] = {}
-        """By digest, what the next plan copies, and where."""
+        """By digest, the blocks that the next plan copies it into."""
         self._known: dict[str, _Known] = {}
-        """By digest, the one used last behind."""
+        """By digest, most recently used last."""
         self._reading: dict[str, _Reading] = {}
         """By digest."""
         if capacity:
@@ -69,17 +70,16 @@ class Adapters:
     # -- what there is -------------------------------------------------------------------------------------------------
     @property
     def resident(self) -> list[tuple[str, list[int]]]:
-        """All that are on the device, the one used last behind: the name that each was first asked for by, and its
-        blocks."""
+        """All on the device, most recently used last: the name under which each was first requested, and its blocks."""
         return [(each.name, each.pages) for each in self._known.values() if each.pages is not None]
 
     @property
     def num_held(self) -> int:
-        """Blocks of those that sequences have."""
+        """Blocks of the adapters that sequences use."""
         return sum(each.num_blocks for each in self._known.values() if each.num_sequences)
 
     def held_blocks(self) -> list[int]:
-        """These blocks."""
+        """The blocks of the adapters that sequences use."""
         return [block for each in self._known.values() if each.num_sequences for block in each.pages or ()]
 
     def is_known(self, digest: str) -> bool:
@@ -87,7 +87,7 @@ class Adapters:
         return digest in self._known
 
     def is_read(self, digest: str) -> bool:
-        """Whether it will be known, or the executor will say why not."""
+        """Whether it is being read: the executor will report it, or an error."""
         return digest in self._reading
 
     def may_run(self, digest: str) -> bool:
@@ -96,18 +96,18 @@ class Adapters:
         return known is not None and (known.num_sequences > 0 or self.num_in_use < self.capacity)
 
     def num_blocks(self, digest: str) -> int:
-        """The blocks that it takes, 0 as long as that is not known."""
+        """The number of blocks that it takes; 0 while that is unknown."""
         known = self._known.get(digest)
         return 0 if known is None else known.num_blocks
 
     def num_needed(self, digest: str) -> int:
-        """The free blocks that it takes if a sequence gets a slot with it."""
+        """The number of free blocks that it takes when a sequence with it gets a slot."""
         known = self._known.get(digest)
         return 0 if known is None or known.num_sequences else known.num_blocks
 
-    # -- who has which -------------------------------------------------------------------------------------------------
+    # -- use -----------------------------------------------------------------------------------------------------------
     def use(self, digest: str) -> None:
-        """A sequence with it gets a slot. There are as many free blocks as it needs."""
+        """A sequence with it gets a slot. :meth:`num_needed` blocks are free."""
         known = self._known[digest] = self._known.pop(digest)
         if not known.num_sequences:
             self.num_in_use += 1
@@ -127,8 +127,8 @@ class Adapters:
             self._pool.release(reversed(known.pages or ()))
 
     def want(self, adapter: AdapterSource, kept: Collection[str] = ()) -> bool:
-        """Have the next plan load an adapter, in place of one that no sequence has, nor is ``kept``, if need be. False:
-        there is none."""
+        """Have the next plan load an adapter, if necessary in place of one that is neither used nor ``kept``. False if
+        there is no such adapter."""
         if len(self._known) + len(self._reading) >= self.most:
             idle = (digest for digest, each in self._known.items() if not each.num_sequences and digest not in kept)
             digest = next(idle, None)
@@ -146,14 +146,14 @@ class Adapters:
             self._index.insert(key, block)
 
     def _lose(self, digest: str) -> None:
-        """One that no sequence has is not on the device any more."""
+        """An unused adapter is not on the device any more."""
         known = self._known[digest]
         self._index.forget(known.pages or ())
         known.pages = None
         self._placed.pop(digest, None)
 
     def list_again(self) -> None:
-        """The index was emptied: those without sequences are gone, and the others stay where they are."""
+        """List the used adapters again after the index was emptied; the others have lost their blocks."""
         for digest, known in self._known.items():
             if known.pages is not None and known.num_sequences:
                 self._list(digest, known.pages)
@@ -161,14 +161,14 @@ class Adapters:
                 known.pages = None
                 self._placed.pop(digest, None)
 
-    # -- what plans say, and are answered ------------------------------------------------------------------------------
+    # -- plans and reports ---------------------------------------------------------------------------------------------
     @property
     def has_news(self) -> bool:
-        """Whether the next plan has anything to say."""
+        """Whether the next plan has anything to say about adapters."""
         return bool(self.loaded or self.dropped or self._placed)
 
     def columns(self) -> dict[str, Any]:
-        """The fields of :class:`StepPlan` that say what the next plan has to."""
+        """The fields of the next :class:`StepPlan` about adapters."""
         if not self.has_news:
             return {}
         placed = tuple(AdapterPlaced(digest=each, num_blocks=len(pages)) for each, pages in self._placed.items())
@@ -180,13 +180,14 @@ class Adapters:
         }
 
     def planned(self, step: int) -> None:
-        """This plan says what was to be said."""
+        """This plan carries the fields of :meth:`columns`."""
         for adapter in self.loaded:
             self._reading[adapter.digest].step = step
         self.loaded, self.dropped, self._placed = [], [], {}
 
     def take(self, read: AdapterRead) -> str:
-        """What a rank says of an adapter. Once all have: the error of the first that has one, or none."""
+        """Apply a rank's report. Returns the error of the first rank that has one, once all have reported; otherwise
+        ""."""
         reading = self._reading.get(read.digest)
         if reading is None or reading.step != read.step:
             return ""

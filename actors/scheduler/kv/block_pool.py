@@ -34,10 +34,10 @@ class BlockPool:
         self._end = num_blocks  # the sentinel: its next is the head, its previous the tail
         self._counts = array("i", bytes(4 * num_blocks))
         self._used = array("i", bytes(4 * num_blocks))
-        """By block, the last plan that may use it for whom it had before."""
+        """By block, the last plan that may use it for its former owner."""
         self._next = array("i", [*range(1, num_blocks + 1), 0])
         self._prev = array("i", [num_blocks, *range(num_blocks)])
-        # The same memory for many blocks at a time, without a line of Python for each.
+        # The same memory as arrays, to handle many blocks at a time without a Python loop.
         self._all_counts, self._all_used, self._all_next, self._all_prev = (
             np.frombuffer(each, np.int32) for each in (self._counts, self._used, self._next, self._prev)
         )
@@ -77,8 +77,8 @@ class BlockPool:
         return blocks
 
     def _first(self, count: int) -> list[int]:
-        """The first ``count`` free blocks. Where many lie side by side, as those that one sequence had, this takes no
-        line of Python for each."""
+        """The first ``count`` free blocks. Runs of adjacent blocks, as one sequence leaves them, take no Python
+        loop."""
         following = self._next
         blocks: list[int] = []
         block = following[self._end]
@@ -94,8 +94,8 @@ class BlockPool:
         return blocks
 
     def _side_by_side(self, block: int, most: int) -> range:
-        """Free blocks from this one on, at most so many, of which each lies beside the one before it: all in front of
-        it, or all behind."""
+        """A run of at most ``most`` free blocks from this one on, in which each block's number is one more than the one
+        before, or in which each is one less."""
         by = -1 if self._next[block] < block else 1
         most = min(most, self.num_blocks - block if by > 0 else block + 1)
         span = self._all_next[block : block + most] if by > 0 else self._all_next[block - most + 1 : block + 1][::-1]
@@ -103,7 +103,7 @@ class BlockPool:
         return range(block, block + by * (int(ends[0]) + 1 if len(ends) else most), by)
 
     def _lose(self, block: int, content: bytes) -> None:
-        """Tell whom it concerns that a free block is given away."""
+        """Report that a listed free block is reallocated."""
         if self._on_lost is not None and (digest := adapter_of(content)) is not None:
             self._on_lost(digest)
         elif self.on_evict is not None:
@@ -128,8 +128,8 @@ class BlockPool:
             following[before], prev[after] = after, before
 
     def _runs(self, blocks: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """The first and the last of the free blocks that lie together, each before the one that is given before it, as
-        those that a sequence has released."""
+        """The first and last block of each run in ``blocks`` whose members precede each other in the free list, last
+        block first, as a sequence releases them."""
         apart = np.ones(len(blocks) + 1, np.bool_)
         apart[1:-1] = self._all_next[blocks[1:]] != blocks[:-1]
         return blocks[apart[:-1]].tolist(), blocks[apart[1:]].tolist()
@@ -162,7 +162,7 @@ class BlockPool:
         self._link(self._prev[self._end], freed, self._end)
 
     def _release_many(self, blocks: NDArray[np.intp]) -> None:
-        """:meth:`release`, without a line of Python for each."""
+        """:meth:`release` as array operations."""
         counts = self._all_counts[blocks]
         if np.count_nonzero(counts) < len(counts):
             raise ValueError(f"of the blocks {blocks.tolist()} one is released but nobody holds it")
@@ -183,17 +183,17 @@ class BlockPool:
         self.num_free += len(blocks)
 
     def _link_many(self, before: int, blocks: NDArray[np.intp], after: int) -> None:
-        """The same."""
+        """:meth:`_link` as array operations."""
         chain = np.concatenate(((before,), blocks, (after,)))
         self._all_next[chain[:-1]], self._all_prev[chain[1:]] = chain[1:], chain[:-1]
         self.num_free += len(blocks)
 
     def use_next(self, block: int) -> None:
-        """The next plan reads a block, whoever has it by then."""
+        """Note that the next plan reads a block, whoever owns it by then."""
         self._used[block] = self._index.step + 1
 
     def last_used(self, blocks: Sequence[int]) -> int:
-        """The last plan that may use any of these blocks for whom they had before."""
+        """The last plan that may use any of these blocks for a former owner."""
         return int(self._all_used[as_rows(blocks)].max())
 
     def num_unheld(self, blocks: Sequence[int]) -> int:

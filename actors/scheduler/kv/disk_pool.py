@@ -1,7 +1,7 @@
 """The disk tier's blocks of one replica: which contents its executor has as files.
 
-A content is written, then stored, and the one used longest ago makes room for another. What the scheduler believes may
-be wrong: a read of what is not there fails, and is forgotten.
+A content is written, then stored. The least recently used one makes room for another. The scheduler's record may be
+wrong: a read of a content that is not there fails, and the content is forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 def name_of(content: bytes) -> str:
-    """What executors call a content."""
+    """The name of a content in messages and files."""
     return content.hex()
 
 
@@ -21,7 +21,7 @@ class DiskPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.stored: OrderedDict[bytes, None] = OrderedDict()
-        """The one used longest ago first."""
+        """Least recently used first."""
         self._written: set[bytes] = set()
 
     def __contains__(self, content: bytes) -> bool:
@@ -34,7 +34,7 @@ class DiskPool:
         return (len(self.stored) + len(self._written)) / self.num_blocks if self.num_blocks else 0.0
 
     def begin(self, content: bytes, kept: Iterable[bytes]) -> list[bytes] | None:
-        """Write a content that is not there. Returns what has to be deleted for it, none of ``kept``; None if there is
+        """Write a content that is not there. Returns the contents to delete for it, none of ``kept``; None if there is
         no room."""
         dropped = []
         if len(self.stored) + len(self._written) >= self.num_blocks:
@@ -55,7 +55,7 @@ class DiskPool:
             self.num_blocks = min(self.num_blocks, len(self.stored) + len(self._written))
 
     def found(self, contents: Iterable[bytes]) -> list[bytes]:
-        """The executor has these. Returns those for which there is no room."""
+        """Note contents that the executor has found. Returns those for which there is no room."""
         dropped = []
         for content in contents:
             if content in self:
@@ -67,15 +67,15 @@ class DiskPool:
         return dropped
 
     def touch(self, content: bytes) -> None:
-        """A content is used."""
+        """Mark a content as used."""
         self.stored.move_to_end(content)
 
     def forget(self, content: bytes) -> None:
-        """A content is not there any more."""
+        """Forget a content that is not there any more."""
         self.stored.pop(content, None)
 
     def clear(self) -> None:
-        """Nothing is there any more but what is being written."""
+        """Forget everything but what is being written."""
         self.stored.clear()
 
     def check_integrity(self) -> None:

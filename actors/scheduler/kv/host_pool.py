@@ -105,7 +105,7 @@ class HostPool:
             self._cached.move_to_end(block)
 
     def expend(self, block: int) -> None:
-        """Let a listed block be dropped next, if it is only cached: others have its content."""
+        """Let a listed block be dropped next, if it is only cached: its content is also elsewhere."""
         if block in self._cached:
             self._cached.move_to_end(block, last=False)
 

@@ -17,38 +17,38 @@ from numpy.typing import NDArray
 from pagebus.actors.model.window import EVERYTHING, Window
 
 MANY = 64
-"""Blocks, from which on arrays are quicker than a loop."""
+"""The number of blocks above which arrays are quicker than a loop."""
 
 LEAST_RUNS = 64
-"""Of which is remembered where they were, before it is asked whether they are still there."""
+"""Runs that are remembered before outdated ones are dropped."""
 
 _SUFFIXES = tuple(bytes((number,)) for number in range(256))
 
 
 def page_keys(block_hash: bytes, count: int) -> list[bytes]:
-    """What the pages of a block's layers with windows are listed under, where others have none: the block's hash is the
-    content of its page of these."""
+    """The keys of a block's pages of layers with windows, if others have none. The page of those others is listed under
+    the block's hash itself."""
     return [block_hash + suffix for suffix in _SUFFIXES[:count]]
 
 
 _ADAPTER = b"adapter "
-"""What no hash begins with: those have 16 bytes, or 17, of any values."""
+"""The prefix of adapters' keys. They are longer than hashes, which have 16 bytes, or 17 for pages."""
 
 
 def adapter_keys(digest: str, count: int) -> list[bytes]:
-    """What the blocks of an adapter are listed under."""
+    """The keys of an adapter's blocks."""
     return [b"%s%s %d" % (_ADAPTER, digest.encode(), page) for page in range(count)]
 
 
 def adapter_of(content: bytes) -> str | None:
-    """The digest of the adapter that a listed block is a part of; None: it holds keys and values."""
+    """The digest of the adapter that a listed block belongs to; None: it holds keys and values."""
     if len(content) <= 17 or not content.startswith(_ADAPTER):
         return None
     return content[len(_ADAPTER) :].rpartition(b" ")[0].decode()
 
 
 def leading(find: Callable[[bytes], int | None], contents: Iterable[bytes]) -> list[int]:
-    """What is found for the first contents, up to one for which nothing is."""
+    """The blocks of the first contents, up to one that is not found."""
     found: list[int] = []
     for content in contents:
         block = find(content)
@@ -59,15 +59,15 @@ def leading(find: Callable[[bytes], int | None], contents: Iterable[bytes]) -> l
 
 
 def as_rows(blocks: Sequence[int]) -> NDArray[np.intp]:
-    """Many blocks, to look them up in arrays."""
-    return np.frombuffer(array("L", blocks), np.intp)  # a third of the time that numpy takes for a list
+    """Block numbers as an index into arrays, in a third of the time that ``np.array`` takes for a list."""
+    return np.frombuffer(array("L", blocks), np.intp)
 
 
 class PrefixIndex:
     """A one-to-one map between hashes and blocks.
 
-    A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block, and 4
-    for the plan that brought it.
+    A full cache holds millions of entries, so the map from a block back to its hash is a list: 8 bytes per block, plus
+    4 for the plan that brought its content.
 
     The first block of a sequence is an *anchor*. With a window, so is one of each run as long as a match. Every match
     has an anchor.
@@ -76,13 +76,13 @@ class PrefixIndex:
     def __init__(self, window: Window = EVERYTHING) -> None:
         self._blocks: dict[bytes, int] = {}
         self._later: list[tuple[Sequence[bytes], list[int]]] = []
-        """Blocks that hold these contents, which are not in the map yet."""
+        """Hashes, and the blocks that hold them, that are not in the map yet."""
         self.new_anchors: list[bytes] = []
         """Hashes of anchors listed since the last reader took them."""
         self._anchor_every = window.num_matched
         self._runs: dict[bytes, list[int]] = {}
-        """By the first of many contents, the blocks that held these when they were last listed or found. Most are still
-        there; who looks here checks it."""
+        """By first hash, the blocks of a long prefix when it was last listed or found. Most are still there; readers
+        check it."""
         self._most_runs = LEAST_RUNS
         self._hashes: list[bytes | None] = []
         """By block, as far as blocks have been listed."""
@@ -107,7 +107,7 @@ class PrefixIndex:
 
     @property
     def num_runs(self) -> int:
-        """Of how many prefixes it is remembered where they were."""
+        """How many long prefixes are remembered."""
         return len(self._runs)
 
     @property
@@ -134,8 +134,8 @@ class PrefixIndex:
         return found
 
     def _guess(self, wanted: list[bytes]) -> list[int]:
-        """The first of :meth:`match`, as far as they are where contents that begin alike were last seen. To check that
-        is several times faster than to look each up, which memory has to be waited for."""
+        """The first blocks of :meth:`match`, as far as they are still where a prefix with the same first block was last
+        seen. Checking that is several times faster than looking each hash up, which waits for memory."""
         run = self._runs.get(wanted[0], [])[: len(wanted)]
         contents = list(map(self._hashes.__getitem__, run))
         if contents != wanted[: len(run)]:
@@ -143,7 +143,7 @@ class PrefixIndex:
         return run
 
     def _note_run(self, contents: Sequence[bytes], blocks: list[int]) -> None:
-        """These blocks hold a sequence's first contents, as far as they are listed."""
+        """Remember the blocks of a sequence's first contents."""
         if len(self._runs) >= self._most_runs:
             self._runs = {first: run for first, run in self._runs.items() if self.find(first) is not None}
             self._most_runs = max(LEAST_RUNS, 2 * len(self._runs))
@@ -162,8 +162,8 @@ class PrefixIndex:
         return True
 
     def insert_new(self, hashes: Sequence[bytes], blocks: list[int], step: int | None = None) -> None:
-        """:meth:`insert` all of them, many at a time; quicker if none of the blocks is listed yet. What takes longest
-        is left to :meth:`settle`: until then only a prefix of all of them is found as quickly as later."""
+        """:meth:`insert` many at a time; quicker if none of the blocks is listed yet. The slowest part is left to
+        :meth:`settle`. Until then, only a match of them from the first one on is as quick as later."""
         rows = as_rows(blocks)
         if not len(rows):
             return
@@ -185,7 +185,7 @@ class PrefixIndex:
             self._note_run(hashes, blocks)
 
     def settle(self) -> None:
-        """List what :meth:`insert_new` has left. Of contents that were listed before, the other block stays."""
+        """Finish what :meth:`insert_new` has left. A content that was listed before keeps its other block."""
         while self._later:
             hashes, blocks = self._later.pop(0)
             if list(map(self._hashes.__getitem__, blocks)) != hashes:  # some are forgotten already
@@ -197,7 +197,7 @@ class PrefixIndex:
                     self._hashes[block], self._steps[block] = None, -1
 
     def _reach(self, block: int) -> None:
-        """Have room for this block."""
+        """Make the lists long enough for this block."""
         missing = block + 1 - len(self._hashes)
         if missing > 0:
             missing = max(missing, len(self._hashes) // 8)
@@ -267,7 +267,7 @@ class PrefixIndex:
         return listed
 
     def newest_step(self, blocks: Sequence[int]) -> int:
-        """The plan up to which all must have been carried out for listed blocks to have their contents."""
+        """The plan after which all these listed blocks have their contents."""
         return int(self._all_steps[as_rows(blocks)].max())
 
     def forget(self, blocks: Sequence[int]) -> list[tuple[int, bytes]]:

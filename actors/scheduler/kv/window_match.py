@@ -1,6 +1,6 @@
-"""Finds the longest prefix of which at least the last window is cached: no query behind it sees more.
+"""Finds the longest prefix of which at least the last window is cached: later queries see no more.
 
-Where only some layers have a window, all pages of the others have to be there, and the last window's of these.
+If only some layers have a window, all pages of the others must be there, and those of the last window of these.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Match(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """Of the whole prefix, each in one page."""
+        """Blocks of the whole prefix, if each is one page."""
         return self.first + len(self.cached) + len(self.hosts)
 
     def cut(self, num_blocks: int) -> Match:
-        """The same up to a block that it reaches, each in one page."""
+        """The match shortened to this many blocks of the prefix, if each is one page."""
         count = max(0, num_blocks - self.first)
         return Match(self.first, self.cached[:count], self.hosts[: max(0, count - len(self.cached))])
 
@@ -38,8 +38,8 @@ def match_window(
     """The match with the most blocks, ``limit`` at most, of prefixes whose last ``num_matched`` blocks (or all) can be
     found. Takes at most about two lookups per block, and few where nothing is cached.
 
-    Each block that is missing ends all matches behind it, so the next try ends there. With ``windowed_pages`` it is so
-    many pages for each block that are found, by their own keys.
+    A missing block rules out all matches that contain it, so the next try ends there. With ``windowed_pages``, that
+    many pages of each block are looked up, by their own keys.
     """
     end = min(limit, len(hashes))
     while end > 0:

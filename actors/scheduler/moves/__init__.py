@@ -1,1 +1,1 @@
-"""Blocks that move between replicas: who lends which to whom, and what becomes of it."""
+"""Blocks that move between replicas: links, pulls, and replicas that leave."""

@@ -1,4 +1,4 @@
-"""Replicas whose executors drain: their sequences go on elsewhere, with blocks that are pulled from them meanwhile."""
+"""Replicas whose executors drain: their sequences continue elsewhere, and pull their blocks meanwhile."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Leaving:
         self._moved.pop(name, None)
 
     def ready(self, replicas: dict[str, Replica], pulls: Pulls) -> list[Replica]:
-        """The replicas whose executors may end, which are forgotten here: nothing of theirs is in flight, nobody pulls
-        from them, and nobody will who could."""
+        """The replicas whose executors may end, which are then forgotten here: they have no steps in flight, no pull
+        reads from them, and no sequence that left them still waits for a slot from which it could pull."""
         found = []
         for name in list(self._moved):
             replica = replicas[name]

@@ -14,11 +14,10 @@ from pagebus.bus.messages import PullReport
 class Pull:
     """``contents`` that a target pulls from a lender's ``sources`` into its ``blocks``: parts of one loan, or of
     several that were made at about the same time. ``hosts``: the sources are blocks of the lender's host tier.
-    ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once that is lost. ``step``: the lender's
-    last one that may write the blocks. ``probes``: it is to tell the link's rate. ``is_void``: the contents are not
-    wanted any more, or not to be trusted. ``is_over``: its blocks are there; they are still held.
-    ``is_promised``: every plan from now on finds them there, but they are still read. ``told``: what the target's ranks
-    have said of it."""
+    ``anchors`` and ``num_tokens`` are those of the loans. ``lender`` is None once it is lost. ``step``: the lender's
+    last step that may write the sources. ``probes``: it measures the link's rate. ``is_void``: the contents are not
+    wanted any more, or cannot be trusted. ``is_over``: its blocks are there, and still held. ``is_promised``: plans may
+    use its blocks, while the sources are still being read. ``told``: the reports of the target's ranks."""
 
     number: int
     lender: Replica | None
@@ -40,7 +39,7 @@ class Pull:
     told: dict[int, PullReport] = field(default_factory=dict)
 
     def add(self, part: Part, blocks: list[int], step: int, *, probes: bool) -> None:
-        """Bring what is lent into these blocks, too; the lender's ``step`` is the last that may write it."""
+        """Also pull a part of a loan into these blocks; the lender's ``step`` is the last that may write the part."""
         self.step = max(self.step, step)
         self.probes |= probes
         self.contents += part.contents
@@ -51,12 +50,12 @@ class Pull:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the lender's blocks hold what is to be pulled."""
+        """Whether the lender's blocks hold the contents already."""
         lender = self.lender
         return lender is not None and (lender.has_copied if self.hosts else lender.has_landed)(self.step)
 
     def since(self, now_s: float) -> float:
-        """When it was first asked about."""
+        """The time of the first call."""
         self.since_s = now_s if self.since_s is None else self.since_s
         return self.since_s
 
@@ -65,11 +64,11 @@ class Pull:
         self.is_ordered = True
 
     def promise(self) -> None:
-        """Every plan from now on finds its blocks there."""
+        """Plans from now on may use its blocks."""
         self.is_promised = True
 
     def void(self) -> None:
-        """Nobody waits for it any more."""
+        """No sequence waits for it any more."""
         self.is_void = True
 
     def end(self) -> None:
@@ -77,5 +76,5 @@ class Pull:
         self.is_over = True
 
     def lose_lender(self) -> None:
-        """It holds nothing of the lender's any more."""
+        """It holds no blocks of the lender any more."""
         self.lender = None

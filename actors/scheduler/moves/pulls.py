@@ -1,16 +1,16 @@
 """Pulls: blocks of one replica's cache that are copied into another's.
 
-A pull holds its blocks on both sides: the lender's cannot be given away while they are read, nor the target's while
-they are written. It is ordered once the lender's steps that compute them have landed. Once the target's executor says
-that they are there, they are cached blocks like any others. Whatever goes wrong costs speed only: what was not pulled
+A pull holds its blocks on both sides: the lender's cannot be reallocated while they are read, nor the target's while
+they are written. It is ordered once the results of the lender's steps that compute them have arrived. Once the target's
+executor reports them as there, they are cached blocks like any others. A failure only costs time: what was not pulled
 is computed, and nothing that a failed pull has written can be found.
 
-A lender's blocks may be those of its host tier. If others of its host can read that, theirs together are the host's:
-what one keeps the others need not, and a prefix may lie in several of them, the target's own among them. So a loan may
-take several pulls.
+A lender's blocks may be those of its host tier. If the executors of a host can read each other's host tiers, these
+serve the whole host: what one keeps the others need not keep, and a prefix may be spread over several of them, the
+target's own included. So a loan may take several pulls.
 
-A sequence that wants the blocks waits in the queue, without a slot, as it would for a disk. It waits once until it has
-a slot, not counting pulls that only told how fast a link is.
+A sequence that wants the blocks waits in the queue, without a slot, as it would for a disk. It waits only once for each
+time it gets a slot, not counting pulls that only measure a link.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from pagebus.actors.scheduler.replica.moves.loan import Loan, Part
 from pagebus.actors.scheduler.replica.replica import Replica
 from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import PullReport
-from pagebus.bus.messages.moves import PATIENCE_S, together
+from pagebus.bus.messages.moves import PATIENCE_S, combine_reports
 
 SHARE = 0.5
-"""Of a replica's blocks that pulls may hold."""
+"""The share of a replica's blocks that pulls may hold."""
 MOST_PROBES = 64
-"""Of which is known that they were no more than that."""
+"""The most recent probes that are remembered as such."""
 MOST_BYTES = 1 << 29
-"""A pull takes up no further loan that would make it larger. Many small pulls cost a report each; from a large one all
-get their blocks at its end."""
+"""The size up to which loans join a pull. Many small pulls cost a report each; in a large one, all wait for its end."""
 
 FIRST_PULLS = 4
-"""So many full ones go out together before others are chosen. As their plan takes a place in the pipeline, the rest
-may have to wait for a step: those of sequences that leave a prefill replica together should not."""
+"""The number of full pulls that are ordered together before more sequences are admitted. Their plan takes a place in
+the pipeline, so later ones may wait for a step. Sequences that leave a prefill replica together should not."""
 
 
 Side = tuple[str, bool]
-"""A replica's blocks, or those of its host tier."""
+"""(name of a replica, whether its host tier is meant)."""
 
 
 @dataclass(slots=True)
@@ -56,32 +55,32 @@ class Pulls:
     _links: dict[tuple[str, str, bool], Link] = field(default_factory=dict)
     """By the address of the lender, target, and whether it leads to the host tier of a neighbour."""
     _bringing: dict[str, dict[bytes, int]] = field(default_factory=dict)
-    """By target: contents and the numbers of the pulls that bring them, as far as they were looked up."""
+    """By target: contents and the numbers of the pulls that bring them, without those in ``_unread``."""
     _unread: dict[str, list[tuple[int, list[bytes]]]] = field(default_factory=dict)
-    """By target: the others, pull by pull. Where nobody else asks, they are never looked up."""
+    """By target: (number, contents) of pulls that are not in ``_bringing`` yet. The first lookup adds them."""
     _probes: deque[int] = field(default_factory=lambda: deque(maxlen=MOST_PROBES))
-    """Those that told a link's rate, of late."""
+    """Recent pulls that measured a link."""
     _held: Counter[Side] = field(default_factory=Counter)
-    """Blocks that pulls hold, once for each pull."""
+    """The number of blocks that pulls hold, once for each pull."""
     _over: list[Pull] = field(default_factory=list)
     _last: int = 0
     num_full: int = 0
-    """Pulls so far that are as large as they are to be: another loan like the last would make another pull."""
+    """The number of full pulls so far: another loan like the last one would not have joined them."""
 
     def __len__(self) -> int:
         return len(self._live)
 
-    # -- for whoever seeks a loan ---------------------------------------------------------------------------------
+    # -- for those who seek a loan ------------------------------------------------------------------------------------
     def can_lend(self, lender: Replica, target: Replica, *, hosts: bool = False) -> bool:
-        """Whether blocks may be pulled from one, or from its host tier, by the other."""
+        """Whether the target may pull blocks from the lender, or with ``hosts`` from its host tier."""
         alike = bool(lender.kv_kind) and lender.kv_kind == target.kv_kind
         if not alike or target.suspended or not (lender.kv_host if hosts else lender is not target):
             return False
         return not self.link(lender, target, hosts=hosts).is_broken
 
     def link(self, lender: Replica, target: Replica, *, hosts: bool = False) -> Link:
-        """The way from one to the other. Where both are on one host, another leads to the lender's host tier: it is as
-        fast as that to one's own until pulls show how fast it is. Over a network it is the same."""
+        """The link from one to the other. On one host, the lender's host tier has a link of its own, which is taken to
+        be as fast as the target's own host tier until pulls have measured it. Over a network, both share a link."""
         near = hosts and lender.kv_host == target.kv_host
         key = lender.kv_address, target.name, near
         if key not in self._links:
@@ -91,12 +90,12 @@ class Pulls:
         return self._links[key]
 
     def room(self, lender: Replica, target: Replica) -> int:
-        """How many more blocks pulls may hold, of one device for another."""
+        """How many more blocks pulls from one device to the other may hold."""
         left = min(target.pool.num_free, self._room(target, hosts=False))
         return min(left, self._room(lender, hosts=False))
 
     def fits(self, loan: Loan, target: Replica, replicas: Callable[[str], Replica]) -> bool:
-        """Whether pulls may hold its blocks, too."""
+        """Whether pulls may also hold the blocks of this loan."""
         left = min(target.pool.num_free, self._room(target, hosts=False))
         parts = ((self._room(replicas(part.lender), hosts=part.hosts), len(part.blocks)) for part in loan.parts)
         return loan.num_blocks <= left and all(count <= room for room, count in parts)
@@ -106,8 +105,8 @@ class Pulls:
         return int(SHARE * pool.num_blocks) - self._held[replica.name, hosts]
 
     def keeps_elsewhere(self, target: Replica, neighbours: Iterable[Replica], content: bytes) -> bool:
-        """Whether a neighbour's host tier has a content, and the target would pull it from there rather than compute
-        it. It is used there, then."""
+        """Whether a neighbour's host tier has a content, and pulling it from there is faster than computing it. If so,
+        it is marked as used there."""
         for each in neighbours:
             host = each.host_tier.pool.index.find(content)
             if host is None or each.suspended or not self.can_lend(each, target, hosts=True):
@@ -118,7 +117,7 @@ class Pulls:
         return False
 
     def bringing(self, target: Replica, contents: Iterable[bytes]) -> dict[bytes, int]:
-        """Those of the contents that a pull brings to the target, with its number."""
+        """The contents that pulls are bringing to the target, each with the number of its pull."""
         known = self._brought_to(target.name)
         return {content: known[content] for content in contents if content in known} if known else {}
 
@@ -129,11 +128,11 @@ class Pulls:
         return known
 
     def over(self, link: Link) -> tuple[int, ...]:
-        """Those that come over a link."""
+        """The numbers of pulls over a link."""
         return tuple(pull.number for pull in self._live.values() if pull.link is link and not pull.is_void)
 
     def links_of(self, numbers: Iterable[int]) -> list[Link]:
-        """Those over which pulls come."""
+        """The links of these pulls."""
         return [self._live[number].link for number in numbers]
 
     def may_wait(self, sequence: Sequence) -> bool:
@@ -144,8 +143,8 @@ class Pulls:
     def begin(
         self, target: Replica, loan: Loan, kept: list[int], replicas: Callable[[str], Replica]
     ) -> tuple[int, ...]:
-        """Pull what is lent, in which the target has ``kept`` blocks. Returns the numbers of all pulls that bring a
-        part of it."""
+        """Begin the pulls of a loan; the target keeps its ``kept`` blocks of the same prefix meanwhile. Returns the
+        numbers of all pulls that bring a part of the loan."""
         parts = [(part, replicas(part.lender)) for part in loan.parts if part.blocks]
         target.pool.retain(kept)
         for part, lender in parts:
@@ -168,8 +167,8 @@ class Pulls:
         return pull.number
 
     def _gathering(self, part: Part, lender: Replica, target: Replica, step: int) -> Pull:
-        """A pull that the blocks, which the lender's ``step`` computes, can join: the newest one, or another. None
-        waits for a later step because of those that join it."""
+        """A pull that blocks computed by the lender's ``step`` can join: the newest one, or a new one. Joining never
+        makes a pull wait for a later step."""
         pull, wanted = self._live.get(self._last), (lender, target, part.hosts)
         if pull is not None and not (pull.is_ordered or pull.is_void):
             fits = (len(pull.blocks) + len(part.blocks)) * target.block_bytes <= MOST_BYTES
@@ -183,24 +182,24 @@ class Pulls:
         return pull
 
     def is_pulling(self, sequence: Sequence) -> bool:
-        """Whether something that is pulled for the sequence is not there yet, and still expected."""
+        """Whether a pull for the sequence is still expected."""
         return any((pull := self._live.get(number)) and not pull.is_void for number in sequence.pulls or ())
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody may wait for a pull."""
+        """Whether a sequence may be waiting for a pull."""
         return any(not pull.is_void for pull in self._live.values())
 
     def give_up(self, now_s: float) -> None:
-        """Nobody waits any more for what was begun too long ago."""
+        """Void pulls that began too long ago, so that no sequence waits for them any more."""
         for pull in self._live.values():
             if now_s - pull.since(now_s) > PATIENCE_S and not pull.is_void:
                 self._void(pull)
                 pull.link.ended(len(pull.blocks), there=False, bytes_per_s=0.0)
 
     def order(self) -> list[Replica]:
-        """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these
-        targets, and lenders that are to say by a plan whether what they load is there."""
+        """Let the next plans of their targets carry the pulls whose blocks have been computed. Returns these targets,
+        and lenders that need a plan whose result says whether their loads are done."""
         ordered = []
         for pull in self._live.values():
             lender = pull.lender
@@ -220,14 +219,14 @@ class Pulls:
         return ordered
 
     def take(self, report: PullReport, target: Replica) -> list[int]:
-        """Apply a report of this target's executor. Returns the blocks that hold now what was wanted: none as long as
-        one of its ranks has not said that its part is there."""
+        """Apply a report of this target's executor. Returns the blocks that now hold their contents: none until all of
+        its ranks have reported their parts as there."""
         pull = self._live.get(report.pull)
         if pull is None or pull.target is not target or not pull.is_ordered or pull.is_over:
             return []
         if report.promised:
             return self._promised(pull)
-        if (said := together(pull.told, report)) is None:
+        if (said := combine_reports(pull.told, report)) is None:
             return []
         count, there, is_awaited = len(pull.blocks), said.there, not pull.is_void
         if is_awaited or pull.is_promised:
@@ -235,7 +234,7 @@ class Pulls:
         if not there:
             target.moves.failed(count)
             if pull.is_promised:
-                target.index.forget(pull.blocks)  # it will end, as it has computed with them
+                target.index.forget(pull.blocks)  # the executor ends, because it has computed with them
         if there and is_awaited:
             self._land(pull)
         if there and is_awaited and not pull.hosts and all(each.has_spare for each in (target, pull.lender) if each):
@@ -247,7 +246,7 @@ class Pulls:
         return pull.blocks if there and is_awaited else []
 
     def _promised(self, pull: Pull) -> list[int]:
-        """What a pull brings is there for every plan from now on. Both sides hold the blocks until it is over."""
+        """Plans from now on may use the blocks of a pull. Both sides hold them until it is over."""
         if pull.is_void or pull.is_promised:
             return []
         pull.promise()
@@ -256,7 +255,7 @@ class Pulls:
         return pull.blocks
 
     def _land(self, pull: Pull, later: int = 0) -> None:
-        """The target has what was wanted, once so many more plans have been carried out."""
+        """List the contents of a pull: the target has them once ``later`` more plans have been executed."""
         target, count = pull.target, len(pull.blocks)
         target.moves.pulled(count, pull.num_tokens, hosts=pull.hosts)
         self._probes += [pull.number] if pull.probes else []
@@ -266,7 +265,7 @@ class Pulls:
             pull.lender.moves.lent(count)
 
     def settle(self) -> list[Replica]:
-        """Give back what pulls hold whose blocks are there, and list these: what the next plan need not wait for.
+        """Release the blocks of pulls that are over, and finish their listing, which the next plan need not wait for.
         Returns the replicas that have got blocks back."""
         changed: list[Replica] = []
         while self._over:
@@ -278,7 +277,7 @@ class Pulls:
         return changed
 
     def _drop(self, pull: Pull) -> None:
-        """Give back what a pull holds on both sides."""
+        """Release the blocks of a pull on both sides, and forget it."""
         self._void(pull)
         pull.target.pool.release(reversed(pull.blocks))
         self._held[pull.target.name, False] -= len(pull.blocks)
@@ -292,7 +291,7 @@ class Pulls:
             pull.lose_lender()
 
     def _void(self, pull: Pull) -> None:
-        """Nobody waits any more for what a pull brings."""
+        """Mark a pull as unwanted: no sequence waits for it any more."""
         if pull.is_void:
             return
         pull.void()
@@ -305,16 +304,16 @@ class Pulls:
         for content in pull.contents:
             del known[content]
 
-    # -- what replicas do ---------------------------------------------------------------------------------------------
+    # -- changes of replicas ------------------------------------------------------------------------------------------
     def suspend(self, target: Replica) -> None:
-        """The target gets no more plans: what none has ordered never begins."""
+        """The target gets no more plans: drop the pulls that no plan has ordered."""
         unsaid = target.builder.drop_pulls()
         for pull in [each for each in self._live.values() if each.target is target]:
             if not pull.is_ordered or pull.number in unsaid:
                 self._drop(pull)
 
     def lose(self, replica: Replica) -> None:
-        """A replica is gone: nothing more becomes of its pulls, and nobody knows what others pull from it."""
+        """A replica is gone: drop its pulls, and void those from it, whose contents are uncertain."""
         for pull in list(self._live.values()):
             if pull.target is replica:
                 self._drop(pull)
@@ -327,12 +326,12 @@ class Pulls:
             del self._links[key]
 
     def void_all(self) -> None:
-        """Cached contents are not wanted any more."""
+        """Mark all pulls as unwanted: caches are being emptied."""
         for pull in self._live.values():
             self._void(pull)
 
     def lent(self, replica: Replica) -> bool:
-        """Whether somebody pulls from a replica."""
+        """Whether a pull reads from this replica."""
         return any(pull.lender is replica for pull in self._live.values())
 
     # -- blocks -------------------------------------------------------------------------------------------------------
@@ -345,13 +344,13 @@ class Pulls:
                 yield from pull.sources
 
     def owned_hosts(self, replica: Replica) -> Iterator[int]:
-        """The same of its host tier."""
+        """:meth:`owned`, of its host tier."""
         for pull in self._live.values():
             if pull.lender is replica and pull.hosts:
                 yield from pull.sources
 
     def check_integrity(self) -> None:
-        """What is under way is counted, and found, once.
+        """Pulls under way are counted and found once.
 
         Raises:
             AssertionError: it is not so.

@@ -76,6 +76,8 @@ class Remains:
             BusUnavailable: the next round does the rest.
         """
         for (kind, name), rounds in list(self._gone.items()):
+            if (kind, name) not in self._gone:
+                continue  # it came back while another was looked at
             self._gone[kind, name] = rounds + 1
             if rounds >= VANISH_ROUNDS and (rounds >= UNREAD_ROUNDS or await self._is_read(kind, name)):
                 await self._delete(kind, name)

@@ -75,15 +75,16 @@ class HostTier:
         self._last_load = 0
         """The newest plan that loads something."""
         self.is_asked = False
-        """Whether somebody waits for the executor to say how far copies are."""
+        """Whether a pull waits for the executor to report its finished copies."""
         self._update_demotion()
 
     def tell_demotions(self, tell: Callable[[bytes, int], None]) -> None:
-        """Call ``tell`` with a content and its host block once the device tier gives it away."""
+        """Call ``tell`` with a content and its host block when the device tier evicts it."""
         self._on_demoted = tell
 
     def let_go_first(self, is_elsewhere: Callable[[bytes], bool] | None) -> None:
-        """Give up first what a neighbour's host tier keeps too, as ``is_elsewhere`` says: it is used there."""
+        """Drop contents first that a neighbour's host tier also keeps, as ``is_elsewhere`` says. It then counts as used
+        there."""
         self._is_elsewhere = is_elsewhere
 
     def copied(self, step: int) -> None:
@@ -202,8 +203,8 @@ class HostTier:
         return self.pool.index.match(hashes[start:limit], limit - start)
 
     def _demote(self, block: int, block_hash: bytes) -> None:
-        """Keep a copy of a listed device block without owner that is, or soon will be, given away. Of an adapter's the
-        executor has one."""
+        """Keep a copy of a listed device block without owner that is, or soon will be, reallocated. Adapters' blocks
+        need none, because the executor has the adapter in host memory."""
         if adapter_of(block_hash) is not None:
             return
         host = self.pool.index.find(block_hash)
@@ -218,7 +219,7 @@ class HostTier:
             self._on_demoted(block_hash, host)
 
     def _is_kept_elsewhere(self, content: bytes) -> bool:
-        """A disk tier needs a copy here, for what it writes."""
+        """Whether a neighbour keeps the content. Never so with a disk tier, which writes from a copy here."""
         return self._is_elsewhere is not None and self._on_demoted is None and self._is_elsewhere(content)
 
     def stage(self, block: int, content: bytes) -> int | None:
@@ -232,11 +233,11 @@ class HostTier:
         return host
 
     def has_loaded(self, step: int) -> bool:
-        """Whether all that the plans up to this one load is on the device."""
+        """Whether the loads of all plans up to this one are done."""
         return self.copied_step >= min(step, self._last_load)
 
     def ask(self) -> None:
-        """Ask with the next plan how far copies are."""
+        """Have the next plan's result report the finished copies."""
         self.is_asked = True
 
     def count_lookup(self, num_tokens: int, num_found: int) -> None:

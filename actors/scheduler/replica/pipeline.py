@@ -1,11 +1,11 @@
-"""Pipeline depth: the number of plans that a replica gets before their results are known, and of stages also which rows
-the next of them may have.
+"""Pipeline depth: the number of plans that a replica gets before their results are known. With pipeline stages, also
+the rows that the next plan may have.
 
-Of a pipeline of stages a sequence's next token is computed from its newest, which the first stage has only when the
-step that samples it has passed all stages. So decodes are divided into *lanes*, as many as there are stages: while one
-lane is in the last stage, the others are in those before it. Nobody belongs to a lane for good: each step takes its
-share of the sequences that are not in flight, those first that have waited longest. If they get no blocks and nothing
-is in flight, any sequence may have the step. Chunks of prompts need no token, and follow each other.
+With stages, a sequence's next token needs its newest, which the first stage has only when the step that samples it has
+passed all stages. So decodes are divided into *lanes*, as many as there are stages: while one lane is in the last
+stage, the others are in those before it. No sequence belongs to a lane for good: each step takes its share of the
+sequences that are not in flight, the longest waiting first. If they get no blocks and nothing is in flight, the step is
+open to any sequence. Chunks of prompts need no sampled token, and follow each other.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ IDLE, DECODES, PROMPTS = range(3)
 class Pipeline:
     """The pipeline of one replica: two plans, and up to ``most`` while steps are short (``--pipeline-depth``).
 
-    A step is expected to last as long as recent ones of its kind. So short steps behind a long prompt are planned ahead
+    A step is expected to last as long as recent ones of its kind. So short steps after a long prompt are planned ahead
     too: they will follow each other quickly.
 
-    Of ``stages`` each has a plan, and one more is ready for the first.
+    With ``stages``, each stage has a plan, and one more is ready for the first.
     """
 
     def __init__(self, most: int, stages: int = 1) -> None:
         self._least = LEAST_DEPTH if stages == 1 else stages + 1
         self.most = most if stages == 1 else max(most, self._least)
         self._in_flight: deque[tuple[int, int]] = deque()
-        """Of each plan its kind, and how many tokens it computes."""
+        """The kind of each plan, and how many tokens it computes."""
         self._step_s = [0.0, math.inf, math.inf]
         self._last_done_s = 0.0
 
@@ -72,7 +72,7 @@ class Pipeline:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in flight that are still to be computed: half of those of the step that runs, as far as known here."""
+        """Tokens in flight that are still to be computed; the running step is taken to be half done."""
         tokens = [count for _, count in self._in_flight]
         return sum(tokens) - tokens[0] // 2 if tokens else 0
 
@@ -93,8 +93,8 @@ class Pipeline:
 
 def hold_back(table: SlotTable, behind: Int32Array, stages: int, num_in_flight: int) -> Int32Array:
     """``behind`` [slots] without the rows that the next step must not have: those whose newest token is in flight, and
-    decodes beyond the step's share. While ``num_in_flight`` steps keep all stages busy, it has no decodes without a
-    prompt: they gather to a full share meanwhile."""
+    decodes beyond the step's share. While ``num_in_flight`` steps keep all stages busy, a step without prompts has no
+    decodes either: they gather to a full share meanwhile."""
     known: NDArray[np.bool_] = table.known == table.total
     behind = np.where(known, behind, 0)
     decodes = np.flatnonzero(behind == 1)

@@ -22,8 +22,8 @@ from pagebus.bus.messages.steps import CONTEXT_TOKENS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A plan whose result has not arrived: its rows [r], and those of them that sample [s]. ``drafts`` [s]: those that
-    each verifies; None where nobody speculates."""
+    """A plan whose result has not arrived: its rows [r], and those of them that sample [s]. ``drafts`` [s]: how many
+    each of these verifies; None if there are none."""
 
     step: int
     slots: Slots
@@ -193,9 +193,8 @@ class PlanBuilder:
 
 
 def _first_token(sequence: Sequence) -> int:
-    """From which token on the executor is told what they are: behind those of blocks that it has, if nothing reads
-    them. Those of the output are said, because a grammar follows them. The 60 kB of a long prompt take a while on
-    their way."""
+    """The first token that the plan carries. Cached prompt tokens are left out if nothing reads their ids, because the
+    60 kB of a long prompt take time to send. Output tokens are always sent, because a grammar follows them."""
     sampling = sequence.request.sampling
     if sampling.reads_past or sampling.scores_prompt or sequence.beam_group is not None or sequence.first_block:
         return 0
@@ -203,7 +202,7 @@ def _first_token(sequence: Sequence) -> int:
 
 
 def _tokens(entering: list[Sequence], firsts: list[int]) -> Int32Array:
-    """Those of all of them. Of one that is a prompt only these are the prompt's own, which nobody changes."""
+    """The tokens of all of them. A single sequence without output needs no copy, because its prompt never changes."""
     if len(entering) == 1 and len(entering[0].tokens) == len(entering[0].request.prompt):
         return np.frombuffer(entering[0].request.prompt, np.int32)[firsts[0] :]
     tokens = array("i")

@@ -11,8 +11,8 @@ from pagebus.actors.scheduler.states import State
 def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -> None:
     """Take slot and blocks away, for want of blocks or because its client left (``parked``, counted apart).
 
-    The tokens are kept. They are computed again later unless the sequence goes on elsewhere with what is pulled from
-    here, or the host tier keeps their blocks. A sequence that only waits for its last token needs neither. Of a beam
+    The tokens are kept. They are computed again later, unless the sequence continues elsewhere with blocks pulled from
+    here, or the host tier keeps the blocks. A sequence that only waits for its last token needs neither. Of a beam
     search the leader's tokens are kept; other beams resume from the part that they share with it.
     """
     slot, table = sequence.slot, replica.slots
@@ -34,7 +34,7 @@ def preempt(replica: ReplicaBase, sequence: Sequence, *, parked: bool = False) -
 
 
 def _goes_elsewhere(replica: ReplicaBase, sequence: Sequence, num_computed: int, num_listed: int) -> bool:
-    """Whether another replica takes the sequence over, and is the quicker way."""
+    """Whether another replica takes the sequence over, because that is quicker than returning here."""
     if replica.goes_elsewhere is None:
         return False
     cost_tokens = replica.host_tier.cost_of_return(sequence, num_computed, num_listed)
@@ -44,7 +44,8 @@ def _goes_elsewhere(replica: ReplicaBase, sequence: Sequence, num_computed: int,
 
 
 def move_out(replica: ReplicaBase, sequence: Sequence) -> None:
-    """Take slot and blocks away because the executor drains. What is cached of them may be pulled from it."""
+    """Take slot and blocks away because the executor drains, or the sequence continues elsewhere. Its cached blocks may
+    be pulled from here."""
     _to_queue(replica, sequence)
 
 

@@ -26,23 +26,23 @@ CHUNK_UNIT_TOKENS = 16
 PRESSED = 1.75
 """Share of the target that a step may take while a first token is late."""
 GROWTH = 1.5
-"""A chunk is at most so much larger than what was tried of late: the law is not believed far beyond that."""
+"""The most that a chunk may exceed the largest one tried recently: the law is not extrapolated far."""
 FIRST_SHARE = 1 / 3
-"""Where prompts have been timed at start, a chunk is taken to be tried if it needs so much of the target by their rate:
-the first ones need half of it. They begin from small otherwise, and many first tokens wait meanwhile."""
+"""If prompts were timed at startup, a chunk that takes this share of the target at that rate counts as tried, so the
+first chunks take half of it. Otherwise chunks begin small, and many first tokens wait meanwhile."""
 FREE_TOKENS = 160
-"""Products of a step with so many tokens wait for the weights to be read, which decodes alone wait for too: prompts
-cost little more than their attention there. (Arithmetic takes as long at 166, by the rates of an H200.)"""
+"""Up to this many tokens, a step's products take as long as reading the weights, which decodes alone wait for too. So
+prompts cost little more than their attention. (By the rates of an H200, arithmetic takes as long at 166.)"""
 HURRY_STEPS = 2
-"""Where more waits than so many full steps hold, or something has waited for so many, steps are full."""
+"""Steps are full if more waits than this many full steps hold, or a prompt has waited for the time of this many."""
 DEVIATIONS = 2.0
-"""A step is planned to take so many usual deviations less than it may."""
+"""The usual deviations that a planned step stays below its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A row that could compute ``wanted`` > 1 tokens behind ``start`` others. ``arrived_s``: its request's, while that
-    waits for the first token."""
+    """A row that could compute ``wanted`` > 1 tokens after ``start`` others. ``arrived_s``: its request's time of
+    arrival while that waits for the first token."""
 
     start: int
     wanted: int
@@ -72,7 +72,7 @@ class Pacer:
     def __init__(self, itl_s: float, ttft_s: float | None, tokens_per_s: float = 0.0) -> None:
         self.law = StepTime()
         self._first = self._floor = self.tried = tokens_per_s * itl_s * FIRST_SHARE
-        """Tokens of prefill beside decodes that have kept the target, of late."""
+        """Tokens of prefill beside decodes that have recently kept the target."""
         self._itl_s = itl_s
         self._in_flight: deque[Work] = deque()
         self._last_done_s = 0.0
@@ -87,9 +87,9 @@ class Pacer:
         return self._one_by_one(now_s, decodes, rows, counts)
 
     def _one_by_one(self, now_s: float, decodes: Work, rows: Ordered[Prefill], counts: list[int]) -> list[int]:
-        """``counts``; but where there is no hurry, and the first row is nearly free beside the decodes, only those of
-        the rows that are. All at once, they would all get their first tokens at the end of one long step, and would
-        stay in step with each other from then on."""
+        """``counts``, or if there is no hurry and the first row is nearly free beside the decodes, only those of the
+        rows that are nearly free. Computed all at once, they would get their first tokens at the end of one long step,
+        and stay in step with each other from then on."""
         spare = FREE_TOKENS - decodes.decodes
         if rows[0].wanted > spare or sum(row.wanted for row in rows) > HURRY_STEPS * sum(counts):
             return counts
@@ -110,13 +110,13 @@ class Pacer:
         return self.law.predict_s(_work(starts, counts, len(drafts), int(drafts.sum()))) <= self._itl_s
 
     def planned(self, starts: Int32Array, counts: Int32Array, num_decodes: int, num_drafts: int = 0) -> None:
-        """A step has been planned, of rows with ``counts`` tokens behind ``starts`` others each [rows], decodes first,
-        which have ``num_drafts`` besides; its time comes with :meth:`done`, in order."""
+        """Note a planned step of rows with ``counts`` tokens after ``starts`` others each [rows], decodes first, which
+        have ``num_drafts`` besides. :meth:`done` brings its time, in order."""
         self._in_flight.append(_work(starts, counts, num_decodes, num_drafts))
 
     def done(self, launched_s: float, done_s: float) -> None:
-        """The next planned step was launched and done at these times of its executor's clock. While an earlier one ran
-        it waited: only the rest is its own."""
+        """The next planned step was launched and done at these times of its executor's clock. While the step before it
+        ran, it waited; only the rest is its own time."""
         work = self._in_flight.popleft()
         time_s = done_s - max(launched_s, self._last_done_s)
         self._last_done_s = done_s
@@ -126,9 +126,9 @@ class Pacer:
             self._try(work.prefill, time_s)
 
     def _try(self, prefill: int, time_s: float) -> None:
-        """A step has shown how much prefill keeps the target, whatever the law makes of it. Steps without decodes show
-        nothing: another code runs them, and their chunks are as large as can be. What the first chunks may be is not
-        forgotten while prompts are short; only a step that was too long shows that it is too much."""
+        """Learn how much prefill keeps the target, whatever the law predicts. Steps without decodes teach nothing:
+        other code runs them, with the largest chunks. The size allowed for first chunks is not forgotten while prompts
+        are short; only a step that was too long lowers it."""
         if time_s <= self._itl_s:
             self._floor = min(self._first, self._floor / FORGET)
             self.tried = max(self.tried * FORGET, prefill, self._floor)

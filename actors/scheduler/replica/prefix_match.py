@@ -23,9 +23,9 @@ _ON_DISK = -1
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Tokens that a replica with room holds of a sequence: ``num_tokens``, first in ``cached_blocks``, then in
-    ``host_blocks``. Those before block ``first_block`` lie behind the sliding window and need not be held.
-    ``windowed``: the same of the pages of layers with a window, where others have none.
+    """Tokens of a sequence that a replica with room holds: ``num_tokens``, first in ``cached_blocks``, then in
+    ``host_blocks``. Those before block ``first_block`` are outside the sliding window and need not be held.
+    ``windowed``: the same for pages of layers with a window, if other layers have none.
     ``saved_tokens``: tokens less the cost of loading. Valid until a pool changes.
 
     ``awaits``: more is about to be computed, and the sequence should wait for it.
@@ -40,10 +40,10 @@ class Offer:
     first_block: int = 0
     windowed: Match = NOTHING
     disk: tuple[bytes, ...] = ()
-    """Contents on the disk that lengthen it, if they are read, by ``disk_tokens``."""
+    """Contents on the disk that would lengthen the prefix by ``disk_tokens``."""
     disk_tokens: int = 0
     loan: Loan | None = None
-    """What another replica could lend to lengthen it."""
+    """Blocks that other replicas could lend to lengthen the prefix."""
 
 
 def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
@@ -75,8 +75,7 @@ def offer_of(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
 
 
 def displace_jobs(replica: ReplicaBase, sequence: Sequence) -> Offer | None:
-    """Preempt jobs, last first, until an interactive sequence gets its offer. None if it would have to wait all the
-    same."""
+    """Preempt jobs, last first, until an interactive sequence gets its offer. None if it would have to wait anyway."""
     jobs = [each for each in replica.slots.occupied() if each.request.priority_class == JOB]
     most = replica.pool.num_free + replica.adapters.num_held + sum(len(each.pages) for each in jobs)
     jobs = [each for each in jobs if each is each.head]
@@ -101,8 +100,8 @@ def _forked(fork: Fork) -> tuple[Match, Match]:
 
 
 def _on_disk(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[tuple[bytes, ...], int]:
-    """Contents that have to be read for a longer match, and the tokens that it has more. None where it does not pay, or
-    has been tried."""
+    """Contents to read for a longer match, and the tokens that they add. Nothing if that does not pay, or was tried
+    before."""
     if sequence.disk_reads is not None or not _looks_up(replica, sequence):
         return (), 0
     hosts, tier = replica.host_tier.pool.index, replica.disk_tier
@@ -123,8 +122,8 @@ def _on_disk(replica: ReplicaBase, sequence: Sequence, match: Match) -> tuple[tu
 
 
 def behind_device(replica: ReplicaBase, sequence: Sequence, find: Find) -> tuple[int, list[bytes]]:
-    """Blocks of the longest match of which what is not on the device is found by ``find``, and contents of the
-    latter."""
+    """The number of blocks of the longest match whose contents are on the device or found by ``find``, and the contents
+    that are not on the device."""
     match, pages = _find(replica, sequence, find)
     contents = list(sequence.hashes[match.first + len(match.cached) : match.num_blocks])
     if each := replica.windowed_pages:
@@ -152,7 +151,8 @@ def _find(replica: ReplicaBase, sequence: Sequence, find_host: Find | None = Non
 
 
 def blocks_for_others(replica: ReplicaBase, sequence: Sequence, *, hosts: bool) -> Match:
-    """What a replica's device has of a sequence's first tokens, for others; ``hosts``: and what its host tier has."""
+    """The blocks of a sequence's prefix that a replica could lend from its device, with ``hosts`` also from its host
+    tier."""
     if not replica.caching or sequence.scores_prompt:
         return NOTHING
     limit = (len(sequence.tokens) - 1) // replica.block_size
@@ -160,7 +160,7 @@ def blocks_for_others(replica: ReplicaBase, sequence: Sequence, *, hosts: bool) 
 
 
 def _nowhere(_: bytes) -> None:
-    """A host tier that has nothing."""
+    """The lookup of an empty host tier."""
 
 
 def _match(replica: ReplicaBase, sequence: Sequence, limit: int, find_host: Find | None) -> tuple[Match, Match]:
@@ -178,7 +178,7 @@ def _match(replica: ReplicaBase, sequence: Sequence, limit: int, find_host: Find
 
 
 def _with_pages(replica: ReplicaBase, sequence: Sequence, match: Match, find_host: Find | None) -> tuple[Match, Match]:
-    """As much of a match as the pages of layers with windows are found for: those of the last window, or all for
+    """The part of a match for which the pages of layers with windows are found: those of the last window, or all for
     beams."""
     each, most = replica.windowed_pages, match.num_blocks
     find, find_host = replica.index.find, find_host or replica.host_tier.pool.index.find

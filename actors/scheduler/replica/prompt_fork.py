@@ -27,8 +27,8 @@ class Fork:
 
 def fork_of(replica: ReplicaBase, sequence: Sequence) -> Fork | None:
     """The part of the prompt, all but its last token, that a waiting sequence can share with the first of its request.
-    None if that one does not run here, no plan computes its prompt yet, or the prompt's end lies behind its window
-    already, or if the sequence has more tokens."""
+    None if that one does not run here, if no plan computes its whole prompt yet, if its window has passed the prompt's
+    end, or if the waiting sequence has output."""
     leader, table = sequence.leader, replica.slots
     if leader is None or not leader.entered or not table.holds(leader):
         return None

@@ -126,7 +126,7 @@ class Replica(ReplicaBase):
     def _build(
         self, now_s: float, slots: Slots, counts: Int32Array, num_decodes: int, *, is_last: bool = False
     ) -> StepPlan:
-        """Send the rows off, and make the plan."""
+        """Count the rows as computed, and make the plan."""
         drafted = add_drafts(self, slots, counts, num_decodes) if self.slots.num_drafts else None
         if drafted is None:
             self._send_off(slots, counts, num_decodes)
@@ -139,7 +139,7 @@ class Replica(ReplicaBase):
 
     @property
     def _has_news(self) -> bool:
-        """Whether an idle executor is told something: of slots that are free, or for the disk."""
+        """Whether an idle executor gets a plan: to free slots, or for the disk."""
         return bool(self.builder.freed_slots) or self.disk_tier.has_news
 
     def _choose(self, now_s: float, *, in_turn: bool) -> Shared:
@@ -231,8 +231,8 @@ class Replica(ReplicaBase):
         return self.host_tier.copied_step >= step
 
     def ask_for_copies(self) -> bool:
-        """Let the next plan, which may be empty, be answered by how far copies between the tiers are. False if a plan
-        in flight will be, or there can be none."""
+        """Send a plan, perhaps an empty one, whose result reports the finished copies between the tiers. False if the
+        result of a plan in flight will do so, or if there can be no plan."""
         asks = not self.in_flight and not (self.suspended and len(self.slots))
         if asks:
             self.host_tier.ask()
@@ -264,7 +264,7 @@ class Replica(ReplicaBase):
         return sequences
 
     def last_plan(self, now_s: float) -> StepPlan:
-        """Tell the executor of a suspended replica, which has nothing in flight, that it may end. It lends no more."""
+        """The plan that lets the executor of a suspended replica end; nothing is in flight, and it lends no more."""
         self.kv_kind = ""
         return self._build(now_s, np.empty(0, np.intp), no_ints(), 0, is_last=True)
 

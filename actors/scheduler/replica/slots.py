@@ -38,10 +38,10 @@ Slots = NDArray[np.intp] | Int32Array
 
 class SlotTable:
     """State of all slots. ``tail`` [num_slots, block_size] holds each sequence's newest tokens at position %
-    block_size: those known since its last full block. ``num_drafts``: the most that a row may have; ``drafts``: those
-    of each slot that were ready when its newest result was made; ``verified``, ``accepted``: what became of them;
-    ``moved``: since a plan has last said where the slot's row begins, drafts may have moved that.
-    ``adapter``: a number of each slot's adapter, 0 without; that two have the same is possible, and harmless."""
+    block_size: those known since its last full block. ``num_drafts``: the most that a row may have; ``drafts``: how
+    many of each slot were ready when its newest result was made; ``verified``, ``accepted``: their counts;
+    ``moved``: drafts may have moved the start of the slot's row since a plan last named it.
+    ``adapter``: a hash of each slot's adapter, 0 without one; that two adapters share a hash is harmless."""
 
     def __init__(self, num_slots: int, block_size: int, num_drafts: int = 0) -> None:
         self.num_slots = num_slots
@@ -225,14 +225,14 @@ class SlotTable:
             self._flush_full(full)
 
     def plan_drafts(self, slots: Slots, drafts: Int32Array) -> None:
-        """Plan so many drafts more of slots, beside the tokens of :meth:`advance`; the plan says where they begin."""
+        """Plan more drafts for slots, besides the tokens of :meth:`advance`; the plan names where their rows begin."""
         self._backlogs.clear()
         ahead = self.ahead[slots] + drafts
         self.ahead[slots], self.moved[slots] = ahead, ahead > 0
 
     def settle_drafts(self, slots: Slots, accepted: Int32Array, planned: Int32Array) -> Int32Array:
-        """Of the ``planned`` drafts of each slot in a step whose result has come so many were accepted. Returns how
-        many there had been."""
+        """Apply how many of the ``planned`` drafts of each slot a step has accepted. Returns how many it verified:
+        fewer than planned may have been ready."""
         self._backlogs.clear()
         verified: Int32Array = np.minimum(self.drafts[slots], planned)
         self.verified[slots] += verified

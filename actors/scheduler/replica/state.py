@@ -37,7 +37,7 @@ from pagebus.actors.scheduler.request import BeamGroup, Request, Sequence
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running sequences to grow."""
 LOAN_STEPS = 6
-"""From the plan that lends blocks to the one that has them back, beside the copy: results, an order, a report."""
+"""Steps from the plan that lends blocks until they are back, besides the copy: results, an order, and a report."""
 LOAD_TOKENS_PER_SEQUENCE = 16
 """The weight of a running sequence in placement, in tokens of prefill."""
 
@@ -46,9 +46,9 @@ LOAD_TOKENS_PER_SEQUENCE = 16
 class Counts:
     """What has happened on one replica since it joined.
 
-    ``num_swaps``, ``num_recomputes``, ``num_departures``: sequences preempted for want of blocks, by where they go on.
-    ``num_parked``: sequences that left because nobody listens. ``prefix_queries``, ``prefix_hits``: tokens looked up in
-    the prefix index, and found. ``num_given_back``: pages that fell behind a window.
+    ``num_swaps``, ``num_recomputes``, ``num_departures``: sequences preempted for want of blocks, by how they continue.
+    ``num_parked``: sequences that left because their reader has gone. ``prefix_queries``, ``prefix_hits``: tokens
+    looked up in the prefix index, and found. ``num_given_back``: pages that fell out of a window.
     """
 
     num_swaps: int = 0
@@ -74,11 +74,11 @@ class Counts:
             self.num_recomputes += 1
 
     def parked(self) -> None:
-        """Count a sequence to which nobody listens."""
+        """Count a sequence whose reader has gone."""
         self.num_parked += 1
 
     def given_back(self, num_pages: int) -> None:
-        """Count pages that fell behind a window."""
+        """Count pages that fell out of a window."""
         self.num_given_back += num_pages
 
     def looked_up(self, num_tokens: int, num_found: int) -> None:
@@ -93,8 +93,8 @@ class ReplicaBase:
     ``bound``: by slot, sequences that have a slot and no planned row yet. ``searches``: running beam groups by the
     sequence id of their leader. ``preempted``: preempted sequences that are still to be queued again.
 
-    ``window`` is that of ``blocks`` of sequences, ``windowed`` that of their ``windowed`` pages, and ``kept`` the one
-    of both behind which something is given back.
+    ``window`` applies to the ``blocks`` of sequences, ``windowed`` to their ``windowed`` pages. ``kept`` is the one of
+    the two outside which pages are released.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ReplicaBase:
         # No more sequences than the budget has tokens: so all that decode fit in every step, and none starves.
         self.slots = SlotTable(min(joined.max_num_seqs, self.budget), self.block_size, joined.num_drafts)
         self.depth = Depth(self.slots.num_slots)
-        """Of drafts; without use where nobody speculates."""
+        """Chooses numbers of drafts; unused if the executor does not speculate."""
         self.adapters = Adapters(joined.max_loras, self.pool, self.index, most=joined.most_loras, ranks=joined.ranks)
         self.builder = PlanBuilder(self.epoch, self.adapters, predicts=joined.num_drafts > 0)
         self.step = first_step - 1
@@ -164,12 +164,12 @@ class ReplicaBase:
         return preempted
 
     def ask_before_leaving(self, goes_elsewhere: Callable[[str, Leaver], bool] | None) -> None:
-        """Ask this before a sequence gives its blocks up here (the name of this replica): whether it goes on
-        elsewhere."""
+        """Have this called, with the replica's name, before a sequence is preempted for want of blocks: it says whether
+        the sequence continues elsewhere."""
         self.goes_elsewhere = goes_elsewhere
 
     def limit_prompts(self, num_tokens: int | None) -> None:
-        """Compute at most so much of prompts in a step, besides the budget: streams of others, too, wait for it."""
+        """Compute at most this many prompt tokens per step, so that streams which were handed over do not wait."""
         self.most_prompt_tokens = num_tokens
 
     # -- room and load -------------------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ class ReplicaBase:
         return every + held * self.windowed_pages if self.windowed_pages else held
 
     def blocks_to_admit(self, request: Request, num_tokens: int) -> int:
-        """Pages for which a sequence of ``num_tokens`` waits: those of all its tokens, but with a window none that it
-        never holds beside the others."""
+        """Pages that must be free for a sequence of ``num_tokens``: those of all its tokens, or with a window the most
+        that it holds at a time."""
         return min(self.most_blocks(request, num_tokens, self.budget), self.pool.num_blocks)
 
     def is_open(self, priority_class: int = JOB) -> bool:
@@ -223,7 +223,7 @@ class ReplicaBase:
         return self.backlog() + self.pipeline.num_tokens
 
     def growth(self, seconds: float) -> int:
-        """Pages that running sequences take in so long a time, and in the steps until it begins and after it."""
+        """Pages that running sequences take during a loan whose copy takes ``seconds`` (:data:`LOAN_STEPS`)."""
         step_s = self.pipeline.decode_s
         steps = LOAN_STEPS + (seconds / step_s if step_s else 0.0)
         return -(-int(steps * len(self.slots)) // self.block_size) * self.num_pages
@@ -255,7 +255,7 @@ class ReplicaBase:
 
     @property
     def has_spare(self) -> bool:
-        """Whether the next plan has all the blocks that it may take, and those of one more sequence."""
+        """Whether all blocks that the next plan may take are free, and those of one more sequence."""
         most = (self.budget + self.max_model_len) // self.block_size + 2 * len(self.slots) + 2
         return self.pool.num_free >= most * self.num_pages
 

@@ -23,13 +23,13 @@ FORGET = 0.98
 """Weight of a step relative to the one after it: some 50 steps count."""
 SWEEPS = 3
 FIRST_DEVIATION = 0.05
-"""Taken for usual before any is known."""
+"""The usual deviation before any is known."""
 MAX_DEVIATIONS = 4.0
 LEAST_TIME_S = 1e-6
 LEAST_MOMENT = 1e-30
 """A feature that has not been seen for so long keeps its weight."""
 MIN_STEPS = 8
-"""So many steps are taken as they are: there is no idea yet of what is usual."""
+"""The first steps, which are taken as they are because nothing is known yet of what is usual."""
 SCALES = (1.0, 1.0, 1e-2, 1e-5, 1e-3, 1e-7, 1e-2)
 """Unit of each feature, such that all are of about the same size."""
 
@@ -62,7 +62,7 @@ class StepTime:
         self._deviations = [FIRST_DEVIATION, FIRST_DEVIATION]
 
     def deviation(self, work: Work) -> float:
-        """Usual size of (measured - predicted) / predicted of steps like this, with or without prefill, of late."""
+        """Recent usual size of (measured - predicted) / predicted of steps like this, with or without prefill."""
         return self._deviations[work.prefill > 0]
 
     def predict_s(self, work: Work) -> float:
@@ -96,7 +96,7 @@ class StepTime:
         self._fit([value / time_s for value in work.features()])
 
     def _fit(self, row: list[float]) -> None:
-        """The law shall say 1 for ``row`` (features over the measured time), and for those before it."""
+        """Fit the law to give 1 for ``row`` (features over the measured time), and for the rows before it."""
         moments, targets, weights = self._moments, self._targets, self._weights
         for i, value in enumerate(row):
             line = moments[i]

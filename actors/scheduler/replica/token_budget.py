@@ -60,8 +60,8 @@ def _chunk(start: int, wanted: int, budget: int) -> int:
 
 
 def by_adapter(adapters: NDArray[np.int64], shared: Shared) -> Shared:
-    """Bring rows with the same adapter next to each other, among decodes and among others. The executor multiplies
-    neighbours by their adapter together; each row for itself takes several times as long."""
+    """Bring rows with the same adapter next to each other, among decodes and among others. The executor multiplies such
+    neighbours together; one by one they take several times as long."""
     slots, counts, num_decodes = shared
     numbers = adapters[slots]
     if not numbers.any():
@@ -137,11 +137,11 @@ def preempt_for_blocks(replica: ReplicaBase, slots: Slots, counts: Int32Array) -
 
 
 def give_back_blocks(replica: ReplicaBase, slots: Slots) -> None:
-    """Release the blocks of these rows, just planned, that no query to come sees: those of layers with windows. Beams
-    keep theirs.
+    """Release the blocks of these just planned rows that no later query sees: those of layers with windows. Beams keep
+    theirs.
 
-    The next plan's first query is known as soon as a plan is made, so what lies behind its window is free at once, with
-    that plan and earlier ones still in flight: plans are executed in order, and whoever gets the block writes in a
+    The next plan's first query is known as soon as a plan is made, so blocks outside its window are free at once, even
+    with that plan and earlier ones in flight: plans are executed in order, and the next owner of a block writes it in a
     later one. Its place in the block table stays, and kernels never read it. Its content can be found until it is
     reused.
     """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pagebus.bus.messages import PullReport, StepPlan
-from pagebus.bus.messages.moves import together
+from pagebus.bus.messages.moves import combine_reports
 
 MOST_EARLY = 1024
 """Reports that are kept until the plan has been read that ordered the pull."""
@@ -76,7 +76,7 @@ class PullLog:
         if report.promised:
             self._promised.add(key)
             return
-        if (said := together(self._told.setdefault(key, {}), report)) is None:
+        if (said := combine_reports(self._told.setdefault(key, {}), report)) is None:
             return
         self._told.pop(key)
         if key in self._open:

@@ -65,6 +65,21 @@ async def test_state_expires() -> None:
     assert await bus.get_state("a") == [None]
 
 
+async def test_expired_state_that_nobody_reads_takes_no_memory() -> None:
+    """State under names that are used once would pile up. State that is put again lives as long as it said last."""
+    clock = Clock()
+    server = MemoryServer(clock)
+    bus = MemoryBus(server)
+    for name, ttl_s in (("once", 15.0), ("longer", 15.0), ("longer", 30.0), ("for ever", 15.0), ("for ever", None)):
+        await bus.put_state(name, {}, ttl_s=ttl_s)
+    clock.now_s += 20
+    await bus.ping()
+    assert len(server.states) == 2
+    clock.now_s += 20
+    await bus.ping()
+    assert list(server.states) == [Names().state("for ever")]
+
+
 async def test_switched_off_server() -> None:
     """While the server is switched off every call raises BusUnavailable; nothing is lost."""
     server = MemoryServer()

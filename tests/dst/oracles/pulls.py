@@ -61,11 +61,7 @@ class Links:
     orders: list[Order] = field(default_factory=list)
     gave_up: Callable[[str, int], bool] = lambda address, epoch: True
     num_there: int = 0
-    num_hosts: int = 0
-    """Those of them that were pulled from host tiers."""
     num_failed: int = 0
-    num_false: int = 0
-    """Pulls that brought garbage and did not say so."""
 
     def check_unread(self, address: str, epoch: int) -> None:
         """Nobody pulls from a cache whose executor may end."""
@@ -152,8 +148,7 @@ class Pulls:
         error = "it was to fail" if links.rng.random() < links.fails else ""
         if lender.is_gone and links.rng.random() < 0.5:
             error = "its process is gone"
-        is_garbage = given_up and links.rng.random() < 0.5
-        links.num_false += is_garbage and not error
+        is_garbage = given_up and links.rng.random() < 0.5  # which the report then does not say
         if not (error or is_garbage):
             early = np.array([links.rng.random() < 0.5 for _ in order.blocks])
             self._own.blocks[order.blocks] = np.where(early[:, None], order.held, late)
@@ -166,7 +161,6 @@ class Pulls:
 
     def _report(self, order: Order, error: str) -> None:
         self._links.num_there += not error
-        self._links.num_hosts += not error and order.hosts
         self._links.num_failed += bool(error)
         report = PullReport(
             replica="", executor_epoch=0, scheduler_epoch=order.epoch, pull=order.number, there=not error,

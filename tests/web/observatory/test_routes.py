@@ -121,6 +121,20 @@ async def test_the_scheduler_is_asked_only_while_a_page_is_connected(serve, http
     assert len(backend.queries) <= asked + 1
 
 
+async def test_a_page_whose_data_stops_connects_again(serve, http, monkeypatch, lines) -> None:
+    """A bug in one of the tasks ends the stream with a line in the log; the next connection starts all of them anew."""
+    served = await serve()
+    monkeypatch.setattr(served.actor.context.observatory.roster, "rows", lambda *_: [][0])
+    async with http.get(served.url + "/api/events") as response:
+        async with asyncio.timeout(LIMIT_S):
+            assert b"event: hello" in await response.read()
+    monkeypatch.undo()
+    async with http.get(served.url + "/api/events") as response:
+        assert (await Events(response).next("actors"))["actors"]
+    errors = [line["error"] for line in lines() if line["event"] == "pages get no more data"]
+    assert errors == ["IndexError: list index out of range"]
+
+
 async def test_nothing_is_told_while_nothing_changes(serve, http, monkeypatch) -> None:
     """The scheduler is asked again and again, but the page hears of news only."""
     monkeypatch.setattr("pagebus.web.observatory.observatory.SAY_AGAIN_S", 1e9)

@@ -14,7 +14,7 @@ import torch
 from pagebus.web.calls.answer_details import EmbeddingForm
 from pagebus.web.calls.number_formats import to_bytes
 from pagebus.web.http.errors import ApiError
-from pagebus.web.requests.embeddings import embedding, parse_embedding
+from pagebus.web.requests.embeddings import as_json, parse_embedding, vector_of
 from tests.web.fake_backend import MODEL
 
 STATE = np.array([3, 4, 12, 0], np.float32)
@@ -22,9 +22,9 @@ STATE = np.array([3, 4, 12, 0], np.float32)
 
 def test_vectors_have_length_one():
     """Also when cut, and nothing but zeros stays zeros."""
-    assert embedding(STATE, EmbeddingForm()) == pytest.approx([3 / 13, 4 / 13, 12 / 13, 0])
-    assert embedding(STATE, EmbeddingForm(dimensions=2)) == pytest.approx([0.6, 0.8])
-    assert embedding(STATE * 0, EmbeddingForm()) == [0, 0, 0, 0]
+    assert vector_of(STATE, EmbeddingForm()).tolist() == pytest.approx([3 / 13, 4 / 13, 12 / 13, 0])
+    assert vector_of(STATE, EmbeddingForm(dimensions=2)).tolist() == pytest.approx([0.6, 0.8])
+    assert vector_of(STATE * 0, EmbeddingForm()).tolist() == [0, 0, 0, 0]
 
 
 def test_base64_are_floats():
@@ -32,7 +32,8 @@ def test_base64_are_floats():
     form = EmbeddingForm(dimensions=2, encoding="base64")
 
     def told(**changes: Any) -> bytes:
-        return base64.b64decode(embedding(STATE, replace(form, **changes)))
+        changed = replace(form, **changes)
+        return base64.b64decode(as_json(vector_of(STATE, changed), changed))
 
     assert np.frombuffer(told(), "<f4") == pytest.approx([0.6, 0.8])
     assert np.frombuffer(told(dtype="float16", order="big"), ">f2") == pytest.approx([0.6, 0.8], abs=1e-3)

@@ -252,11 +252,13 @@ async def test_batches_that_are_refused(world: World) -> None:
     """Each with the field's name."""
     file_id = await world.upload(ask("a"))
     create = world.client.batches.create
+    batch = await create(input_file_id=file_id, endpoint=URL, completion_window="24h")
     for options, param in (
         ({"completion_window": "1h"}, "completion_window"),
         ({"endpoint": "/v1/audio"}, "endpoint"),
         ({"metadata": {"a": "x" * 600}}, "metadata"),
         ({"input_file_id": new_id("file-")}, "input_file_id"),
+        ({"input_file_id": batch.id}, "input_file_id"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
     ):
         with pytest.raises(openai.BadRequestError) as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,17 +9,15 @@ from typing import Any
 import openai
 import pytest
 
-from pagebus.actors.settings import Settings
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import CancelRequest, RequestFailed
 from pagebus.bus.streams import RESPONSES_GROUP
 from pagebus.web.adapters.response_events import ResponseEvents, new_response
 from pagebus.web.adapters.response_input import read_response
-from pagebus.web.app import IngressActor
 from pagebus.web.http.errors import ApiError
 from tests.helpers.waiting import until, until_empty
-from tests.web.fake_backend import MODEL, SENTENCE, Served, batch, speak, start_served
+from tests.web.fake_backend import MODEL, SENTENCE, Served, start_served
 
 TEXT = "".join(SENTENCE)
 
@@ -230,51 +227,6 @@ async def test_places_for_background_responses(monkeypatch: pytest.MonkeyPatch) 
         assert [each.request_id for each in asked if each.client == "key 0"] == [each.id for each in made]
         await until_empty(served.backend.bus, served.actor.names.responses)
     await served.stop()
-
-
-async def test_a_background_response_outlives_its_ingress() -> None:
-    """Another one joins the request where it is, and tells the events that come after those that have been told; the
-    client sees no seam."""
-    server = MemoryServer()
-    served = await start_served(lambda: MemoryBus(server), answers=False)
-    settings = Settings(port=0, drain_timeout_s=0.05, lease_ttl_s=60.0)
-    other = IngressActor(settings, MemoryBus(server), "ingress-1", model=MODEL)
-    running = asyncio.create_task(other.run())
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="x", max_retries=0) as client:
-        stream = await client.responses.create(model=MODEL.name, input="x", background=True, stream=True)
-        (first,) = await served.backend.requested(1)
-        row = speak(first, 0)
-        for delta in row[:2]:
-            await served.backend.send(first.ingress, batch([delta]))
-        told = [await anext(stream) for _ in range(5)]  # to the first text
-        await served.actor.bus.close()  # as kill -9: nothing is sent any more
-        served.running.cancel()
-        await asyncio.gather(served.running, return_exceptions=True)
-        await stream.close()
-    del server.leases[other.names.lease("ingress", served.actor.lease_name())]
-    other.context.responses.news.set()  # as after the time of a lease
-    _, second = await served.backend.requested(2)
-    assert (second.request_id, second.messages) == (first.request_id, first.messages)
-    assert second.attempt != first.attempt
-    assert not second.shared, "its events have one writer"
-    assert second.ingress.startswith("ingress-1@")
-    for delta in row:
-        await served.backend.send(second.ingress, batch([delta]))
-    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{other.port}/v1", api_key="x", max_retries=0) as client:
-        response_id = first.request_id
-        after = told[-1].sequence_number
-        told += [
-            event async for event in await client.responses.retrieve(response_id, stream=True, starting_after=after)
-        ]
-        assert (await client.responses.retrieve(response_id)).output_text == TEXT
-    assert [event.sequence_number for event in told] == list(range(len(told)))
-    assert "".join(event.delta for event in told if event.type == "response.output_text.delta") == TEXT
-    assert told[-1].response.output_text == TEXT
-    await until_empty(served.backend.bus, served.backend.names.responses)
-    other.request_drain()
-    await running
-    await other.bus.close()
-    await served.backend.stop()
 
 
 @pytest.mark.parametrize(

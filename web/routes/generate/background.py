@@ -194,6 +194,11 @@ class Background:
                 raise
             cancelled = await self._context.responses.is_cancelled(response_id)
             yield Piece(written(events.failed(error, "cancelled" if cancelled else "failed")), seen)
+        except BusUnavailable:
+            raise
+        except Exception as error:  # of ours: tried again, it would come again
+            self._context.log.exception("response failed", id=response_id, error=describe(error))
+            yield Piece(written(events.failed(internal(), "failed")), seen)
 
     def _key_of(self, record: Record) -> ApiKey:
         """The key that it came with.

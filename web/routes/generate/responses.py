@@ -5,11 +5,11 @@ Responses are stored, and computed in the background on request.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from pagebus.web.answers.keep_alive import with_comments
 from pagebus.web.answers.resume import Had, Place
 from pagebus.web.answers.returning import CatchUp
 from pagebus.web.answers.sse import EventStream
+from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from pagebus.web.http.limits import LONG_BODY_BYTES
 from pagebus.web.http.naming import naming
@@ -95,13 +96,14 @@ async def _in_foreground(
     """Compute while the client waits. The response is stored before the client gets its end."""
     context = request.app[CONTEXT]
 
-    async def told() -> AsyncIterator[bytes]:
-        async for piece in computed(context, parsed, events):
-            if events.is_over and wanted.store:
-                shown = {name: kept[name] for name in ("items", "messages", "owner")}
-                messages = [*kept["messages"], *events.messages()]
-                await context.responses.keep({**shown, "messages": messages, "response": events.response})
-            yield piece.events
+    async def told() -> AsyncGenerator[bytes, None]:
+        async with aclosing(computed(context, parsed, events)) as pieces:
+            async for piece in pieces:
+                if events.is_over and wanted.store:
+                    shown = {name: kept[name] for name in ("items", "messages", "owner")}
+                    messages = [*kept["messages"], *events.messages()]
+                    await context.responses.keep({**shown, "messages": messages, "response": events.response})
+                yield piece.events
 
     if wanted.stream:
         return await stream(request, told())
@@ -125,23 +127,39 @@ async def computed(
     seen: tuple[int, int] = (0, 0),
 ) -> AsyncGenerator[Piece, None]:
     """The events of a response as it is computed. One with an ``attempt`` is joined where it is, and goes on after what
-    was ``seen`` of it (tokens, characters).
+    was ``seen`` of it (tokens, characters); the scheduler keeps it until the last piece has been taken.
 
     Raises:
         ApiError: it was refused, before there was any event, and its client waits for it; or another attempt goes on.
     """
-    response_id, arrived_s = events.response["id"], time.time()
+    response_id = events.response["id"]
     adapter = context.model.adapter_of(parsed.model)
-    (message,) = parsed.messages_for_bus([response_id], context.address, arrived_s, adapter)
+    (message,) = parsed.messages_for_bus([response_id], context.address, time.time(), adapter)
     size = num_bytes(parsed, None)
     requests = [replace(message, attempt=attempt)]
     call = context.inbox.submit(requests, parsed.names_by_prompt, streaming=True, num_bytes=size)
     call.answer_as(response_id, interval=context.settings.stream_interval, tells_times=False)
-    (choice,) = call.choices
-    chat = make_chunks(CHAT, parsed, response_id, int(arrived_s))
+    delivered = False
+    try:
+        async with aclosing(_pieces(context, call, parsed, events, seen)) as pieces:
+            async for piece in pieces:
+                yield piece
+        delivered = True
+    except ApiError:
+        delivered = True
+        raise
+    finally:
+        context.inbox.close(call, delivered=delivered)
+
+
+async def _pieces(
+    context: Context, call: Call, parsed: ParsedRequest, events: ResponseEvents, seen: tuple[int, int]
+) -> AsyncGenerator[Piece, None]:
+    (choice,), response_id = call.choices, events.response["id"]
+    chat = make_chunks(CHAT, parsed, response_id, events.response["created_at"])
     chunks = TranslatedChunks(chat, events, lambda _: b"")
     catch_up = CatchUp(call.choices, [Had(Place(*seen))], lambda choice: chat.of([choice]))
-    told, delivered = b"", True
+    told = b""
     try:
         set_details(call, parsed)
         with until_timeout(context, call, parsed.timeout_s):
@@ -157,25 +175,21 @@ async def computed(
                     told = b""
         told += chunks.last(call)
     except ApiError as error:
-        if not events.begun or (attempt and error.code == ASKED_ELSEWHERE):
+        if not events.begun or (call.resumable and error.code == ASKED_ELSEWHERE):
             raise
-        cancelled = attempt and await context.responses.is_cancelled(response_id)
+        cancelled = call.resumable and await context.responses.is_cancelled(response_id)
         told = written(events.failed(error, "cancelled" if cancelled else "failed"))
-    except asyncio.CancelledError:
-        delivered = False
-        raise
-    finally:
-        context.inbox.close(call, delivered=delivered)
     yield Piece(told, (choice.num_tokens, choice.num_chars))
 
 
-async def stream(request: web.Request, told: AsyncIterator[bytes]) -> web.StreamResponse:
-    """Write events as they come."""
+async def stream(request: web.Request, told: AsyncGenerator[bytes, None]) -> web.StreamResponse:
+    """Write events as they come. ``told`` is closed with the stream."""
     context = request.app[CONTEXT]
-    events, silence_s = EventStream(request, context.streams), context.settings.sse_keep_alive_interval
+    events = EventStream(request, context.streams)
     try:
-        async for data in with_comments(told, silence_s) if silence_s else told:
-            await events.write(data)
+        async with aclosing(with_comments(told, context.settings.sse_keep_alive_interval)) as coming:
+            async for data in coming:
+                await events.write(data)
         return await events.end(b"")
     except ApiError as error:
         if not events.opened:

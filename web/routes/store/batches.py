@@ -73,7 +73,7 @@ async def create_batch(request: web.Request) -> web.Response:
     store = store_of(context)
     wanted = parse_batch(parse_json(await context.bodies.read(request)), context.model)
     file = await asyncio.to_thread(store.find, wanted.input_file_id, key.name)
-    if file is None or file["purpose"] != "batch":
+    if file is None or file.get("purpose") != "batch":  # it may be a batch
         raise bad_field("input_file_id", "there is no such file with the purpose batch")
     batch = new_batch(wanted, key, context.settings.name)
     async with store.making:

@@ -1,1 +1,1 @@
-"""The ways to the blocks of another executor's cache: shared memory, CUDA's handles of memory, and TCP."""
+"""Carriers read the blocks of another executor's cache: over shared memory, CUDA's memory handles, or TCP."""

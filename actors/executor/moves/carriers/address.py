@@ -27,8 +27,8 @@ class HostTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NixlAddress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What NIXL needs of an executor: its ``agent``'s metadata (base64), and where in its memory the page and the first
-    block are, those of the GPU of number ``gpu`` in the process; and the same of the host tier."""
+    """What NIXL needs to know of an executor: its ``agent``'s metadata (base64), the addresses of the page and of the
+    first block, in memory of the process's GPU number ``gpu``, and those of the host tier."""
 
     agent: str
     page: int
@@ -42,8 +42,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where ``num_blocks`` blocks of ``block_bytes`` bytes lie.
 
     A process of the same ``host`` finds, as file number ``file`` of process ``pid``, a page that begins with ``nonce``
-    (hex). On a CPU the blocks lie behind it. On a GPU they lie ``offset`` bytes behind the beginning of what the CUDA
-    ``handle`` (hex) stands for. A server at ``name`` and ``port`` sends blocks to who knows the ``secret`` (hex).
+    (hex). On a CPU the blocks follow it. On a GPU they begin at byte ``offset`` of the allocation that the CUDA
+    ``handle`` (hex) stands for. A server at ``name`` and ``port`` sends blocks to processes that know the ``secret``
+    (hex).
     """
 
     host: str
@@ -61,16 +62,16 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     secret: str = ""
     per_chunk: int = 0
     stride: int = 0
-    """How the blocks behind the page lie, as of ``HostTier``."""
+    """The layout of the blocks behind the page, as in ``HostTier``."""
     hosts: HostTier | None = None
     """The executor's host tier, if others may read it."""
     parts: tuple[HeadRows, ...] = ()
-    """What lies where in a block."""
+    """The layout of a block."""
     nixl: NixlAddress | None = None
     """How NIXL reads it, if it may."""
     others: tuple[Address, ...] = ()
-    """Of an executor of several ranks, whose first one has this address: those of its other ranks. They have parts of
-    the same blocks."""
+    """If this is the first rank of an executor of several: the addresses of the others, which hold other parts of the
+    same blocks."""
 
     @property
     def ranks(self) -> tuple[Address, ...]:
@@ -79,11 +80,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def layout(self) -> Layout:
-        """How the blocks behind the page lie."""
+        """The layout of the blocks behind the page."""
         return Layout(self.block_bytes, self.per_chunk, self.stride)
 
     def host_tier(self) -> Address | None:
-        """The address of the host tier's blocks behind their page; a server does not send them by it."""
+        """The address of the host tier's blocks behind their page. It does not lead to them through a server."""
         if self.hosts is None:
             return None
         hosts = self.hosts
@@ -93,7 +94,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )  # fmt: skip
 
     def text(self) -> str:
-        """As it is in the lease."""
+        """The form in the lease."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

@@ -19,11 +19,11 @@ from pagebus.actors.executor.moves.carriers.runs import Run, chunks, num_last, r
 from pagebus.bus.messages import Int32Array
 
 CHUNK_BYTES = 16 << 20
-"""What lies in page-locked memory at a time, twice: one chunk is on its way while the other is sent or received."""
+"""Size of each of two page-locked buffers: one is copied while the other is sent or received."""
 CHUNK_BLOCKS = 128
 RUN_BYTES = 64 << 20
 COPIES_PER_EVENT = 128
-"""Twice as many are queued at a time, which surely fit in the driver's queue."""
+"""At most twice as many are queued at a time, which surely fit in the driver's queue."""
 
 
 class DeviceBlocks:

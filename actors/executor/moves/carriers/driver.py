@@ -1,4 +1,4 @@
-"""The calls of CUDA's driver that torch has not: memory of other processes, and copies of any two addresses."""
+"""Calls of CUDA's driver that torch lacks: for memory of other processes, and copies between any two addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Driver:
         self._cuda.cuIpcCloseMemHandle.argtypes = (pointer,)
         self._cuda.cuMemHostRegister_v2.argtypes = (pointer, size, number)
         self._cuda.cuMemHostUnregister.argtypes = (pointer,)
-        # Python keeps its lock in this one, which only queues: to give it up would take longer.
+        # Calls through this one keep Python's lock: they only queue, and giving it up would take longer.
         held: Any = ctypes.PyDLL("libcuda.so.1")
         self._copy = held.cuMemcpyAsync
         self._copy.argtypes = (pointer, pointer, size, pointer)
@@ -52,7 +52,7 @@ class Driver:
             self._batch.argtypes = (pointer, pointer, pointer, size, pointer, pointer, size, pointer)
 
     def export(self, address: int) -> tuple[bytes, int]:
-        """A handle of the allocation that memory lies in, and how far behind its beginning.
+        """A handle of the allocation that holds ``address``, and the offset of the address in it.
 
         Raises:
             MoveError: there are no handles of such memory.

@@ -17,14 +17,14 @@ from pagebus.actors.executor.moves.carriers.runs import chunks
 from pagebus.bus.messages import Int32Array
 
 CONNECTIONS = 4
-"""At a time: one alone moves about 2.5 GB/s."""
+"""Connections at a time: one alone moves about 2.5 GB/s."""
 LEAST_BYTES = 16 << 20
-"""That a further connection is worth."""
+"""A further connection is opened for at least this many bytes."""
 
 
 class Network:
-    """The carrier. Each request has a connection of its own. ``first``: the server's number of the first block, of a
-    host tier that of all blocks of the device."""
+    """The carrier. Each request has a connection of its own. ``first``: the number by which the server knows the first
+    block; those of a host tier come behind all blocks of the device."""
 
     def __init__(self, address: Address, own: Blocks, timeout_s: float = wire.TIMEOUT_S, first: int = 0) -> None:
         self._address, self._own, self._timeout_s, self._first = address, own, timeout_s, first

@@ -1,4 +1,4 @@
-"""Reads the own host tier, where blocks behind it come from others: all are then copied to the device by pulls."""
+"""Reads the own host tier, if blocks of a prefix come from there and from another executor: then pulls copy all."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ Run = tuple[int, int, int]
 
 
 def runs(sources: Int32Array, targets: Int32Array, most: int, per_chunk: int = 0) -> list[Run]:
-    """The pairs in their order, joined where both are neighbours, in runs of at most ``most``. ``per_chunk``: of so
-    many sources the last is no neighbour of the next."""
+    """The pairs in their order, joined where both are neighbours, in runs of at most ``most``. ``per_chunk``: sources
+    of different chunks of this many blocks are no neighbours."""
     if not len(sources):
         return []
     places = np.arange(len(sources))
@@ -29,7 +29,7 @@ def runs(sources: Int32Array, targets: Int32Array, most: int, per_chunk: int = 0
 
 
 def num_last(joined: list[Run], num_blocks: int, most: int) -> int:
-    """How many of the last runs have together at most so many blocks; at most ``most`` runs."""
+    """The number of runs at the end, at most ``most``, that together have at most ``num_blocks`` blocks."""
     count, left = 0, num_blocks
     for _, _, length in joined[: -most - 1 : -1]:
         left -= length

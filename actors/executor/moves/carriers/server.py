@@ -1,4 +1,4 @@
-"""Sends blocks of the own cache over TCP to executors that know the secret, and nothing else to anybody."""
+"""Sends blocks of the own cache over TCP to executors that know the secret, and nothing to anybody else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagebus.bus.messages import Int32Array
 
 MOST_CONNECTIONS = 64
 MOST_SENDERS = 8
-"""Each holds two buffers; others wait for their turn."""
+"""Each holds two buffers; further requests wait for their turn."""
 _RETRY_S = 0.1
 
 
@@ -98,7 +98,7 @@ class Server:
 
 
 def _send_all(sock: socket.socket, piece: memoryview) -> None:
-    """As ``sendall``, whose time limit is for the whole piece."""
+    """Like ``sendall``, whose time limit would be for the whole piece."""
     while len(piece):
         piece = piece[sock.send(piece) :]
 

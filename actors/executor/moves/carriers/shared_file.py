@@ -1,5 +1,5 @@
-"""Reads memory of another process of the host that is a file, opened by its number: the cache of a CPU executor, or a
-host tier."""
+"""Reads shared memory of another process of the host, a file that is opened by its number: the cache of a CPU executor,
+or a host tier."""
 
 from __future__ import annotations
 

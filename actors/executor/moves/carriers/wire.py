@@ -1,4 +1,4 @@
-"""What goes over TCP: a request for blocks, one byte that says whether they come, and their bytes."""
+"""The protocol over TCP: a request for blocks, one byte that says whether they come, and their bytes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pagebus.actors.executor.moves.carriers.errors import Abandoned, MoveError
 from pagebus.bus.messages import Int32Array
 
 TIMEOUT_S = 10.0
-"""Without a byte, the other side hangs."""
+"""After this time without a byte the other side is taken to hang."""
 LOOK_S = 0.1
-"""How often who waits for bytes sees whether anybody still waits for the blocks."""
+"""How often a thread that waits for bytes looks whether its pull is still wanted."""
 MOST_BLOCKS = 16384
 """Of one request."""
 SECRET_BYTES = 32
@@ -35,7 +35,7 @@ def read_request(receive: Callable[[memoryview], None], nonce: bytes, secret: by
     """The ids of a request.
 
     Raises:
-        MoveError: it is none, or of somebody who does not know the secret, or for too many.
+        MoveError: it is not a request, its sender does not know the secret, or it is for too many blocks.
     """
     head = bytearray(_HEAD.size)
     receive(memoryview(head))

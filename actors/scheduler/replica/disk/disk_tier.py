@@ -1,10 +1,10 @@
 """The disk tier of one replica, below its host tier: what is written to files, and what is read back.
 
 A read fills host blocks. Once the executor has confirmed them, they are found like any other cached blocks of the host
-tier. The sequence that wants them waits in the queue, without a slot, so that no step ever waits for a disk, and what
-could not be read is never in a block table. It waits once: what cannot be read is computed.
+tier. The sequence that wants them waits in the queue, without a slot. So no step ever waits for a disk, and a block
+that could not be read is never in a block table. The sequence waits once: what cannot be read is computed.
 
-Written are blocks of prompts that have been computed or asked for again, and those that the device tier gives away. A
+Blocks of prompts are written when they have been computed or found again, and blocks that the device tier evicts. A
 block is copied to the host first if it is not there.
 """
 
@@ -25,14 +25,14 @@ from pagebus.actors.scheduler.request import Sequence
 from pagebus.bus.messages import DISK_FORGET, DISK_TELL, DiskReport
 
 SHARE = 0.5
-"""Of the host blocks that reads and writes may hold."""
+"""The share of the host blocks that reads and writes may hold."""
 MOST_WRITES = 256
-"""Blocks that are being written at most."""
+"""The most blocks that are being written at a time."""
 MOST_CANDIDATES = 2**14
 MOST_TAKEN = 4096
-"""Reports of which is known that they were applied: more than an executor repeats."""
+"""The applied reports that are remembered: more than an executor repeats."""
 PATIENCE_S = 10.0
-"""A disk that has not said anything for so long, with reads under way, hangs: what waits for these is computed."""
+"""A disk with reads under way and no report for this long hangs: sequences stop waiting for it and are computed."""
 
 
 class DiskTier:
@@ -51,16 +51,16 @@ class DiskTier:
         """Whether reading can be compared with computing."""
         self._reads: dict[bytes, int] = {}
         self._writes: dict[bytes, int] = {}
-        """Host blocks of what is under way, by content."""
+        """Host blocks of reads and writes under way, by content."""
         self._void: set[bytes] = set()
-        """Of these, contents that are not wanted any more."""
+        """Contents under way that are not wanted any more."""
         self._late: set[bytes] = set()
-        """Contents whose reads nobody waits for any more."""
+        """Contents whose reads no sequence waits for any more."""
         self._quiet_since_s: float | None = None
         self._taken: dict[int, None] = {}
-        """Numbers of reports, the oldest first."""
+        """Numbers of applied reports, the oldest first."""
         self._is_told = False
-        """Whether it is known what the disk has; nothing is written before."""
+        """Whether the contents of the disk are known; nothing is read or written before."""
         self._candidates: deque[tuple[bytes, int]] = deque(maxlen=MOST_CANDIDATES)
         """Contents that are worth a write, with the device blocks that had them."""
         if self.is_on:
@@ -69,12 +69,12 @@ class DiskTier:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is one."""
+        """Whether the replica has a disk tier."""
         return self.pool.num_blocks > 0
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for what the next plan orders."""
+        """Whether a sequence or the scheduler waits for the next plan's disk orders."""
         return bool(self._builder.disk.command or self._builder.disk.read)
 
     @property
@@ -90,7 +90,7 @@ class DiskTier:
         return content in self.pool.stored
 
     def pays(self, num_blocks: int, num_tokens: int) -> bool:
-        """Whether so many blocks are to be read, behind those being read, in place of computing so many tokens."""
+        """Whether to read this many blocks, after those being read, instead of computing this many tokens."""
         if self._late:
             return False
         cost = self.rate.tokens(num_blocks + len(self._reads))
@@ -100,13 +100,13 @@ class DiskTier:
         return False
 
     def cost_tokens(self, num_blocks: int) -> int:
-        """What reading costs, in tokens that could be computed meanwhile; at most the tokens read."""
+        """Cost of reading, in tokens that could be computed meanwhile; at most the tokens read."""
         cost = self.rate.tokens(num_blocks)
         return self._host.cost_tokens(num_blocks) if cost is None else int(min(num_blocks * self._page_tokens, cost))
 
     def read(self, sequence: Sequence, contents: Run[bytes], kept: Iterable[int], num_tokens: int) -> None:
-        """Have contents read for a waiting sequence, which gain it ``num_tokens``; as many as there is room for. Host
-        blocks in ``kept`` are those that it will load, too."""
+        """Have contents read for a waiting sequence, which lengthen its prefix by ``num_tokens``; as many as there is
+        room for. The sequence will also load the host blocks ``kept``, which are marked as used."""
         sequence.wait_for_disk(contents)
         self.rate.began()
         self.num_queries += num_tokens
@@ -119,16 +119,16 @@ class DiskTier:
             self._reads[content] = self._builder.disk.read[content] = host
 
     def is_reading(self, sequence: Sequence) -> bool:
-        """Whether something that was read for the sequence is not there yet, and still expected."""
+        """Whether a read for the sequence is still expected."""
         return any(each in self._reads and each not in self._late for each in sequence.disk_reads or ())
 
     @property
     def is_awaited(self) -> bool:
-        """Whether reads are under way for which somebody may wait."""
+        """Whether a sequence may be waiting for a read."""
         return len(self._reads) > len(self._late)
 
     def gives_up(self, now_s: float) -> bool:
-        """Whether the disk hangs: then nobody waits any more for reads under way, whose host blocks stay theirs."""
+        """Whether the disk hangs. If so, no sequence waits for its reads any more; their host blocks stay held."""
         if not self.is_awaited:
             self._quiet_since_s = None
         elif self._quiet_since_s is None:
@@ -140,12 +140,12 @@ class DiskTier:
 
     # -- writes -------------------------------------------------------------------------------------------------------
     def offer(self, contents: Iterable[bytes], blocks: Iterable[int]) -> None:
-        """Device blocks with contents that are worth a write."""
+        """Note device blocks with contents that are worth a write."""
         if self.is_on:
             self._candidates += [each for each in zip(contents, blocks, strict=False) if each[0] not in self.pool]
 
     def finish_plan(self) -> None:
-        """Add to the plan what is to be written."""
+        """Add writes to the plan."""
         if not self.is_on:
             return
         for _ in range(min(len(self._candidates), self._room(MOST_WRITES, self._writes))):
@@ -159,7 +159,7 @@ class DiskTier:
                 self._write(content, host)
 
     def _write(self, content: bytes, host: int) -> None:
-        """Write a host block with this content, which the plan's copies may bring."""
+        """Write a host block with this content, which the same plan may copy there."""
         if content in self.pool or not self._room(MOST_WRITES, self._writes) or not self._worth():
             return
         dropped = self.pool.begin(content, self._reads)
@@ -170,7 +170,7 @@ class DiskTier:
         self._writes[content] = self._builder.disk.written[content] = host
 
     def _worth(self) -> bool:
-        """Whether a block can be read more quickly than it is computed, by what is known so far."""
+        """Whether reading a block is faster than computing it, as far as is known."""
         return self.cost_tokens(1) < self._page_tokens or not self._compares
 
     def _room(self, most: int, under_way: dict[bytes, int]) -> int:
@@ -180,9 +180,9 @@ class DiskTier:
         left = min(most, int(SHARE * pool.num_blocks)) - len(under_way)
         return max(0, min(left, pool.num_free))
 
-    # -- what the executor says ---------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
     def take(self, report: DiskReport) -> None:
-        """Apply a report of this replica's executor, once: what it says may be under way anew."""
+        """Apply a report of this replica's executor, unless it is a repeat: its contents may be under way again."""
         if report.number in self._taken:
             return
         if report.number:
@@ -209,7 +209,7 @@ class DiskTier:
         self.num_not_read += not done
         if done and content not in self._void and self._host.pool.index.insert(content, host, step=0):
             self.num_hits += int(self._page_tokens)
-            self._index.new_anchors.append(content)  # perhaps one: whoever has it can be found
+            self._index.new_anchors.append(content)  # it may be an anchor, by which the replica is found
         if not done:
             self.pool.forget(content)
         self._void.discard(content)
@@ -249,7 +249,7 @@ class DiskTier:
         return [*self._reads.values(), *self._writes.values()]
 
     def check_integrity(self) -> None:
-        """What is under way and the pool agree.
+        """Reads and writes under way agree with the pool.
 
         Raises:
             AssertionError: they do not.

@@ -1,4 +1,4 @@
-"""What the next plan orders of a replica's disk."""
+"""The disk orders of a replica's next plan."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pagebus.bus.messages import Int32Array
 
 @dataclass(slots=True)
 class DiskOrders:
-    """Contents to be ``read`` and ``written``, with their host blocks, and names to be ``dropped``. ``command``: the
-    ``disk_order`` of :class:`StepPlan`, before the others."""
+    """Contents to be ``read`` and ``written``, with their host blocks, and names to be ``dropped``. ``command`` is the
+    ``disk_order`` of :class:`StepPlan`, which comes first."""
 
     command: int = 0
     read: dict[bytes, int] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class DiskOrders:
     dropped: list[str] = field(default_factory=list)
 
     def ask(self, command: int) -> None:
-        """Have the executor do this before all else."""
+        """Set the command that the executor carries out first."""
         self.command = command
 
     def drop(self, contents: Iterable[bytes]) -> None:
@@ -35,7 +35,7 @@ class DiskOrders:
         return bool(self.command or self.read or self.written or self.dropped)
 
     def columns(self) -> dict[str, Any]:
-        """The fields of :class:`StepPlan` that say them."""
+        """The fields of :class:`StepPlan` with these orders."""
         if not self:
             return {}
         return {

@@ -1,1 +1,1 @@
-"""Drafts of a replica: how many are planned, and what became of them."""
+"""Drafts of a replica: how many are planned, and how many are accepted."""

@@ -1,4 +1,4 @@
-"""Counts what became of drafts on one replica."""
+"""Counts verified and accepted drafts of one replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Acceptance:
         self.accepted_at = [0] * num_drafts
 
     def count(self, drafted: Int32Array, accepted: Int32Array) -> None:
-        """Add one step: by row the drafts that were there, and how many of them were accepted, [m]."""
+        """Add one step: by row [m] its drafts, and how many of them were accepted."""
         self.num_drafts += int(np.count_nonzero(drafted))
         self.num_draft_tokens += int(drafted.sum())
         self.num_accepted += int(accepted.sum())

@@ -1,4 +1,4 @@
-"""How likely the drafts of each slot are to be accepted, by what became of those before them."""
+"""Estimates how likely the drafts of each slot are to be accepted, from earlier ones."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.bus.messages import Int32Array
 
 FORGET_SLOT = 0.75
-"""Weight of a slot's step relative to the one after it: text goes from copies to news, and back, within a few steps."""
+"""Weight of a slot's step relative to the one after it: text changes from copied to new, and back, within a few
+steps."""
 FORGET_ALL = 0.98
-"""The same for what all slots tell of each other."""
+"""The same for the average over all slots."""
 PRIOR = 2.0
-"""A slot that has tried nothing is taken to be as all of them are of late, as if it had tried so many drafts."""
+"""The weight of the average over all slots in a slot's estimate, in drafts tried."""
 FIRST_RIGHT, FIRST_TRIED = 2.0, 4.0
-"""What all slots are taken to have seen before the first step."""
+"""The average over all slots before the first step, as drafts accepted and tried."""
 MOST = 0.98
 
 
 class Chances:
-    """Of one replica. A draft is tried if it was planned and all before it were accepted. ``tried`` and ``right`` count
-    these and the accepted ones, for each slot [num_slots], older steps less than newer ones."""
+    """The chances of one replica. A draft counts as tried if it was planned and all before it were accepted. ``tried``
+    and ``right`` [num_slots] count those and the accepted ones by slot, with less weight for older steps."""
 
     def __init__(self, num_slots: int) -> None:
         self.tried = np.zeros(num_slots, np.float64)
@@ -33,7 +34,7 @@ class Chances:
         self.tried[slot] = self.right[slot] = 0.0
 
     def learn(self, slots: Slots, planned: Int32Array, accepted: Int32Array) -> None:
-        """Of the drafts ``planned`` for each slot [m] in a step so many were ``accepted``."""
+        """Learn how many of the drafts ``planned`` for each slot [m] in a step were ``accepted``."""
         if not np.count_nonzero(planned):
             return
         rows = planned > 0
@@ -46,7 +47,7 @@ class Chances:
         self._all_right = self._all_right * FORGET_ALL + float(right.sum()) * share
 
     def of(self, slots: Slots) -> NDArray[np.float64]:
-        """The chance of a draft of each slot that all before it were accepted, 0 to ``MOST``."""
+        """For each slot, the chance (0 to ``MOST``) that a draft is accepted if all before it were."""
         usual = self._all_right / self._all_tried
         chances = (self.right[slots] + PRIOR * usual) / (self.tried[slots] + PRIOR)
         clipped: NDArray[np.float64] = np.minimum(chances, MOST)

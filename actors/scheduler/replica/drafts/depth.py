@@ -1,12 +1,12 @@
-"""Chooses how many drafts each decode of a step gets: as many as bring more tokens per second than without.
+"""Chooses how many drafts each decode of a step gets: as many as yield the most tokens per second.
 
-The likeliest drafts come first. Of growing numbers of them the one is taken with which the step is expected to have
-most tokens in its time. Drafts chosen so have been lucky more often than they will be, so what is expected is measured
-by what came of such choices before. Where the best number is none, a few rows try one draft now and then, since only
-what is tried shows that it has become right.
+The likeliest drafts come first, and their number is the one with the most expected tokens per second of step time.
+Drafts chosen like this were luckier in the past than they will be. So the expectation is scaled by what earlier choices
+yielded. If the best number is none, a few rows try one draft now and then, because only trials show that drafts have
+become right.
 
-An account bounds what wrong drafts cost, whatever is believed of them: each step pays in a small share of its time,
-each draft takes its price out, and what is accepted comes back. There are no drafts that it cannot pay.
+An account bounds the cost of wrong drafts, whatever the estimates are. Each step pays in a small share of its time,
+each draft takes its price out, and accepted drafts pay back. Drafts that the account cannot pay are not planned.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from pagebus.actors.scheduler.replica.slots import Slots
 from pagebus.bus.messages import Int32Array
 
 ALLOWANCE = 0.002
-"""What each step pays in, in steps: so much longer they may become, in the long run, by drafts that are wrong."""
+"""What each step pays in, in steps: the share by which wrong drafts may lengthen steps in the long run."""
 SAVED = 0.25
 """What the account begins with, and the most that it saves of what steps pay in."""
 MOST_EARNED = 16.0
-"""The most that it keeps of what accepted drafts have brought: enough for a few large steps in flight."""
+"""The most that it keeps of what accepted drafts earn: enough for a few large steps in flight."""
 NEWEST_SHARE = 0.05
-"""Weight of the newest step in how much of what was expected has come."""
+"""Weight of the newest step in the averages of expected and accepted drafts."""
 LEAST_HONEST = 0.1
 TRIAL_ROWS = 4
 """Rows that try a draft at a time."""
 TRIAL_PAUSE = 8
 """Steps between two trials beside drafts that pay."""
 FIRST_DRAFTS, GROWTH = 32, 4
-"""A step has at most so many drafts, or so many times as many as were tried before with as many rows: prices are not
-guessed far."""
+"""The most drafts of a step: this number, or this many times the most tried before with as many rows, because prices
+must not be extrapolated far."""
 LEAST_GAIN = 1.02
-"""A step with drafts is expected to be so much better than one without: less is lost in noise."""
+"""The least expected gain of a step with drafts; smaller ones are noise."""
 FORGET_AFTER = 512
-"""Steps without drafts, though there were some, after which prices are believed less."""
+"""Steps without drafts, though some were ready, after which prices are lowered."""
 
 
 class Bet(NamedTuple):
-    """Drafts of a step in flight: how many in how many rows, what was ``paid`` for them, in steps, and how many are
-    ``expected`` to be accepted, 0 in a trial."""
+    """The drafts of a step in flight: how many in how many rows, the price ``paid`` for them, in steps, and how many
+    are ``expected`` to be accepted, 0 in a trial."""
 
     rows: int = 0
     drafts: int = 0
@@ -59,7 +59,7 @@ NO_BET = Bet()
 
 
 class Depth:
-    """Of one replica whose slots are ``num_slots``."""
+    """Chooses for one replica with ``num_slots`` slots."""
 
     def __init__(self, num_slots: int) -> None:
         self.chances = Chances(num_slots)
@@ -72,15 +72,15 @@ class Depth:
         self._hoped = self._came = 1.0
 
     def none(self) -> None:
-        """As :meth:`choose`, of a step that can have no drafts."""
+        """Take the place of :meth:`choose` for a step that can have no drafts."""
         if self.credit < SAVED:
             self.credit += ALLOWANCE
         self._bets.append(NO_BET)
 
     def choose(self, slots: Slots, wanted: Int32Array, room: int, *, alone: bool) -> Int32Array:
         """Drafts [d] for the step's decodes in ``slots`` [d]: at most ``wanted`` [d] each, and ``room`` in all.
-        ``alone``: the step has no prompts. Call it, or :meth:`none`, for each step; :meth:`learn` tells what came of
-        each, in order."""
+        ``alone``: the step has no prompts. Call this or :meth:`none` for each step, then :meth:`learn` with its result,
+        in order."""
         self.none()
         rows, drafts = wanted.nonzero()[0], np.zeros(len(slots), np.int32)
         if not len(rows) or room <= 0 or (alone and self.prices.is_plain_due(len(slots))):
@@ -100,13 +100,13 @@ class Depth:
         return drafts
 
     def _price(self, num_rows: int, num_drafts: int) -> float:
-        """What so many drafts add to a step of so many rows, in steps."""
+        """What ``num_drafts`` add to a step of ``num_rows``, in steps."""
         return float(self.prices.times(num_rows, np.array([num_drafts], np.int32))[0]) - 1
 
     def _best(
         self, num_rows: int, chances: NDArray[np.float64], wanted: Int32Array, room: int
     ) -> tuple[Int32Array, float]:
-        """Of the rows that want some [c], and how many of them are expected to be accepted."""
+        """The best numbers of drafts for the rows that want some [c], and how many are expected to be accepted."""
         places = np.arange(1, int(wanted.max()) + 1)
         of_places = np.where(places <= wanted[:, None], chances[:, None] ** places, 0.0)
         most = max(GROWTH * self.prices.most_tried(num_rows), FIRST_DRAFTS)
@@ -123,7 +123,7 @@ class Depth:
         return taken.astype(np.int32), float(gained[counts[best] - 1])
 
     def learn(self, slots: Slots, planned: Int32Array, accepted: Int32Array) -> None:
-        """Of the drafts ``planned`` for each slot [m] in the next step so many were ``accepted``."""
+        """Learn how many of the drafts ``planned`` for each slot [m] in the oldest step in flight were ``accepted``."""
         bet = self._bets.popleft()
         if not bet.drafts:
             return
@@ -139,8 +139,8 @@ class Depth:
         self.credit = min(self.credit + earned, MOST_EARNED)
 
     def _try(self, slots: Slots, rows: NDArray[np.intp], drafts: Int32Array, count: int) -> None:
-        """A draft for some of these rows, in place, if the account can pay for it: those of which least is known,
-        others each time."""
+        """Give one draft to ``count`` of these rows, in place, if the account can pay for them: the rows that have
+        tried the fewest, and others each time."""
         count = min(count, len(rows))
         if count <= 0 or min(self._price(len(slots), count), SAVED) > self.credit:
             return

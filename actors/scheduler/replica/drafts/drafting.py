@@ -1,8 +1,8 @@
 """Adds drafts to the decodes of a step: tokens that the executor guesses, and that the step verifies.
 
-A row gets them where the newest result said that some stood ready, and where they are expected to be worth their price
-(:mod:`pagebus.actors.scheduler.replica.drafts.depth`). They never take anything from others: what the limit, the step's
-budget, its pace or the free blocks do not allow is left out, and the row decodes one token, as without.
+A row gets drafts if the newest result reported some as ready, and if they are expected to be worth their price
+(:mod:`pagebus.actors.scheduler.replica.drafts.depth`). They never take anything from other rows: drafts beyond the
+sequence's limit, the step's budget or pace, or the free blocks are left out, and the row decodes one token as usual.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pagebus.bus.messages import Int32Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
-    """The decodes of a step for an executor that speculates. ``slots`` [r] are all of the step's, in which decodes
-    with drafts now follow those without; of the d decodes, ``drafts`` [d] and the positions between which the first
-    token of each lies, ``earliest`` and ``latest`` [d]."""
+    """The decodes of a step for an executor that speculates. ``slots`` [r] are all of the step's, in which decodes with
+    drafts now follow those without. ``drafts`` [d] are those of the d decodes; ``earliest`` and ``latest`` [d] bound
+    the position of each one's first token."""
 
     slots: Slots
     drafts: Int32Array
@@ -33,15 +33,15 @@ class Drafted:
         return len(self.drafts) - int(np.count_nonzero(self.drafts))
 
     def num_scheduled(self, counts: Int32Array) -> Int32Array:
-        """``counts`` [r] of a step without drafts, with them."""
+        """``counts`` [r] of a step without drafts, plus the drafts."""
         widened = counts.copy()
         widened[: len(self.drafts)] += self.drafts
         return widened
 
 
 def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decodes: int) -> Drafted | None:
-    """Choose drafts for the decodes among a step's rows, which have their blocks, and take the blocks for them. None:
-    nothing is drafted or looked up, and the executor knows where all decodes begin."""
+    """Choose drafts for the decodes among a step's rows, whose own blocks are allocated, and allocate blocks for them.
+    None: nothing is drafted or looked up, and the executor knows where all decodes begin."""
     table, decodes = replica.slots, slots[:num_decodes]
     looks = not num_decodes or replica.depth.watch.looks()
     if not looks and num_decodes and not np.count_nonzero(table.moved[decodes]):
@@ -72,7 +72,7 @@ def add_drafts(replica: ReplicaBase, slots: Slots, counts: Int32Array, num_decod
 
 
 def _take_blocks(replica: ReplicaBase, slots: Slots, latest: Int32Array, drafts: Int32Array) -> None:
-    """Take the blocks that ``drafts`` need in the longest case; if they are not free, cut the drafts, in place."""
+    """Allocate the blocks that ``drafts`` need at most; if they are not free, cut the drafts, in place."""
     table, size = replica.slots, replica.block_size
     for row in np.flatnonzero(latest + 1 + drafts > table.capacity[slots]).tolist():
         slot = int(slots[row])

@@ -1,8 +1,8 @@
-"""What drafts cost: how much longer a step of decodes takes with them than without.
+"""The price of drafts: how much longer a step of decodes takes with them than without.
 
-A law says how long a step without drafts takes. With drafts it takes a multiple of this, which is learned for numbers
-of rows and of drafts by powers of two. Between these it is interpolated. What nobody has tried is taken to be cheap: by
-trying it becomes known.
+A law predicts the time of a step without drafts. With drafts it takes a multiple of that, which is learned by powers of
+two of the numbers of rows and drafts, and interpolated between them. Numbers not tried yet are taken to be cheap, so
+that they are tried and become known.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pagebus.actors.scheduler.replica.step_time import LEAST_TIME_S, StepTime, W
 from pagebus.bus.messages import Int32Array
 
 UNTRIED = 0.05
-"""What a draft for each row of a step is taken to add to it, before anybody has tried, as a share of the step."""
+"""What one draft for each row is taken to add to a step before any was tried, as a share of the step."""
 NEWEST_SHARE = 0.25
 QUICKER_SHARE = 0.5
-"""Weights of the newest step in the average. No hiccup makes a step quicker, so such a step is believed more."""
+"""Weights of the newest step in the average. No hiccup makes a step quicker, so quicker steps weigh more."""
 MOST_TIMES = 8.0
-"""A step that takes longer than so many without drafts is a hiccup: the first launch of a kernel, for example."""
+"""A step that takes longer than this many without drafts is a hiccup, such as the first launch of a kernel."""
 MIN_PLAIN = 2
-"""So many steps without drafts are known before a step with some is compared with them."""
+"""Steps without drafts that must be known before one with drafts is compared with them."""
 FIRST_SPAN, MOST_SPAN = 2, 128
-"""After a step without drafts come so many with some before another without is due, each time twice as many as the last
-time: what such a step takes is to be learned soon, and changes with time."""
+"""The number of steps with drafts between two without, doubled each time: the time of steps without drafts must be
+learned early, and changes."""
 MOST_UNLEARNED = 16
-"""Steps without drafts that are kept for when one with some is compared with them. To learn takes longer than to plan,
+"""Steps without drafts that are kept until one with drafts is compared with them. Learning takes longer than planning,
 and would be in vain where nothing is drafted."""
 CHEAPER = 0.8
-"""What is not tried is taken to become cheaper, at each of the rare trials of something else."""
+"""The factor by which :meth:`Prices.forget` lowers prices."""
 
 
 @dataclass(slots=True)
 class Tried:
-    """Steps with about so many ``drafts`` (their average) have taken so many ``times`` as long as without."""
+    """Steps with about ``drafts`` drafts (an average) took ``times`` times as long as without."""
 
     drafts: float
     times: float
@@ -45,9 +45,9 @@ class Tried:
 
 @dataclass(slots=True)
 class Size:
-    """Steps of about as many rows: how many ``plain`` ones, without drafts, are known, and how many times as long as by
-    the law they take (``factor``); by size what drafts have cost; so many steps with drafts are ``left`` before one
-    without is due, and the ``span`` after that is so long."""
+    """Steps of about as many rows. ``plain``: how many without drafts are known, and ``factor``: how many times as long
+    as the law says they take. ``tried``: the prices of drafts, by size. ``left``: steps with drafts until one without
+    is due, and ``span``: their number after that."""
 
     plain: int = 0
     factor: float = 1.0
@@ -57,7 +57,7 @@ class Size:
 
 
 class Prices:
-    """Of one replica. Only steps of nothing but decodes, with and without drafts, tell what they cost."""
+    """The prices of one replica, learned from steps of decodes alone, with and without drafts."""
 
     def __init__(self) -> None:
         self._law = StepTime()
@@ -70,8 +70,8 @@ class Prices:
         return self._sizes.setdefault(num_rows.bit_length(), Size())
 
     def planned(self, starts: Int32Array, num_decodes: int, num_drafts: int) -> None:
-        """A step has been planned, of rows that begin at ``starts`` [rows], the ``num_decodes`` first of them decodes
-        with so many drafts in all; its time comes with :meth:`done`, in order."""
+        """Note a planned step of rows that begin at ``starts`` [rows], the first ``num_decodes`` of them decodes with
+        ``num_drafts`` drafts in all. :meth:`done` brings its time, in order."""
         if num_decodes == 0 or num_decodes < len(starts):
             self.skipped()
             return
@@ -82,11 +82,11 @@ class Prices:
             size.left, size.span = size.span, min(2 * size.span, MOST_SPAN)
 
     def skipped(self) -> None:
-        """A step has been planned from whose time nothing is to be learned."""
+        """Note a planned step whose time teaches nothing."""
         self._in_flight.append(None)
 
     def is_plain_due(self, num_rows: int) -> bool:
-        """Whether a step of so many decodes should be without drafts, to learn how long it takes."""
+        """Whether a step of this many decodes should have no drafts, to learn its time."""
         return self._size(num_rows).left <= 0
 
     def done(self, launched_s: float, done_s: float) -> None:
@@ -107,7 +107,7 @@ class Prices:
             _learn(size.tried, num_drafts, time_s / expected_s)
 
     def _learn_plain(self, work: Work, time_s: float) -> None:
-        """A step without drafts has taken so long."""
+        """Learn the time of a step without drafts."""
         size = self._size(work.decodes)
         self._law.learn(work, time_s)
         factor = min(time_s / max(self._law.predict_s(work), LEAST_TIME_S), MOST_TIMES)
@@ -115,7 +115,7 @@ class Prices:
         size.factor += (factor - size.factor) * max(1 / size.plain, NEWEST_SHARE)
 
     def times(self, num_rows: int, drafts: Int32Array) -> NDArray[np.float64]:
-        """How many times as long a step of so many decodes takes with these numbers of ``drafts`` [n], at least 1."""
+        """How many times as long a step of this many decodes takes with each number of ``drafts`` [n]; at least 1."""
         tried = [each for _, each in sorted(self._size(num_rows).tried.items())]
         counts = np.array([0.0, *(each.drafts for each in tried)])
         times = np.maximum.accumulate([1.0, *(each.times for each in tried)])
@@ -125,17 +125,17 @@ class Prices:
         return told
 
     def most_tried(self, num_rows: int) -> int:
-        """The most drafts that a step of so many decodes is known to have had, 0: none."""
+        """The most drafts that steps of about this many decodes have had on average; 0: none."""
         return int(max((each.drafts for each in self._size(num_rows).tried.values()), default=0))
 
     def forget(self, num_rows: int) -> None:
-        """Believe a little less of what steps of so many decodes cost with drafts: one hiccup is not for ever."""
+        """Lower the prices for steps of this many decodes a little, so that one hiccup does not last for ever."""
         for each in self._size(num_rows).tried.values():
             each.times = 1 + (each.times - 1) * CHEAPER
 
 
 def _learn(tried: dict[int, Tried], num_drafts: int, times: float) -> None:
-    """A step has taken so many times as long with drafts."""
+    """Learn that a step with drafts took ``times`` times as long as without."""
     times = min(max(times, 1.0), MOST_TIMES)
     known = tried.get(num_drafts.bit_length())
     if known is None:

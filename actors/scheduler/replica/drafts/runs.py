@@ -39,18 +39,18 @@ class Runs:
         return runs
 
     def where(self, mask: NDArray[np.bool_]) -> Runs:
-        """Some of them."""
+        """The runs in ``mask`` [m]."""
         return Runs(self.firsts[mask], self.counts[mask])
 
     @property
     def lasts(self) -> Int32Array:
-        """The last row of each."""
+        """The last row of each run [m]."""
         return self.firsts + self.counts - 1
 
 
 def turns(slots: Slots) -> list[Int32Array]:
-    """The rows of ``slots`` [n], of which equal neighbours are a run, divided so that none has a slot twice: first
-    those that begin a run, then those behind them, and so on."""
+    """The rows of ``slots`` [n], in which equal neighbours are a run, in parts that have no slot twice: the first rows
+    of all runs, then their second rows, and so on."""
     firsts, counts = _split(slots)
     return [firsts[counts > place] + np.int32(place) for place in range(int(counts.max(initial=0)))]
 

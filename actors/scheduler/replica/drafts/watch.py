@@ -1,8 +1,8 @@
-"""Decides which steps look up drafts at all: each while some are accepted, and few where none are for long.
+"""Decides which steps look up drafts: every step while some are accepted, and fewer the longer none are.
 
-To look costs a step little, and a step of a small model on a CPU a few hundredths. Where nothing repeats itself this
-buys nothing, so steps look for a while and rest for a while, ever longer. A text that begins to repeat itself is
-noticed when the next look begins.
+A lookup costs a step little, and a few hundredths of a step with a small model on a CPU. Where text does not repeat
+itself, it is in vain. So steps look for a while, then rest for a while, each rest longer than the last. A text that
+begins to repeat itself is noticed at the next look.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 PATIENCE = 64
 """Steps that look after a draft was accepted, and at the beginning."""
 LOOK = 8
-"""Steps of a look in which none has been accepted for long: what is found comes back, is planned and verified, while up
-to four steps are in flight."""
+"""Steps of a later look: enough for drafts to be reported, planned and verified, with up to four steps in flight."""
 LEAST_REST, MOST_REST = 8, 48
-"""Steps between two looks, twice as many each time."""
+"""Steps between two looks, doubled each time."""
 
 
 class Watch:
-    """Of one replica."""
+    """The watch of one replica."""
 
     def __init__(self) -> None:
         self._left = PATIENCE
         self._rest = self._resting = LEAST_REST
 
     def looks(self) -> bool:
-        """Whether the next step does. Call it once for each step with decodes."""
+        """Whether the next step looks up drafts. Call it once for each step with decodes."""
         if self._left:
             self._left -= 1
             return True

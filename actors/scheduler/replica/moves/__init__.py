@@ -1,1 +1,1 @@
-"""What a replica knows of blocks that move: its loans, the pulls of its next plan, its counts."""
+"""A replica's part in moving blocks: loans, the pulls of its next plan, and counts."""

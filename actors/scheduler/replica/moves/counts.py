@@ -1,4 +1,4 @@
-"""What has moved to and from one replica since it joined."""
+"""Counts of blocks moved to and from one replica since it joined."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class MoveCounts:
-    """Blocks that it pulled, lent, and could not pull; and tokens that need not be computed for the first.
-    ``num_pulled_hosts``: those of the pulled that came from a host tier."""
+    """Blocks that it pulled (``num_pulled_hosts`` of them from a host tier), lent, and failed to pull. Because of the
+    pulled ones, ``num_pulled_tokens`` need not be computed."""
 
     num_pulled: int = 0
     num_pulled_tokens: int = 0

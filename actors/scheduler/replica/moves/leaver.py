@@ -1,4 +1,4 @@
-"""A sequence that is preempted, for whoever may take it over."""
+"""A sequence that is about to be preempted, as described to those who may take it over."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pagebus.actors.scheduler.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Leaver:
-    """A sequence that has to give its blocks up. Of its ``num_computed`` tokens the first ``num_full`` fill blocks that
-    can be found; it holds ``num_pages``. To return it takes as long as ``cost_tokens`` are computed in."""
+    """A sequence that must give its blocks up. The first ``num_full`` of its ``num_computed`` tokens fill blocks that
+    are listed; it holds ``num_pages``. To return to its replica, it needs the time in which ``cost_tokens`` tokens are
+    computed."""
 
     sequence: Sequence
     num_computed: int

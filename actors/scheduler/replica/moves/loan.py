@@ -1,4 +1,4 @@
-"""What other replicas could lend one: cached blocks that it lacks of a sequence's first tokens."""
+"""Loans: cached blocks of a sequence's prefix that other replicas could lend to one that lacks them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True, slots=True)
 class Part:
     """``blocks`` of one ``lender`` with these ``contents``; ``hosts``: of its host tier, which may be the borrower's
-    own. ``anchors`` are those of the contents by which the prefix is found
-    (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`). They lengthen it by ``num_tokens``."""
+    own. ``anchors`` are the contents by which the prefix is found
+    (:class:`~pagebus.actors.scheduler.kv.prefix_index.PrefixIndex`). The part lengthens it by ``num_tokens``."""
 
     lender: str
     hosts: bool
@@ -20,7 +20,7 @@ class Part:
     num_tokens: int
 
     def first(self, count: int) -> Part:
-        """A probe: so many of the blocks, which lengthen nothing."""
+        """A probe of the first ``count`` blocks, which counts as lengthening nothing."""
         contents = self.contents[:count]
         anchors = [each for each in self.anchors if each in contents]
         return replace(self, contents=contents, blocks=self.blocks[:count], anchors=anchors, num_tokens=0)
@@ -28,10 +28,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Blocks that lengthen a prefix, from each who has some of them.
+    """Blocks that lengthen a prefix, one part per place that has some.
 
-    ``saved_tokens`` is what the loan saves less what it costs to wait for it; 0 or less: it does not pay. ``awaited``
-    are pulls under way that bring others. ``probes``: it is a part of what could be lent, to tell a link's rate.
+    ``saved_tokens`` is what the loan saves, less the cost of waiting for it; 0 or less: it does not pay. ``awaited``
+    are pulls under way that bring other blocks of the prefix. ``probes``: only a few blocks are lent, to measure links.
     Valid until a pool changes.
     """
 
@@ -42,10 +42,10 @@ class Loan:
 
     @property
     def num_blocks(self) -> int:
-        """Of all parts."""
+        """Blocks of all parts."""
         return sum(len(part.blocks) for part in self.parts)
 
     @property
     def lenders(self) -> Iterable[str]:
-        """Each once."""
+        """The lenders, each once."""
         return dict.fromkeys(part.lender for part in self.parts)

@@ -1,4 +1,4 @@
-"""What the next plan pulls from other replicas."""
+"""The pulls of a replica's next plan."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class PullOrders:
 
     @property
     def are_urgent(self) -> bool:
-        """Whether one may begin at once."""
+        """Whether a pull may begin at once."""
         return any(each.at_once for each in self.pulls)
 
     def columns(self) -> dict[str, Any]:
-        """The fields of :class:`StepPlan` that say them."""
+        """The fields of :class:`StepPlan` with these pulls."""
         if not self.pulls:
             return {}
         return {

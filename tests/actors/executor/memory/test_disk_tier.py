@@ -340,10 +340,7 @@ def test_hosts_that_do_not_exist_are_refused(folder: Path) -> None:
     one = Tier(folder)
     with pytest.raises(PlanError, match="disk_read_hosts holds 8"):
         one.plan(reads={NAMES[0]: 8})
+    plan = StepPlan(step=1, planned_s=0.0, num_decodes=0, disk_drops=("ab",), disk_write_hosts=ints([1]))
     with pytest.raises(PlanError, match="for 0 names"):
-        one.plan(disk_drops=(), writes={}, reads={NAMES[0]: 1}) if False else one.tier.apply(
-            StepPlan(step=1, planned_s=0.0, num_decodes=0, disk_drops=("ab",), disk_write_hosts=ints([1])),
-            1,
-            lambda: None,
-        )
+        one.tier.apply(plan, 1, lambda: None)
     one.tier.close()

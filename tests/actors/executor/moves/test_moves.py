@@ -138,6 +138,26 @@ def test_a_plan_of_another_scheduler_begins_nothing_before_its_turn(target: Targ
     assert target.reports.empty()
 
 
+def test_a_plan_that_comes_while_the_pulls_before_end_begins_nothing(
+    target: Target, source: LocalCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may still write to its blocks."""
+    plan = plan_of((source.address, [3], [1]))
+    plan = replace(plan, pulls=(replace(plan.pulls[0], at_once=True),))
+    rest = target.moves._rest
+
+    def begin_and_rest() -> None:
+        target.moves.begin(plan, 2)
+        rest()
+
+    target.order(first=1)
+    monkeypatch.setattr(target.moves, "_rest", begin_and_rest)
+    target.order(first=1, epoch=2)
+    assert target.reports.empty()
+    target.moves.apply(plan, 2, lambda: None)
+    assert target.report().pull == 1
+
+
 def test_pulls_from_one_source_keep_their_order(target: Target, source: LocalCache) -> None:
     """The later one overwrites."""
     for block in range(NUM_BLOCKS):

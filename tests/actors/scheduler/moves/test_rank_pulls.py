@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pagebus.bus.messages import PullReport
-from pagebus.bus.messages.moves import together
+from pagebus.bus.messages.moves import combine_reports
 from tests.actors.scheduler.moves.test_pulls import LONG, Pair
 from tests.actors.scheduler.world import request
 
@@ -95,11 +95,11 @@ def test_what_ranks_say_together() -> None:
         for rank, rate, ended_s in ((2, 5.0, 1.0), (0, 3.0, 4.0), (1, 4.0, 2.0))
     ]
     told: dict[int, PullReport] = {}
-    *early, last = [together(told, part) for part in parts]
+    *early, last = [combine_reports(told, part) for part in parts]
     assert early == [None, None]
     assert last == replace(REPORT, ranks=1, bytes_per_s=3.0, ended_s=4.0)
     failed = [replace(part, there=part.rank == 0, error="no way" * (part.rank > 0)) for part in parts]
     told = {}
-    last = [together(told, part) for part in failed][-1]
+    last = [combine_reports(told, part) for part in failed][-1]
     assert last == replace(REPORT, ranks=1, there=False, error="rank 1: no way", ended_s=4.0)
-    assert together({}, replace(REPORT, ranks=1)) == replace(REPORT, ranks=1)
+    assert combine_reports({}, replace(REPORT, ranks=1)) == replace(REPORT, ranks=1)

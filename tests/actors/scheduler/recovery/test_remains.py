@@ -184,3 +184,21 @@ async def test_a_successor_forgets_whom_it_has_never_seen(monkeypatch: pytest.Mo
         await until(lambda: len(deployment.tokens()) >= 40)
         await deployment.tell_positions()
         await deployment.send(done("one"))
+
+
+async def test_who_comes_back_during_a_round_keeps_his_streams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor joins while a round waits for the bus because of another actor."""
+    for kind, name in (("executor", "gpu-b"), ("executor", "gpu-a")):
+        world.remains.gone(kind, name)
+    await world.rounds(VANISH_ROUNDS)
+    length = world.bus.length
+
+    async def joins_meanwhile(stream: str) -> int:
+        if stream == NAMES.results("gpu-b"):
+            world.remains.here("executor", "gpu-a")
+        return await length(stream)
+
+    monkeypatch.setattr(world.bus, "length", joins_meanwhile)
+    await world.rounds(1)
+    monkeypatch.undo()
+    assert await world.rounds(2 * VANISH_ROUNDS) >= OF_EXECUTOR

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -62,7 +61,7 @@ def bench_serve(arguments: argparse.Namespace) -> int:
             "wait_for_graphs": arguments.wait_for_graphs,
             "points": [row],
         }
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     return 1 if failed else 0
 
 
@@ -87,6 +86,8 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
         extra_body = json.loads(arguments.extra_body)
     except ValueError as error:
         raise SettingsError(f"--extra-body: no JSON: {error}") from error
+    if not isinstance(extra_body, dict):
+        raise SettingsError(f"--extra-body {arguments.extra_body}: must be a JSON object")
     return Spec(
         base_url=arguments.base_url,
         backend=arguments.backend,

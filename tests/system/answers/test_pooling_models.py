@@ -134,6 +134,7 @@ async def test_classifiers(tmp_path: Path) -> None:
     reference = Reference(folder, "AutoModelForSequenceClassification")
     async with serving(folder) as client:
         _, told = await client.send("classify", input=TEXTS)
+        _, invoked = await client.send("invocations", input=TEXTS)
         _, raw = await client.send("pooling", input=TEXTS[0], use_activation=False)
         errors = [
             await client.refused("score", text_1="a", text_2="b"),
@@ -146,6 +147,7 @@ async def test_classifiers(tmp_path: Path) -> None:
         powers = np.exp(reference.logits(text))
         np.testing.assert_allclose(each["probs"], powers / powers.sum(), atol=TOLERANCE)
         assert (each["label"], each["num_classes"]) == (("bad", "fair", "good")[int(powers.argmax())], 3)
+    assert [each["label"] for each in invoked["data"]] == [each["label"] for each in told["data"]]
     np.testing.assert_allclose(raw["data"][0]["data"], reference.logits(TEXTS[0]), atol=TOLERANCE)
     assert [error["reason"] for error in errors] == ["unsupported_task"] * 4
     assert "num_labels == 1" in errors[0]["message"]

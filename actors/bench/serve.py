@@ -82,12 +82,6 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
     headers = dict(_header(text) for text in arguments.header)
     if key:
         headers.setdefault("Authorization", f"Bearer {key}")
-    try:
-        extra_body = json.loads(arguments.extra_body)
-    except ValueError as error:
-        raise SettingsError(f"--extra-body: no JSON: {error}") from error
-    if not isinstance(extra_body, dict):
-        raise SettingsError(f"--extra-body {arguments.extra_body}: must be a JSON object")
     return Spec(
         base_url=arguments.base_url,
         backend=arguments.backend,
@@ -105,13 +99,23 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
         temperature=arguments.temperature,
         ignore_eos=arguments.ignore_eos,
         continuous_usage=arguments.continuous_usage_stats,
-        extra_body=extra_body,
+        extra_body=_extra_body(arguments.extra_body),
         headers=headers,
         timeout_s=arguments.timeout_s,
         processes=arguments.processes,
         lora_modules=tuple(arguments.lora_modules),
         lora_assignment=arguments.lora_assignment,
     )
+
+
+def _extra_body(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"--extra-body: no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise SettingsError(f"--extra-body {text}: must be a JSON object")
+    return fields
 
 
 def _header(text: str) -> tuple[str, str]:

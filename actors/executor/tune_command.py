@@ -29,7 +29,7 @@ from pagebus.kernels.common.user_tables import Tuned, user_path
 if TYPE_CHECKING:
     from pagebus.actors.executor.tuning.changes import Measurable
     from pagebus.actors.executor.tuning.tune import TunedStep
-    from pagebus.kernels.linear.tune import Timed
+    from pagebus.kernels.linear.tuning.tune import Timed
     from pagebus.kernels.moe.tune import TimedExperts
 
     Found = Timed | TimedExperts | TunedStep
@@ -142,8 +142,8 @@ def _tune_steps(
 
 def _tune_alone(todo: Measurable, target: Target, folder: Path, minutes: float) -> list[Found]:
     """Experts first, which take most of a step; products what is left."""
-    from pagebus.kernels.linear.timing import Compilers
-    from pagebus.kernels.linear.tune import tune
+    from pagebus.kernels.linear.tuning.timing import Compilers
+    from pagebus.kernels.linear.tuning.tune import tune
     from pagebus.kernels.quantized.tuning.tune import sort_of
 
     end_s = monotonic() + 60 * minutes
@@ -160,7 +160,7 @@ def _tune_alone(todo: Measurable, target: Target, folder: Path, minutes: float) 
 
 def _tune_experts(todo: Measurable, target: Target, folder: Path, minutes: float, above: int = 0) -> list[Found]:
     """Alone, of more tokens than ``above``."""
-    from pagebus.kernels.linear.timing import Compilers
+    from pagebus.kernels.linear.tuning.timing import Compilers
     from pagebus.kernels.moe.tune import tune_experts
 
     if todo.experts is None or minutes <= 0:

@@ -105,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: 
                 group.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)
                 text = "the same as MODEL, which counts if both are given"
                 group.add_argument("--model", dest=MODEL_FLAG, metavar="MODEL", default=argparse.SUPPRESS, help=text)
+    add_other_names(parser, only or field_types())
     if not only:
-        add_other_names(parser)
         add_foreign(parser)
 
 

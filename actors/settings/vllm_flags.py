@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from pagebus.actors.settings.declaring import SettingsError
@@ -32,11 +32,12 @@ def add_foreign(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, action=_Opposite, nargs=0, dest="_", **HIDDEN)
 
 
-def add_other_names(parser: argparse.ArgumentParser) -> None:
-    """Have ``parser`` know vLLM's names of our settings."""
+def add_other_names(parser: argparse.ArgumentParser, settings: Container[str]) -> None:
+    """Have ``parser`` know vLLM's names of these settings of ours."""
     for name, setting in ALIASES.items():
-        how: dict[str, Any] = {"action": "store_true"} if setting in SWITCHES else {}
-        parser.add_argument(name, dest=setting, **how, **HIDDEN)
+        if setting in settings:
+            how: dict[str, Any] = {"action": "store_true"} if setting in SWITCHES else {}
+            parser.add_argument(name, dest=setting, **how, **HIDDEN)
 
 
 def opposites() -> Iterator[str]:

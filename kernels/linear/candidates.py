@@ -12,7 +12,8 @@ from itertools import product
 
 from pagebus.kernels.common.target import HOPPER
 from pagebus.kernels.linear.gemv import VectorConfig
-from pagebus.kernels.linear.shapes import SPLIT_FORMS, DenseConfig
+from pagebus.kernels.linear.library_parts import LibraryConfig
+from pagebus.kernels.linear.shapes import SPLIT_FORMS, Config, DenseConfig, Product, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.specialized.hopper_gemm import TOKENS, SpecializedConfig
 
@@ -38,6 +39,12 @@ OTHER_DEPTHS = {
     128: ((32, 4), (64, 3), (64, 4)),
 }
 SPLITS = (1, 2, 4, 8)
+LIBRARY_SPLITS = (2, 3, 4)
+"""Of products of the library: with more, adding up took longer than they gained at all sizes measured."""
+FIRST_ROWS = (12672, 16896, 25344, 33792)
+"""Of products in two: a whole number of rounds of tiles of 132 multiprocessors, by the sizes of the library's tiles."""
+PARTED_ROWS, FEWEST_PARTED = {96: (2560, 5120), 128: (2560, 5120), 192: (3584, 4096), 256: (2560, 5120)}, 8192
+"""By buckets: below how many rows four parts of K were faster than two, and the most rows; the fewest inputs."""
 
 
 @cache
@@ -58,6 +65,21 @@ def splits_of(form: str, config: DenseConfig) -> tuple[int, ...]:
     if form not in SPLIT_FORMS or isinstance(config, VectorConfig):
         return (1,)
     return SPLITS
+
+
+def in_parts(product: Product, bucket: int) -> list[Config]:
+    """The library's products in parts. The cost model does not rank them."""
+    parts = [*map(LibraryConfig, LIBRARY_SPLITS), *(LibraryConfig(first=rows) for rows in FIRST_ROWS)]
+    return [config for config in parts if is_legal(product, bucket, config)]
+
+
+def library_in_parts(product: Product, bucket: int) -> LibraryConfig | None:
+    """The one that was faster on an H200 than all else, at nearly all sizes like this one; None: at too few."""
+    fewest, most = PARTED_ROWS.get(bucket, (0, 0))
+    config = LibraryConfig(4 if product.rows < fewest else 2)
+    often = product.rows <= most and 2 * product.rows <= product.inputs <= 8 * product.rows
+    like = often and product.inputs >= FEWEST_PARTED
+    return config if like and is_legal(product, bucket, config) else None
 
 
 def _hopper_tiles(form: str, bucket: int) -> Iterator[TileConfig]:

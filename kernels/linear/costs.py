@@ -1,7 +1,7 @@
 """What a product takes, by launch shape, as an estimate: the cost model that answers for every shape and GPU.
 
 Estimates are sums of waves of programs (`pagebus.kernels.linear.waves`), in microseconds. They include the norm beside
-the product, as in `pagebus.kernels.linear.timing`.
+the product, as in `pagebus.kernels.linear.tuning.timing`.
 """
 
 from __future__ import annotations

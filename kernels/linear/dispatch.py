@@ -8,7 +8,6 @@ while serving. The wrappers in `pagebus.kernels.linear.linear`, an engine's metr
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import HOPPER, Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.common.user_tables import until_tables_change, user_folder
+from pagebus.kernels.linear.candidates import library_in_parts
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import (
@@ -29,6 +29,7 @@ from pagebus.kernels.linear.shapes import (
     Product,
     kernel_of,
     tokens_class,
+    whole,
 )
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import Table, load_table, load_user_table, table_path
@@ -186,7 +187,12 @@ def _residual_product(
         return chosen._replace(form="added")
     if chosen.config is None or isinstance(chosen.config, VectorConfig | FewConfig) or chosen.config.splits == 1:
         return chosen._replace(form="plain")
-    return chosen._replace(form="plain", config=replace(chosen.config, splits=1)) if biased else chosen
+    return _of(whole(chosen.config), chosen._replace(form="plain")) if biased else chosen
+
+
+def _of(config: Config | None, chosen: LinearChoice) -> LinearChoice:
+    """The same with this launch shape; None: the library."""
+    return chosen._replace(config=config, kernel=LinearKernel.CUBLAS if config is None else kernel_of(config))
 
 
 def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> _Decision:
@@ -206,7 +212,12 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
     if found is not None:
         config, source = found
         return _Decision(config, source, f"{source}: {'the library was' if config is None else 'this was'} fastest")
-    return _of_prompts(product, tokens, target) if prompts else _modelled(product, tokens, target)
+    if prompts:
+        return _of_prompts(product, tokens, target)
+    parts = library_in_parts(product, tokens) if target.capability == HOPPER else None
+    if parts is not None and model_of(target).machine.measured:
+        return _Decision(parts, Source.RULE, "few rows and many inputs: parts were faster at nearly all sizes measured")
+    return _modelled(product, tokens, target)
 
 
 def _of_prompts(product: Product, tokens: int, target: Target) -> _Decision:

@@ -11,7 +11,6 @@ whatever other tokens are in the pass, at any cost. With a given launch shape, w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,8 @@ from pagebus.kernels.linear.dispatch import (
     invariant_config,
 )
 from pagebus.kernels.linear.gemv import VectorConfig, vector_linear
-from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of
+from pagebus.kernels.linear.library_parts import LibraryConfig, library_parts, library_rows
+from pagebus.kernels.linear.shapes import Config, LinearKernel, kernel_of, whole
 from pagebus.kernels.linear.skinny_gemm import tiles_linear
 from pagebus.kernels.lora.expand import Expansion
 from pagebus.kernels.specialized.hopper_few import FewConfig, few_linear
@@ -45,8 +45,9 @@ LAUNCHES: dict[LinearKernel, Callable[..., torch.Tensor]] = {
     LinearKernel.HOPPER_WORDS: widened_linear,
     LinearKernel.HOPPER_FEW: few_linear,
     LinearKernel.HOPPER_PROMPTS: prompt_linear,
+    LinearKernel.CUBLAS_PARTS: library_parts,
 }
-"""Our own kernels."""
+"""Our own kernels, and the library's product in parts."""
 
 
 def linear_reference(
@@ -188,9 +189,22 @@ def gated_linear(
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
         return activation_mul(F.linear(x, weight, bias), act)
+    if isinstance(config, LibraryConfig):
+        return _gated_in_two(x, weight, bias, config, act)
     values = _values(x)
     out = torch.empty((len(values), shape_of(weight)[0] // 2), dtype=_dtype(x), device=values.device)
     return _run(x, weight, bias, out, config, gated=GATES[act], expansion=expansion)
+
+
+def _gated_in_two(
+    x: torch.Tensor | HalfNorm | RoundedTokens, weight: torch.Tensor | Coded, bias: torch.Tensor | None,
+    config: LibraryConfig, act: str,
+) -> torch.Tensor:  # fmt: skip
+    """By the library; with a bias all rows at once."""
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(weight, torch.Tensor)
+    both = F.linear(x, weight, bias) if bias is not None else library_rows(x, weight, config.first)
+    return activation_mul(both, act)
 
 
 def partial_linear(
@@ -240,8 +254,8 @@ def _partial(
     if isinstance(config, VectorConfig | FewConfig) or config.splits == 1:
         return linear(x, weight, bias, config=config, expansion=expansion)
     if bias is not None:
-        config = config if isinstance(config, WideningConfig) else replace(config, splits=1)
-        return linear(x, weight, bias, config=config, expansion=expansion)
+        one = config if isinstance(config, WideningConfig) else whole(config)
+        return linear(x, weight, bias, config=one, expansion=expansion)
     values = _values(x)
     out = torch.empty((config.splits, len(values), shape_of(weight)[0]), dtype=torch.float32, device=values.device)
     return _run(x, weight, None, out, config, expansion=expansion)
@@ -259,7 +273,7 @@ def residual_linear(
     """residual [T, N] += x [T, K] times weight [N, K] transposed, plus bias [N], rounded once; half the ``norm`` of
     that."""
     assert residual.is_contiguous()
-    assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig)
+    assert not isinstance(config, SpecializedConfig | WideningConfig | PromptConfig | LibraryConfig)
     out = torch.empty_like(residual)
     squares = torch.empty((config.tiles(shape_of(weight)[0]), len(x)), dtype=torch.float32, device=x.device)
     split_sums, splits = None, 1 if isinstance(config, VectorConfig | FewConfig) else config.splits

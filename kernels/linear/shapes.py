@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.library_parts import ALIGNED, LibraryConfig
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.specialized.hopper_few import MOST_TOKENS, FewConfig
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
@@ -16,7 +17,7 @@ from pagebus.kernels.specialized.hopper_words import WideningConfig
 
 DenseConfig = TileConfig | VectorConfig | SpecializedConfig
 """For weights of 16 bits; tiles and vectors for quantized ones too."""
-Config = DenseConfig | WideningConfig | FewConfig | PromptConfig
+Config = DenseConfig | WideningConfig | FewConfig | PromptConfig | LibraryConfig
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 """Buckets of token counts. A choice holds for its bucket's count and fewer, down to the next bucket. Above the last one
@@ -33,13 +34,15 @@ FORMS = ("plain", "wide", "gated", "partial", "residual")
 """What becomes of a product: see `pagebus.kernels.linear.linear`."""
 SPLIT_FORMS = ("partial", "residual")
 """Those of which sums over parts of K are added up by someone."""
+FEWEST_OF_PARTS = 64
+"""Tokens above which the library may multiply in parts."""
 ROUNDED = "-rounded"
 """How names of layouts end whose activations may be rounded to the same 8 bits."""
 
 
 class LinearKernel(StrEnum):
-    """The kernels that multiply. The last three are the library's, of quantized weights: of float8 and int8 times
-    activations that are rounded to it, and of what was dequantized before."""
+    """The kernels that multiply. The last five are the library's: of 16 bits with K in parts, and whole; of quantized
+    weights those of float8 and int8 times activations that are rounded to it, and of what was dequantized before."""
 
     GEMV = "gemv"
     SKINNY_GEMM = "skinny_gemm"
@@ -47,6 +50,7 @@ class LinearKernel(StrEnum):
     HOPPER_WORDS = "hopper_words"
     HOPPER_FEW = "hopper_few"
     HOPPER_PROMPTS = "hopper_prompts"
+    CUBLAS_PARTS = "cublas_parts"
     CUBLAS = "cublas"
     TORCH = "torch"
     SCALED_MM = "scaled_mm"
@@ -61,6 +65,7 @@ KERNELS: dict[type[Config], LinearKernel] = {
     WideningConfig: LinearKernel.HOPPER_WORDS,
     FewConfig: LinearKernel.HOPPER_FEW,
     PromptConfig: LinearKernel.HOPPER_PROMPTS,
+    LibraryConfig: LinearKernel.CUBLAS_PARTS,
 }
 """The kernel of each type of launch shape."""
 CONFIGS = {kernel: config for config, kernel in KERNELS.items()}
@@ -99,6 +104,11 @@ def kernel_of(config: Config) -> LinearKernel:
     return KERNELS[type(config)]
 
 
+def whole(config: TileConfig | SpecializedConfig | WideningConfig | PromptConfig | LibraryConfig) -> Config | None:
+    """The same with K in one part; None: the library."""
+    return None if isinstance(config, LibraryConfig) else replace(config, splits=1)
+
+
 def is_legal(product: Product, bucket: int, config: Config) -> bool:
     """Whether a launch shape can compute this product of ``bucket`` tokens."""
     if bucket in PROMPT_BUCKETS or isinstance(config, PromptConfig):
@@ -106,6 +116,8 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
         return ours and bucket in PROMPT_BUCKETS and product.form == "gated" and not product.layout.endswith(ROUNDED)
     if isinstance(config, VectorConfig):
         return bucket <= (1 if product.layout else 2)
+    if isinstance(config, LibraryConfig):
+        return bucket > FEWEST_OF_PARTS and not product.layout and _is_legal_in_parts(product, config)
     if isinstance(config, FewConfig):
         reads = product.layout.startswith("int4") and "lows" not in product.layout
         return reads and bucket <= MOST_TOKENS and config.fits(product.inputs)
@@ -117,6 +129,12 @@ def is_legal(product: Product, bucket: int, config: Config) -> bool:
     if isinstance(config, TileConfig):
         return True
     return product.form != "residual" and bucket >= (32 if isinstance(config, WideningConfig) else 65)
+
+
+def _is_legal_in_parts(product: Product, config: LibraryConfig) -> bool:
+    if product.form == "gated":
+        return config.splits == 1 and 0 < config.first < product.rows and config.first % (2 * ALIGNED) == 0
+    return product.form == "partial" and config.splits > 1 and not config.first and config.fits(product.inputs)
 
 
 def _is_legal_of_dense(config: Config) -> bool:

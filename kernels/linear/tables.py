@@ -59,7 +59,7 @@ def _write(path: Path, table: Table) -> None:
     write_rows(
         path,
         (
-            {**product._asdict(), "buckets": {bucket: pack(config) for bucket, config in chosen.items()}}
+            {**product._asdict(), "buckets": {bucket: pack(config) for bucket, config in sorted(chosen.items())}}
             for product, chosen in sorted(table.items())
         ),
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from pagebus.kernels.linear.timing import ROTATED_BYTES, graph_microseconds
+from pagebus.kernels.linear.tuning.timing import ROTATED_BYTES, graph_microseconds
 from pagebus.kernels.moe.experts import moe_experts
 from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Shape, items_of
 from pagebus.kernels.moe.weights import ExpertWeights

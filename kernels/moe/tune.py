@@ -11,8 +11,8 @@ import torch
 
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
-from pagebus.kernels.linear.timing import Compilers
-from pagebus.kernels.linear.tune import GAIN, Tell
+from pagebus.kernels.linear.tuning.timing import Compilers
+from pagebus.kernels.linear.tuning.tune import GAIN, Tell
 from pagebus.kernels.moe.choice import candidates_for, choose
 from pagebus.kernels.moe.launch.rule import by_rule
 from pagebus.kernels.moe.launch.shapes import Config, Shape, buckets

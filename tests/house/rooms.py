@@ -124,8 +124,8 @@ ROOMS: dict[str, str] = {
         "actors.executor.step actors.executor.graphs actors.executor.sampling actors.executor.moves "
         "actors.executor.memory "
         "actors.executor.batch actors.executor.device actors.runtime actors.model.grammars actors.model "
-        "actors.telemetry actors.settings kernels.linear kernels.moe kernels.moe.launch kernels.quantized.tuning "
-        "kernels.common bus bus.messages"
+        "actors.telemetry actors.settings kernels.linear.tuning kernels.linear kernels.moe kernels.moe.launch "
+        "kernels.quantized.tuning kernels.common bus bus.messages"
     ),
     "actors.executor.metrics": (
         "actors.executor.loading actors.executor.step actors.telemetry actors.settings bus.messages"
@@ -133,7 +133,7 @@ ROOMS: dict[str, str] = {
     "actors.executor.tuning": (
         "actors.executor.loading actors.executor.step actors.executor.graphs actors.executor.models "
         "actors.executor.memory actors.executor.batch actors.executor.device actors.model kernels.quantized.tuning "
-        "kernels.linear kernels.moe kernels.moe.launch kernels.attention.forms kernels.common"
+        "kernels.linear.tuning kernels.linear kernels.moe kernels.moe.launch kernels.attention.forms kernels.common"
     ),
     "actors.executor.loading": (
         "actors.executor.adapters actors.executor.step actors.executor.graphs actors.executor.sampling "
@@ -198,6 +198,7 @@ ROOMS: dict[str, str] = {
     "kernels.attention": "kernels.attention.forms kernels.layers kernels.common",
     "kernels.attention.forms": "kernels.linear kernels.common",
     "kernels.latent": "kernels.attention kernels.attention.forms kernels.layers kernels.common",
+    "kernels.linear.tuning": "kernels.linear kernels.specialized kernels.layers kernels.common",
     "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.layers kernels.common",
     "kernels.moe.adapted": "kernels.moe kernels.moe.launch kernels.quantized kernels.lora kernels.common",
@@ -205,8 +206,12 @@ ROOMS: dict[str, str] = {
         "kernels.moe kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.lora kernels.layers "
         "kernels.common"
     ),
-    "kernels.quantized.tuning": ("kernels.quantized kernels.linear kernels.layers kernels.coded kernels.common"),
-    "kernels.moe": "kernels.moe.launch kernels.linear kernels.specialized kernels.coded kernels.common",
+    "kernels.quantized.tuning": (
+        "kernels.quantized kernels.linear.tuning kernels.linear kernels.layers kernels.coded kernels.common"
+    ),
+    "kernels.moe": (
+        "kernels.moe.launch kernels.linear.tuning kernels.linear kernels.specialized kernels.coded kernels.common"
+    ),
     "kernels.moe.launch": "kernels.linear kernels.specialized kernels.common",
     "kernels.coded": "kernels.common",
     "kernels.sampling": "kernels.common",

@@ -19,10 +19,10 @@ from pagebus.kernels.attention.prefill_plan import FEW_PAST, FEW_TOKENS
 
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32
-SLOW_SIZES = frozenset({448})
-"""Numbers of tokens or rows that are no bucket sizes, because cuBLAS (CUDA 13.0, H200) multiplies larger ones faster. A
-step of llama8b with up to 448 tokens, 250 of them decodes, took 18.6 ms from a graph of that size, and 14.8 ms from one
-of 480."""
+SLOW_SIZES = {192: 200, 304: 312, 400: 408, 416: 432, 448: 456}
+"""Numbers of tokens or rows in place of which there are larger bucket sizes, which cuBLAS (CUDA 13.0, H200) multiplies
+faster, or no slower. Gate and up of Phi-4 take 181 µs for 192 tokens and 117 for 200, llama8b's 266 for 448 and 153 for
+456 (docs/measurements/h200-issue18/slow-sizes.txt)."""
 SPARE_SPANS = 32
 """Blocks of queries held ready beyond those that the tokens fill, because a row's last block is seldom full. Blocks
 with divided keys use the rest of them. There are more where rows are many because of their drafts: a block for each.
@@ -65,7 +65,7 @@ def decode_sizes(largest: int) -> list[int]:
     while size < largest:
         sizes.append(size)
         size += max(8, (1 << (size.bit_length() - 1)) // 16)
-    return [*_quick(sizes), largest]
+    return _quick(sizes, largest)
 
 
 def token_sizes(largest: int) -> list[int]:
@@ -75,11 +75,12 @@ def token_sizes(largest: int) -> list[int]:
     while size < largest:
         sizes.append(size)
         size += max(LEAST_TOKENS, (1 << (size.bit_length() - 1)) // 8)
-    return [*_quick(sizes), largest]
+    return _quick(sizes, largest)
 
 
-def _quick(sizes: list[int]) -> list[int]:
-    return [size for size in sizes if size not in SLOW_SIZES]
+def _quick(sizes: list[int], largest: int) -> list[int]:
+    quick = {SLOW_SIZES.get(size, size) for size in sizes}
+    return [*sorted(size for size in quick if size < largest), largest]
 
 
 def _shares(size: int, factor: int) -> list[int]:

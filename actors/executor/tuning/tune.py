@@ -18,7 +18,7 @@ from pagebus.actors.executor.tuning.step_timer import LONGEST, StepTimer
 from pagebus.actors.executor.tuning.tables import ModelTables, scratch_tables
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import BUCKETS
-from pagebus.kernels.linear.tune import ORDER, Tell
+from pagebus.kernels.linear.tuning.tune import ORDER, Tell
 
 SHARE_OF_CACHE = 8
 """One part in so many of the free memory holds keys and values; rows share blocks where that is not enough."""

@@ -1,4 +1,4 @@
-"""Times products with quantized weights on the GPU at hand, as `pagebus.kernels.linear.timing` times dense ones.
+"""Times products with quantized weights on the GPU at hand, as `pagebus.kernels.linear.tuning.timing` times dense ones.
 
 Weights have random numbers in a layout of their kind, more than the L2 cache holds; the norm beside the product, and an
 activation behind the library's, are timed with it.
@@ -18,7 +18,7 @@ from pagebus.kernels.linear.activation import silu_mul
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
-from pagebus.kernels.linear.timing import LEAST_LAUNCHES, ROTATED_BYTES, graph_microseconds
+from pagebus.kernels.linear.tuning.timing import LEAST_LAUNCHES, ROTATED_BYTES, graph_microseconds
 from pagebus.kernels.quantized.choice import choose_quantized
 from pagebus.kernels.quantized.coding import Kind, coded_of
 from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows, num_bytes

@@ -1,4 +1,4 @@
-"""What ``pagebus tune`` asks of products with quantized weights; of dense ones, `pagebus.kernels.linear.tune` knows."""
+"""What ``pagebus tune`` asks of products with quantized weights (dense: `pagebus.kernels.linear.tuning`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.shapes import Config, Product
-from pagebus.kernels.linear.tune import DENSE, Sort
+from pagebus.kernels.linear.tuning.tune import DENSE, Sort
 from pagebus.kernels.quantized.candidates import menu
 from pagebus.kernels.quantized.choice import choose_quantized, costs_of
 from pagebus.kernels.quantized.coding import Kind

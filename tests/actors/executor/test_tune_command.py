@@ -12,7 +12,7 @@ import torch
 
 import pagebus.actors.executor.tune_command
 import pagebus.actors.executor.tuning.tune
-import pagebus.kernels.linear.tune
+import pagebus.kernels.linear.tuning.tune
 import pagebus.kernels.moe.tune
 from pagebus.actors.bench.driver.shapes import SHAPES
 from pagebus.actors.commands.cli import main
@@ -30,7 +30,7 @@ from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.shapes import BUCKETS, Product
 from pagebus.kernels.linear.tables import merge_table
-from pagebus.kernels.linear.tune import Timed
+from pagebus.kernels.linear.tuning.tune import Timed
 from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.launch.shapes import Shape
 from pagebus.kernels.moe.launch.tables import merge_table as merge_experts
@@ -137,7 +137,7 @@ def test_a_model_that_only_pools_is_timed_alone(folder: Path, monkeypatch: pytes
         asked.append(len(products))
         return [Timed(products[0], 8, 20.0, 15.0, None, changed=True)]
 
-    monkeypatch.setattr(pagebus.kernels.linear.tune, "tune", tune)
+    monkeypatch.setattr(pagebus.kernels.linear.tuning.tune, "tune", tune)
     (folder / "config.json").write_text(json.dumps(SHAPES["llama8b"] | {"architectures": ["LlamaModel"]}))
     assert main(["tune", str(folder), "--launch-shapes-dir", str(folder)]) == 0
     assert len(asked) == 1

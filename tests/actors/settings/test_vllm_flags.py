@@ -67,6 +67,13 @@ def test_what_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
     assert "pagebus: -dcp: ranks divide heads, widths, experts" in capsys.readouterr().err
 
 
+def test_benchmarks_take_the_other_names() -> None:
+    """Of all settings that they have, as ``serve`` does."""
+    line = ["bench", "engine", "--model", "m", "-tp", "2", "-ep", "-q", "fp8"]
+    told = build_parser("bench").parse_args(line)
+    assert (told.tensor_parallel_size, told.enable_expert_parallel, told.quantization) == ("2", True, "fp8")
+
+
 def test_other_names_of_settings() -> None:
     """What vLLM calls otherwise sets what it means."""
     line = "m --api-server-count 3 -dp 2 -tp 4 -pp 3 --max-num-queued-reqs 7 --shutdown-timeout 9"

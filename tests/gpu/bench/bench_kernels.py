@@ -35,7 +35,7 @@ from pagebus.kernels.common.target import num_multiprocessors
 from pagebus.kernels.layers.norm import add_rms_norm, rms_norm
 from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write
 from pagebus.kernels.linear.activation import silu_mul
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 from pagebus.kernels.sampling.sampling import sample
 
 Q_HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE, LAYERS = 32, 8, 128, 16, 32

@@ -1,7 +1,7 @@
 """Times the products of a decode step, as they are chosen and by the library: `python -m tests.gpu.bench.bench_linear`.
 
 Each figure is a product with the norm beside it, weights from memory, in a CUDA graph
-(`pagebus.kernels.linear.timing`). The share is that of the speed at which an H200 copies memory, 4.30 TB/s.
+(`pagebus.kernels.linear.tuning.timing`). The share is that of the speed at which an H200 copies memory, 4.30 TB/s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from pagebus.kernels.linear.dispatch import choose
 from pagebus.kernels.linear.shapes import BUCKETS, Product
-from pagebus.kernels.linear.timing import Bench
+from pagebus.kernels.linear.tuning.timing import Bench
 
 COPY_BYTES_PER_US = 4.30e6
 MODELS = {

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pagebus.kernels.common.target import target_of
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.experts import moe_experts
 from pagebus.kernels.moe.grouped import combine, grouped_experts

@@ -31,7 +31,7 @@ from pagebus.kernels.attention.rotary_attention import rotary_attention
 from pagebus.kernels.attention.rotary_attention import supports as fuses
 from pagebus.kernels.common.target import num_multiprocessors, target_of
 from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE, LAYERS = 16, 8

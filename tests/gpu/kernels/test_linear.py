@@ -15,6 +15,7 @@ import pagebus.kernels.linear.linear
 from pagebus.kernels.common import pdl
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.linear.dispatch import LinearChoice, choose, choose_residual_product
+from pagebus.kernels.linear.library_parts import LibraryConfig
 from pagebus.kernels.linear.linear import (
     gated_linear,
     gated_linear_invariant,
@@ -301,3 +302,34 @@ def test_invariant(shape: str, dtype: torch.dtype) -> None:
         for count in (1, 2, 7, 16, 17, 33, 64, 65, 129, 256):
             start = 13 * count % (most - count)
             assert torch.equal(call(x[start : start + count], weight), whole[start : start + count]), count
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_by_the_library(dtype: torch.dtype) -> None:
+    """Sums of parts of K add up to the product, also of rows that are a view; with a bias nothing is cut."""
+    rows, size = SHAPES["llama8b o"]
+    weight, limit = weights(rows, size, dtype), {torch.bfloat16: 6e-3, torch.float16: 1e-3}[dtype]
+    bias = torch.randn(rows, dtype=dtype, device="cuda")
+    for tokens, splits in itertools.product((65, 200, 256), (2, 4)):
+        x = torch.randn(tokens, 2 * size, dtype=dtype, device="cuda")[:, size:]
+        expected = F.linear(x.float(), weight.float())
+        poison(splits, tokens, rows, dtype=torch.float32)
+        parts = partial_linear(x, weight, config=LibraryConfig(splits))
+        assert isinstance(parts, torch.Tensor)
+        assert parts.shape == (splits, tokens, rows)
+        assert worst_row(parts.sum(0), expected) < limit
+        whole = partial_linear(x.contiguous(), weight, bias, config=LibraryConfig(splits))
+        assert isinstance(whole, torch.Tensor)
+        assert worst_row(whole, expected + bias.float()) < limit
+
+
+def test_rows_in_two_products_by_the_library() -> None:
+    """Gates and what they multiply, wherever the cut is; with a bias all rows at once."""
+    rows, size = SHAPES["llama8b gate_up"]
+    weight, bias = weights(rows, size, torch.bfloat16), torch.randn(rows, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(200, size, dtype=torch.bfloat16, device="cuda")
+    for first, each in itertools.product((12672, 25344), (None, bias)):
+        gate, up = F.linear(x.float(), weight.float(), None if each is None else each.float()).chunk(2, dim=1)
+        poison(200, rows, dtype=torch.bfloat16)
+        found = gated_linear(x, weight, each, config=LibraryConfig(first=first))
+        assert worst_row(found, F.silu(gate) * up) < 12e-3

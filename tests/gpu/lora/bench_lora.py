@@ -20,7 +20,7 @@ import torch
 
 from pagebus.kernels.layers.norm import rms_norm
 from pagebus.kernels.linear import adapted
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 from pagebus.kernels.lora.pages import PagedTable
 from pagebus.kernels.lora.plan import AdapterPlan
 from pagebus.kernels.lora.shrink import shrink

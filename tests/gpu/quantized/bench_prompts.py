@@ -23,7 +23,7 @@ import torch
 from pagebus.kernels.coded.rounding import round_tokens
 from pagebus.kernels.layers.norm import add_rms_norm
 from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 
 HIDDEN, WIDTH, PROJECTED = 4096, 14336, 6144
 BYTES_PER_US, OPERATIONS_PER_US = 4.30e6, 1.58e9

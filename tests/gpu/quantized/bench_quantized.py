@@ -26,7 +26,7 @@ from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, 
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import merge_table, table_path
-from pagebus.kernels.linear.timing import graph_microseconds
+from pagebus.kernels.linear.tuning.timing import graph_microseconds
 from pagebus.kernels.quantized.choice import MOST_OF_RESIDUALS, choose_quantized
 from pagebus.kernels.quantized.coding import Kind, coded_of, kind_of
 from pagebus.kernels.quantized.layouts import Layout, W8Rows, num_bytes

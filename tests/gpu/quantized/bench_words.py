@@ -18,7 +18,7 @@ from pagebus.kernels.common.target import target_of
 from pagebus.kernels.linear.activation import activation_mul
 from pagebus.kernels.linear.linear import gated_linear, linear
 from pagebus.kernels.linear.shapes import LinearKernel, Product
-from pagebus.kernels.linear.timing import Compilers, graph_microseconds
+from pagebus.kernels.linear.tuning.timing import Compilers, graph_microseconds
 from pagebus.kernels.quantized.choice import choose_quantized
 from pagebus.kernels.quantized.coding import coded_of
 from pagebus.kernels.quantized.dequantize import dequantize, dequantize_numbers

@@ -18,7 +18,7 @@ from pagebus.kernels.common.user_tables import read_user_tables
 from pagebus.kernels.linear.dispatch import Source, choose_product
 from pagebus.kernels.linear.shapes import Product
 from pagebus.kernels.linear.tables import load_user_table
-from pagebus.kernels.linear.timing import call
+from pagebus.kernels.linear.tuning.timing import call
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CONFIG: dict[str, Any] = {

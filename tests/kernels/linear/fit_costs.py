@@ -1,6 +1,6 @@
 """Fits the constants of the cost model to times of launch shapes, and says how far its picks are from the fastest.
 
-    python -m pagebus.kernels.linear.tune --no-table --record times.jsonl PRODUCT...        # on the GPU
+    python -m pagebus.kernels.linear.tuning.tune --no-table --record times.jsonl PRODUCT...        # on the GPU
     python -m tests.kernels.linear.fit_costs times.jsonl --write --hold-out gated:37888x3584     # anywhere
 
 A pick's loss is what it takes over the fastest of all that were timed for its product and bucket, the library included;
@@ -20,7 +20,8 @@ from pagebus.kernels.common.machines import Machine, machine_of
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.linear.costs import CostModel
 from pagebus.kernels.linear.dispatch import MARGIN
-from pagebus.kernels.linear.shapes import Config, Product, parse
+from pagebus.kernels.linear.library_parts import LibraryConfig
+from pagebus.kernels.linear.shapes import Config, DenseConfig, Product, parse
 from pagebus.kernels.linear.waves import DATA, Constants, constants
 from pagebus.kernels.moe.launch.costs import ExpertConstants
 
@@ -63,7 +64,7 @@ def losses(times: Times, model: CostModel, least: int) -> list[Loss]:
     """Of all products and buckets of which at least so many launch shapes were timed."""
     found = []
     for (product, bucket), timed in times.items():
-        own = {config: us for config, us in timed.items() if config is not None}
+        own = {config: us for config, us in timed.items() if isinstance(config, DenseConfig)}
         guessed = {config: us for config in own if (us := model.own(config, *product[:3], bucket)) is not None}
         if len(guessed) < least:
             continue
@@ -83,6 +84,8 @@ def objective(times: Times, machine: Machine, fitted: Constants) -> float:
     model, total, count = CostModel(machine, fitted), 0.0, 0
     for (product, bucket), timed in times.items():
         for config, us in timed.items():
+            if isinstance(config, LibraryConfig):
+                continue
             guess = model.library(*product[:3], bucket) if config is None else model.own(config, *product[:3], bucket)
             if guess is not None:
                 total, count = total + min(1.0, abs(math.log(max(guess, 0.1) / us))), count + 1

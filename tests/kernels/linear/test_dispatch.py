@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.candidates import SPECIALIZED_ROWS
+from pagebus.kernels.linear.candidates import SPECIALIZED_ROWS, in_parts
 from pagebus.kernels.linear.dispatch import (
     Source,
     choose,
@@ -16,6 +16,7 @@ from pagebus.kernels.linear.dispatch import (
     choose_residual_product,
 )
 from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.library_parts import LibraryConfig
 from pagebus.kernels.linear.linear import LAUNCHES
 from pagebus.kernels.linear.shapes import (
     BUCKETS,
@@ -30,6 +31,7 @@ from pagebus.kernels.linear.shapes import (
 )
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import TABLES, load_table, merge_table, table_path
+from pagebus.kernels.linear.tuning.tune import candidates_for
 from pagebus.kernels.specialized.hopper_few import FewConfig
 from pagebus.kernels.specialized.hopper_gemm import GROUPS, LOADING_REGISTERS, SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
@@ -51,18 +53,16 @@ def test_no_gpu() -> None:
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_shipped_tables(path: Path) -> None:
-    """Every dense product has a choice for every bucket, or for prompts, or both; a quantized one or a rank's for those
-    that were timed; and each can be launched."""
+    """Every product has choices for buckets that were timed, and each can be launched."""
     table = load_table(path)
     assert table
     for product, choices in table.items():
         assert product.form in FORMS
         buckets = tuple(bucket for bucket in choices if bucket not in PROMPT_BUCKETS)
         assert set(buckets) <= set(BUCKETS)
-        assert product.layout or buckets in ((), BUCKETS) or len(buckets) <= 3
         for bucket, config in choices.items():
             assert config is None or is_legal(product, bucket, config)
-            if config is not None and not isinstance(config, FewConfig):
+            if config is not None and not isinstance(config, FewConfig | LibraryConfig):
                 assert config.rows <= product.rows
             if isinstance(config, TileConfig):
                 loaded = (
@@ -106,10 +106,7 @@ def test_every_kernel_and_form_is_reachable() -> None:
     """Each row of the table of kernels is some product's, and our own ones can all be launched. Some kernels are of
     quantized weights alone."""
     table = load_table(table_path(H200))
-    whole = [
-        product for product in table if tuple(table[product]) in (BUCKETS, (PROMPTS,), (*BUCKETS, PROMPTS))
-    ]  # a rank's have some buckets
-    products = [product[:3] for product in whole if not product.layout]
+    products = [product[:3] for product in table if not product.layout]
     quantized = {
         LinearKernel.SCALED_MM, LinearKernel.INT_MM, LinearKernel.DEQUANTIZED, LinearKernel.HOPPER_WORDS,
         LinearKernel.HOPPER_FEW,
@@ -208,3 +205,38 @@ def test_one_token_has_a_kernel_of_its_own_where_it_was_measured() -> None:
     for rows, inputs in ((8192, 3840), (3840, 15360), (5120, 5120)):
         choice = choose_product("plain", 1, rows, inputs, torch.bfloat16, Target(90, 132))
         assert isinstance(choice.config, VectorConfig)
+
+
+def test_the_library_multiplies_parts() -> None:
+    """From 65 to 256 tokens, of few rows and many inputs, on a measured GPU; with a bias the product stays whole."""
+    down, bf16 = (3584, 18944), torch.bfloat16
+    chosen = choose_residual_product(256, *down, bf16, H200)
+    assert (chosen.kernel, chosen.config, chosen.form) == (LinearKernel.CUBLAS_PARTS, LibraryConfig(2), "partial")
+    assert chosen.source is Source.RULE
+    biased = choose_residual_product(256, *down, bf16, H200, biased=True)
+    assert (biased.kernel, biased.config, biased.form) == (LinearKernel.CUBLAS, None, "plain")
+    assert choose_residual_product(128, 2048, 8192, bf16, H200).config == LibraryConfig(4)
+    assert choose_residual_product(256, 5120, 17920, bf16, H200).source is Source.MEASURED
+    for tokens, rows, inputs, dtype, target in (
+        (64, *down, bf16, H200), (257, *down, bf16, H200), (256, 5120, 5120, bf16, H200),
+        (256, *down, torch.float32, H200), (256, *down, bf16, Target(90, 114)), (256, *down, bf16, Target(80, 108)),
+        (256, 3584, 18944 + 64, bf16, H200), (192, 5120, 25600, bf16, H200),
+    ):  # fmt: skip
+        assert choose_residual_product(tokens, rows, inputs, dtype, target).kernel != LinearKernel.CUBLAS_PARTS
+
+
+def test_parts_that_are_legal() -> None:
+    """Of partial sums, which someone adds up, parts of K; of gated products two of rows; all of weights in 16 bits."""
+    partial, gated = Product("partial", 3584, 18944), Product("gated", 28672, 4096)
+    assert in_parts(partial, 256) == [LibraryConfig(2), LibraryConfig(4)]
+    assert [config.first for config in in_parts(gated, 256)] == [12672, 16896, 25344]
+    assert in_parts(partial, 64) == in_parts(gated, 64) == []
+    for form in ("plain", "wide", "residual"):
+        assert in_parts(partial._replace(form=form), 256) == []
+    for product in (partial, gated):
+        assert in_parts(product._replace(layout="fp8-rounded"), 256) == []
+        assert not is_legal(product, 256, LibraryConfig())
+        assert not is_legal(product, 8192, in_parts(product, 256)[0])
+        assert set(in_parts(product, 256)) <= set(candidates_for(product, 256, H200, 1))
+    assert not is_legal(gated, 256, LibraryConfig(first=12672 + 64))
+    assert not is_legal(gated, 256, LibraryConfig(2, first=12672))

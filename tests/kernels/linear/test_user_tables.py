@@ -11,11 +11,11 @@ import torch
 from pagebus.kernels.common import user_tables
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
-from pagebus.kernels.linear import tune
 from pagebus.kernels.linear.dispatch import Source, choose_product
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import load_user_table, merge_table
+from pagebus.kernels.linear.tuning import tune
 
 H200 = Target(90, 132, 4917)
 PRODUCT = Product("plain", 5120, 2880)

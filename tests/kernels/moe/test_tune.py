@@ -12,7 +12,7 @@ import torch
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.dispatch import Source
-from pagebus.kernels.linear.timing import Compiled
+from pagebus.kernels.linear.tuning.timing import Compiled
 from pagebus.kernels.moe.choice import decide
 from pagebus.kernels.moe.launch.shapes import Config, GroupConfig, Grouped, Shape, buckets
 from pagebus.kernels.moe.launch.tables import load_user_table

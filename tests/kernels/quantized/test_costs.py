@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import pagebus.kernels.linear.tune
+import pagebus.kernels.linear.tuning.tune
 from pagebus.kernels.coded.weights import Code
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import read_user_tables
@@ -19,8 +19,8 @@ from pagebus.kernels.linear.dispatch import Source
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, is_legal
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.linear.timing import Compilers
-from pagebus.kernels.linear.tune import GAIN, Timer, tune
+from pagebus.kernels.linear.tuning.timing import Compilers
+from pagebus.kernels.linear.tuning.tune import GAIN, Timer, tune
 from pagebus.kernels.quantized.candidates import FOLDER, resources
 from pagebus.kernels.quantized.choice import MARGIN, choose_quantized
 from pagebus.kernels.quantized.coding import Kind, coded_of, kind_of
@@ -177,7 +177,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def test_tuning_changes_what_is_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a layout's best few, the fastest is what a start chooses from then on."""
-    monkeypatch.setattr(pagebus.kernels.linear.tune, "ORDER", (8,))
+    monkeypatch.setattr(pagebus.kernels.linear.tuning.tune, "ORDER", (8,))
     product, compilers = Product("plain", 6144, 4096, INT4.name), _NoCompilers()
     (found,) = tune([product], H200, folder, 1.0, print, compilers, timer=_Fake(print), sort_of=sort_of)
     assert found.changed

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.linear.activation import silu_mul
 from pagebus.kernels.linear.gemv import VectorConfig
+from pagebus.kernels.linear.library_parts import LibraryConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
 from pagebus.kernels.specialized.hopper_few import FewConfig
@@ -47,7 +48,7 @@ class Job(NamedTuple):
     def kernel(self) -> tuple[object, ...] | None:
         """What decides which kernel is compiled; None: the library's."""
         config, product = self.config, self.product
-        if config is None:
+        if config is None or isinstance(config, LibraryConfig):
             return None
         assert not isinstance(
             config, WideningConfig | FewConfig | PromptConfig

@@ -1,7 +1,7 @@
 """Finds launch shapes by timing: for a user's model the cost model's best few, for the shipped tables all there are.
 
-    python -m pagebus.kernels.linear.tune plain:6144x4096 partial:4096x4096 residual:4096x4096 gated:28672x4096
-    python -m pagebus.kernels.linear.tune --record times.jsonl --no-table gated:37888x3584
+    python -m pagebus.kernels.linear.tuning.tune plain:6144x4096 partial:4096x4096 residual:4096x4096 gated:28672x4096
+    python -m pagebus.kernels.linear.tuning.tune --record times.jsonl --no-table gated:37888x3584
 
 ``pagebus tune`` does the former. A product is named by its form and the shape of its weights, rows x inputs; time
 ``partial`` before the ``residual`` that takes its place. Run as a program, this module times every candidate and writes
@@ -21,10 +21,11 @@ import torch
 
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.user_tables import read_user_tables, user_path
+from pagebus.kernels.linear.candidates import in_parts
 from pagebus.kernels.linear.dispatch import choose_product, model_of
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, pack
 from pagebus.kernels.linear.tables import merge_table, table_path
-from pagebus.kernels.linear.timing import Bench, Compiled, Compilers, Job
+from pagebus.kernels.linear.tuning.timing import Bench, Compiled, Compilers, Job
 
 GAIN = 0.98
 """A choice is replaced by one that takes at most this share of its time."""
@@ -95,8 +96,9 @@ def _line(product: Product, bucket: int, config: Config | None, us: float) -> st
 
 
 def candidates_for(product: Product, bucket: int, target: Target, count: int) -> list[Config]:
-    """The ``count`` launch shapes that the cost model finds best."""
-    return [config for _, config in model_of(target).ranked(product.form, product.rows, product.inputs, bucket, count)]
+    """The ``count`` launch shapes that the cost model finds best, and the library's products in parts."""
+    ranked = model_of(target).ranked(product.form, product.rows, product.inputs, bucket, count)
+    return [*(config for _, config in ranked), *in_parts(product, bucket)]
 
 
 def chosen_for(product: Product, bucket: int, target: Target) -> Config | None:

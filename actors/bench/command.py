@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from pagebus.actors.settings import SettingsError
-from pagebus.actors.settings.command_line import Commands
+from pagebus.actors.settings.command_line import Commands, number, output_file, output_folder, rate
 from pagebus.actors.settings.sources import add_arguments, field_types, load_settings
 
 MODEL_HELP = "folder or Hugging Face id, or llama8b or qwen06b: those shapes with random weights (default: the shipped)"
@@ -61,7 +61,7 @@ def _add_engine(benchmarks: Commands) -> None:
     _add_loras(run)
     run.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of which the median counts (default: 3)")
     _add_waiting(run)
-    run.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
+    run.add_argument("--json", type=output_file, metavar="FILE", help="write all figures of all runs there")
     _add_settings(engine)
 
 
@@ -85,8 +85,8 @@ def _add_profile(benchmarks: Commands) -> None:
         help="runs of the workload that are not measured (default: 0)",
     )
     run.add_argument("--steps", type=int, default=50, metavar="N", help="steps of the trace (default: 50)")
-    run.add_argument("--out", required=True, metavar="FILE", help="where the trace goes (JSON)")
-    run.add_argument("--picture", metavar="FILE", help="draw the first of these steps (SVG)")
+    run.add_argument("--out", type=output_file, required=True, metavar="FILE", help="where the trace goes (JSON)")
+    run.add_argument("--picture", type=output_file, metavar="FILE", help="draw the first of these steps (SVG)")
     run.add_argument("--picture-steps", type=int, default=5, metavar="N", help="steps in the picture (default: 5)")
     _add_settings(profile)
 
@@ -127,13 +127,13 @@ def _add_load(serve: argparse.ArgumentParser) -> None:
     load = serve.add_argument_group("load")
     load.add_argument("--workload", default="chat", metavar="NAME", help="as for simulate (default: chat)")
     load.add_argument("--num-prompts", type=int, metavar="N", help="requests (default: the workload's)")
-    load.add_argument("--scale", type=float, default=1.0, metavar="X", help="all lengths times this (default: 1)")
-    load.add_argument("--request-rate", type=float, metavar="R", help="per second; inf: all at once")
-    load.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; more: more even")
+    load.add_argument("--scale", type=number, default=1.0, metavar="X", help="all lengths times this (default: 1)")
+    load.add_argument("--request-rate", type=rate, metavar="R", help="per second; inf: all at once")
+    load.add_argument("--burstiness", type=number, default=1.0, metavar="B", help="1: Poisson; more: more even")
     load.add_argument("--max-concurrency", type=int, metavar="N", help="requests at a time")
     load.add_argument("--prompts", choices=("ids", "text"), default="ids", help="prompts as token ids or as words")
     load.add_argument("--vocab-size", type=int, default=4096, metavar="N", help="ids are below this (default: 4096)")
-    load.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default: 0)")
+    load.add_argument("--temperature", type=number, default=0.0, metavar="T", help="(default: 0)")
     load.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="(default: on)")
     load.add_argument("--continuous-usage-stats", action="store_true", help="count tokens by usage in every event")
     load.add_argument("--num-warmups", type=int, default=4, metavar="N", help="requests not counted (default: 4)")
@@ -142,7 +142,7 @@ def _add_load(serve: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--processes", type=int, default=1, metavar="N", help="processes that share the load (default: 1)"
     )
-    load.add_argument("--timeout-s", type=float, default=3600.0, metavar="S", help="of one request (default: 3600)")
+    load.add_argument("--timeout-s", type=number, default=3600.0, metavar="S", help="of one request (default: 3600)")
 
 
 def _add_report(serve: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def _add_report(serve: argparse.ArgumentParser) -> None:
     report.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="limits: ttft:300 itl:50 ...")
     report.add_argument("--metric-percentiles", default="50,90,99", metavar="P", help="(default: 50,90,99)")
     report.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
-    report.add_argument("--json", metavar="FILE", help="write all figures of all runs there")
+    report.add_argument("--json", type=output_file, metavar="FILE", help="write all figures of all runs there")
 
 
 def _add_start(benchmarks: Commands) -> None:
@@ -163,7 +163,7 @@ def _add_start(benchmarks: Commands) -> None:
     )
     run = start.add_argument_group("run", "what is measured")
     run.add_argument("--repeats", type=int, default=3, metavar="N", help="starts (default: 3)")
-    run.add_argument("--json", metavar="FILE", help="write all times of all starts there")
+    run.add_argument("--json", type=output_file, metavar="FILE", help="write all times of all starts there")
     _add_settings(start)
 
 
@@ -183,13 +183,13 @@ def _add_shape(benchmarks: Commands) -> None:
         help="write the folder of a named shape, to be served with random weights",
         description="Write a model's configuration and a tokenizer for it, to be served with --load-format dummy.",
     )
-    shape.add_argument("name", metavar="NAME", help="llama8b or qwen06b")
-    shape.add_argument("folder", metavar="FOLDER", help="parent of the new folder")
+    shape.add_argument("name", metavar="NAME", help="llama8b, qwen06b and so on; for any other word, all are listed")
+    shape.add_argument("folder", type=output_folder, metavar="FOLDER", help="parent of the new folder")
 
 
 def _add_sizes(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--requests", type=int, metavar="N", help="requests of a workload (default: its own number)")
-    group.add_argument("--scale", type=float, default=1.0, metavar="X", help="all lengths times this (default: 1)")
+    group.add_argument("--scale", type=number, default=1.0, metavar="X", help="all lengths times this (default: 1)")
     group.add_argument("--workload-seed", type=int, default=0, metavar="N", help="of prompts (default: 0)")
 
 
@@ -253,7 +253,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
             return bench_tables(arguments.files, arguments.into)
         case "shape":
-            return _write_shape(arguments.name, Path(arguments.folder))
+            return _write_shape(arguments.name, arguments.folder)
         case "profile":
             from pagebus.actors.bench.engine import chosen, workloads_for
             from pagebus.actors.bench.profile import bench_profile

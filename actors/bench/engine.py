@@ -83,7 +83,7 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
         results["points"] += asyncio.run(_run_all(served, part, arguments))
     print(table(results))
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 
 

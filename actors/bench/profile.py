@@ -28,16 +28,13 @@ def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: W
     print(f"{report(run, make_spans(run, scheduler, executor))}\n")
     steps = middle(run, arguments.steps)
     spans = make_spans(steps, scheduler, executor)
-    out = Path(arguments.out)
-    out.write_text(json.dumps(chrome_trace(spans, steps)) + "\n")
+    arguments.out.write_text(json.dumps(chrome_trace(spans, steps)) + "\n")
     print(summary(spans))
-    print(f"{out}: steps {steps[0].number} to {steps[-1].number}; open it at https://ui.perfetto.dev")
+    print(f"{arguments.out}: steps {steps[0].number} to {steps[-1].number}; open it at https://ui.perfetto.dev")
     if arguments.picture:
         few = steps[: arguments.picture_steps]
         title = f"{len(few)} steps of {arguments.workload}, {Path(settings.model or 'the shipped model').name}"
-        Path(arguments.picture).write_text(
-            str(picture(spans, title, few[0].planned_s, few[-1].done_s)), encoding="utf-8"
-        )
+        arguments.picture.write_text(str(picture(spans, title, few[0].planned_s, few[-1].done_s)), encoding="utf-8")
     return 0
 
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -62,7 +61,7 @@ def bench_serve(arguments: argparse.Namespace) -> int:
             "wait_for_graphs": arguments.wait_for_graphs,
             "points": [row],
         }
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     return 1 if failed else 0
 
 
@@ -83,10 +82,6 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
     headers = dict(_header(text) for text in arguments.header)
     if key:
         headers.setdefault("Authorization", f"Bearer {key}")
-    try:
-        extra_body = json.loads(arguments.extra_body)
-    except ValueError as error:
-        raise SettingsError(f"--extra-body: no JSON: {error}") from error
     return Spec(
         base_url=arguments.base_url,
         backend=arguments.backend,
@@ -104,13 +99,23 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
         temperature=arguments.temperature,
         ignore_eos=arguments.ignore_eos,
         continuous_usage=arguments.continuous_usage_stats,
-        extra_body=extra_body,
+        extra_body=_extra_body(arguments.extra_body),
         headers=headers,
         timeout_s=arguments.timeout_s,
         processes=arguments.processes,
         lora_modules=tuple(arguments.lora_modules),
         lora_assignment=arguments.lora_assignment,
     )
+
+
+def _extra_body(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"--extra-body: no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise SettingsError(f"--extra-body {text}: must be a JSON object")
+    return fields
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -68,7 +68,7 @@ def bench_start(arguments: argparse.Namespace, settings: Settings) -> int:
             "repeats": arguments.repeats,
             "points": [{"name": "start", "figures": told, "runs": times}],
         }
-        Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     return 0
 
 

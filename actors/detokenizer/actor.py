@@ -247,7 +247,7 @@ class DetokenizerActor(Actor):
                 continue  # the reading loop says so
             if self._position_info() != self._reported:
                 self._reported = self._position_info()
-                self.set_state(self.state)
+                self.renew_soon()
 
     async def _discover(self) -> None:
         """Read every live replica from its beginning; forget one whose lease is gone and whose last entry was read."""

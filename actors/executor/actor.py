@@ -256,7 +256,7 @@ class ExecutorActor(Actor):
             return
         engine = self._engine
         if self._measured.show_graphs(engine.graphs_progress):
-            self.set_state(self.state)
+            self.renew_soon()
         self._measured.update(engine.stats.kernels, engine.expert_tokens())
         with contextlib.suppress(RuntimeError):
             if memory := await asyncio.to_thread(engine.memory_in_use):
@@ -331,7 +331,7 @@ class ExecutorActor(Actor):
             self._phase_began_s = now
         self._phase, self._progress, self._progress_told_s = phase, round(share, 3), now
         if self._info is None:
-            self.set_state(self.state)
+            self.renew_soon()
 
     def _engine_failed(self, error: BaseException) -> None:
         self._end_process_if_faulted(error)

@@ -140,7 +140,7 @@ class LeadingRank(RankActor):
 
     async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
         own = self._own_part(config)
-        self.set_state(self.state)
+        self.renew_soon()
         others = await self._wait_for_ranks()
         check_alike(self._needs, others)
         addresses = {self._address, *(str(lease.info.get("address")) for lease in others)}
@@ -222,10 +222,10 @@ class FollowingRank(RankActor):
 
     async def _join(self, config: ModelConfig) -> tuple[ModelConfig, dict[str, Any]]:
         own = self._own_part(config)
-        self.set_state(self.state)
+        self.renew_soon()
         record = await self._wait_for_record()
         self._position, self._generation = record.start, record.generation
-        self.set_state(self.state)
+        self.renew_soon()
         hostname = LOOPBACK if record.store.startswith("file:") else self._address
         comm = await asyncio.to_thread(meet, self.settings, record.store, hostname, record.carrier, record.generation)
         self.spawn(self._watch_leases("executor", {self._replica: record.generation}), "leader")

@@ -134,8 +134,12 @@ class Actor(ABC):
         """Update metrics that are not updated by events; called before each publication."""
 
     def set_state(self, state: str) -> None:
-        """Change the state in the lease at once. Call it also when other lease info has changed."""
+        """Change the state in the lease at once."""
         self.state = state
+        self.renew_soon()
+
+    def renew_soon(self) -> None:
+        """Renew the lease at once, because something that it tells has changed."""
         self._beat_now.set()
 
     def publish_soon(self) -> None:

@@ -69,7 +69,7 @@ class Restarts:
         self._started_s = self._clock()
 
     def died(self, *, was_ready: bool = False) -> float:
-        """Record a death; returns the pause before the next start, in seconds."""
+        """Record a death; returns the pause before the next start, in seconds. ``was_ready``: or has left as told."""
         now = self._clock()
         if was_ready or now - self._started_s >= STEADY_S:
             self._pause_s = FIRST_PAUSE_S

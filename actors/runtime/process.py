@@ -36,6 +36,8 @@ RANKS = "pagebus.actors.executor.rank_actors"
 """Where the executors are whose model is divided."""
 EXIT_OK, EXIT_FAILED, EXIT_UNUSABLE = 0, 1, 2
 """Exit codes: drained; died; cannot work with these settings or this model, so a restart is useless."""
+EXIT_STOPPED = 130
+"""Exit code of a command that a signal has stopped before its work was done."""
 
 OPEN_REDIS = (
     "the URL has no password: whoever reaches it could read and change every request. Give it one "

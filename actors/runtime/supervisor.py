@@ -183,10 +183,12 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             were_ready = [await self._release_lease(each) for each in group]
-            pause_s = first.restarts.died(was_ready=were_ready[0])
+            left = code == EXIT_OK  # as it was told, for example by /sleep: its lease is gone with it
+            pause_s = first.restarts.died(was_ready=left or were_ready[0])
             self._give_up_if_hopeless(first, child, code)
             cause = {"cause": child.cause} if child.cause else {}
-            self._log.warning("process ended", process=child.name, code=code, restart_in_s=pause_s, **cause)
+            log = self._log.info if left else self._log.warning
+            log("process ended", process=child.name, code=code, restart_in_s=pause_s, **cause)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 

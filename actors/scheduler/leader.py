@@ -78,7 +78,7 @@ class Leader:
         self.lease_watch = LeaseWatch(bus, self.membership, settings.lease_ttl_s)
         self._detokenizers = Detokenizers(names, outbox)
         self._observers = Observers(core, outbox, names)
-        self._steering = Steering(core, outbox, names)
+        self._steering = Steering(core, outbox, names, actor.renew_soon)
         self._trimmer = Trimmer(bus, names, actor.epoch)
         self._remains = Remains(bus, names, outbox, self._forget)
         self._results = ResultStreams(bus, names, takeover.read)

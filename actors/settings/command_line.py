@@ -1,9 +1,12 @@
-"""Adds a command to the command line of ``pagebus``: its arguments, and the function that runs it."""
+"""Adds a command to the command line of ``pagebus``: its arguments, their types, and the function that runs it."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 Run = Callable[[argparse.Namespace], int]
 """Does what the arguments ask for; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
@@ -36,3 +39,38 @@ class Commands:
         if run is not None:
             parser.set_defaults(run=run)
         return parser
+
+
+def number(text: str) -> float:
+    """The type of an option with a number: ``float`` takes ``nan`` and ``inf``, too, which few ranges refuse."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def rate(text: str) -> float:
+    """The type of an option with a rate, which may be ``inf``."""
+    return math.inf if text == "inf" else number(text)
+
+
+def output_file(text: str) -> Path:
+    """The type of an option that names a file to write, which is found unusable before anything is computed for it."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if not path.exists() and not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """The type of an option that names a folder to write into, which is made."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
+    return path

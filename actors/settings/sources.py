@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pagebus.actors.settings.declaring import SettingsError, flag_of
 from pagebus.actors.settings.settings import GROUPS, Settings
-from pagebus.actors.settings.vllm_flags import add_foreign, add_other_names
+from pagebus.actors.settings.vllm_flags import add_foreign, add_other_names, in_its_place
 
 MODEL_FLAG = "model_flag"
 ENV_PREFIX = "PAGEBUS_"
@@ -146,7 +146,8 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(ENV_PREFIX) or variable == ENV_CONFIG or variable.startswith(ENV_TESTS):
             continue
         if variable not in known:
-            raise SettingsError(f"{variable}: there is no such setting{_suggestion(variable, known)}")
+            advice = in_its_place(variable.removeprefix(ENV_PREFIX).lower())
+            raise SettingsError(f"{variable}: there is no such setting{_suggestion(variable, known, advice)}")
         if text != "":
             found[known[variable]] = parse_value(known[variable], text, variable)
     return found
@@ -172,7 +173,9 @@ def from_file(path: str) -> dict[str, Any]:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in kinds:
-            raise SettingsError(f"{path}: {key}: there is no such setting{_suggestion(name, kinds)}")
+            raise SettingsError(
+                f"{path}: {key}: there is no such setting{_suggestion(name, kinds, in_its_place(name))}"
+            )
         found[name] = typed_value(name, value, f"{path}: {key}")
     return found
 
@@ -204,9 +207,11 @@ def unknown_option(option: str, known: Iterable[str]) -> str:
     return f"{name}: there is no such option" + _suggestion(name, dict.fromkeys(known))
 
 
-def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+def _suggestion(name: str, known: Mapping[str, Any], advice: str = "") -> str:
     import difflib
 
+    if advice:
+        return f": {advice}"
     close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 

@@ -109,6 +109,17 @@ def _nested(path: Sequence[str], text: str) -> Any:
     return value
 
 
+def in_its_place(name: str) -> str:
+    """What there is in place of one of vLLM's flags, which only the command line and ``LLM`` take, by the name that it
+    would have as a setting; "": vLLM has no such flag."""
+    option = "--" + name.replace("_", "-")
+    if option in ALIASES:
+        return f"its name here is {ALIASES[option]}"
+    if takes_object(option):
+        return f"only the command line takes {option}"
+    return FLAGS[option].text if option in FLAGS else ""
+
+
 def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that arguments of ``LLM`` are, which go by vLLM's names.
 

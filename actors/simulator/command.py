@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagebus.actors.settings import Settings, SettingsError
-from pagebus.actors.settings.command_line import Commands
+from pagebus.actors.settings.command_line import Commands, number, output_file, output_folder
 from pagebus.actors.settings.sources import add_arguments, load_settings
 from pagebus.actors.telemetry.last_words import say
 
@@ -67,7 +67,7 @@ def add_simulator(commands: Commands) -> None:
     record.add_argument(
         "--out", required=True, metavar="FILE", help="output file of the trace (JSON Lines; ending in .gz, compressed)"
     )
-    record.add_argument("--seconds", type=float, metavar="S", help="duration of the recording")
+    record.add_argument("--seconds", type=number, metavar="S", help="duration of the recording")
     add_arguments(record, model=False, only=("bus", "name"))
 
 
@@ -77,7 +77,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--trace", metavar="FILE", help="requests from a trace file (JSON Lines)")
     what.add_argument("--workload", metavar="NAME", help="requests of a named workload; 'list' shows them")
     run.add_argument("--requests", type=int, metavar="N", help="how many (default: the workload's)")
-    run.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals per second; 0: all at once")
+    run.add_argument("--rate", type=number, metavar="R", help="Poisson arrivals per second; 0: all at once")
     run.add_argument(
         "--clients",
         type=int,
@@ -92,7 +92,7 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "--draft-acceptance",
-        type=float,
+        type=number,
         default=0.6,
         metavar="P",
         help="with --spec-method: the chance of a draft to be right, if those before it are (default: 0.6)",
@@ -100,30 +100,32 @@ def _add_simulate(parser: argparse.ArgumentParser) -> None:
     _add_links(run)
     run.add_argument("--check", action="store_true", help="check every invariant of the scheduler after every step")
     out = parser.add_argument_group("report")
-    out.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="good requests: time to first token at most this")
-    out.add_argument("--slo-itl-ms", type=float, metavar="MS", help="good requests: mean time per token at most this")
-    out.add_argument("--json", metavar="FILE", help="write the report there too")
-    out.add_argument("--plot", metavar="FOLDER", help="draw pictures (SVG) into this folder")
-    out.add_argument("--record", metavar="FILE", help="write requests and steps as 'record' does (JSON Lines)")
+    out.add_argument("--slo-ttft-ms", type=number, metavar="MS", help="good requests: time to first token at most this")
+    out.add_argument("--slo-itl-ms", type=number, metavar="MS", help="good requests: mean time per token at most this")
+    out.add_argument("--json", type=output_file, metavar="FILE", help="write the report there too")
+    out.add_argument("--plot", type=output_folder, metavar="FOLDER", help="draw pictures (SVG) into this folder")
+    out.add_argument(
+        "--record", type=output_file, metavar="FILE", help="write requests and steps as 'record' does (JSON Lines)"
+    )
 
 
 def _add_links(run: argparse._ArgumentGroup) -> None:
     run.add_argument(
         "--link-gbps",
-        type=float,
+        type=number,
         metavar="X",
         help="gigabits per second of each executor's link to the others, in either direction; NVLink: 2000 (default: "
         "executors pull no blocks from each other)",
     )
     run.add_argument(
         "--link-latency-ms",
-        type=float,
+        type=number,
         default=0.05,
         metavar="MS",
         help="of each pull, before its bytes (default: 0.05)",
     )
     run.add_argument(
-        "--link-open-ms", type=float, default=0.0, metavar="MS", help="of the first pull between two (default: 0)"
+        "--link-open-ms", type=number, default=0.0, metavar="MS", help="of the first pull between two (default: 0)"
     )
 
 
@@ -172,9 +174,9 @@ def _simulate(arguments: argparse.Namespace, settings: Settings) -> int:
     print(table(report))
     _say_speed(report, took_s, cpu_s, [*memory, _rss_mib()])
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     if recorder is not None:
-        draw(recorder.run(), Path(arguments.plot))
+        draw(recorder.run(), arguments.plot)
     return 0 if report["requests"]["unserved"] == 0 else 1
 
 
@@ -264,6 +266,8 @@ def _trace(arguments: argparse.Namespace) -> Any:
             raise SettingsError(f"--trace: {error}") from error
     if arguments.workload not in WORKLOADS:
         raise SettingsError(f"--workload: no {arguments.workload!r}; there are {', '.join(WORKLOADS)}")
+    if arguments.workload_seed < 0:
+        raise SettingsError(f"--seed {arguments.workload_seed}: must be at least 0")
     for name in ("requests", "rate", "clients"):
         value = getattr(arguments, name)
         if value is not None and value < (name == "requests"):

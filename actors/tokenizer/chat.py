@@ -119,8 +119,9 @@ class ChatTemplate:
     def _apply(self, request: GenerateRequest, messages: list[Any], kwargs: dict[str, Any]) -> str:
         template = request.chat_template or self._template
         if template is None and not self._tokenizer.chat_template:
+            instead = "input" if request.sampling.pooling else "prompt" if request.tokens_only else "/v1/completions"
             raise Refusal(
-                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                f"This model has no chat template: use {instead}, or start the server with --chat-template.",
                 param="messages",
             )
         chat = {

@@ -32,7 +32,7 @@ from pagebus.bus.dead_letters import DEAD_LETTERS_KEPT, dead_letter_frame
 from pagebus.bus.messages import JsonValue, Message
 from pagebus.bus.redis.groups import RedisGroups
 from pagebus.bus.redis.leases import RedisLeases, RedisState
-from pagebus.bus.redis.link import COMMAND_TIMEOUT_S, Command, CredentialsRefused, RedisLink, Servers, info_of
+from pagebus.bus.redis.link import COMMAND_TIMEOUT_S, Command, RedisLink, Servers, UrlRefused, info_of
 from pagebus.bus.redis.replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
 from pagebus.bus.redis.stream import Reply
 from pagebus.bus.redis.url import parse_redis_url
@@ -95,7 +95,7 @@ class RedisBus(Bus):
             try:
                 (info,) = await self._writer.call(("INFO",))
                 break
-            except CredentialsRefused:
+            except UrlRefused:
                 raise
             except BusUnavailable as error:
                 pause_s = backoff.next_s()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import hiredis
-from redis.exceptions import AuthenticationError, ConnectionError, RedisError
+from redis.exceptions import AuthenticationError, ConnectionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from pagebus.bus.contract import BusUnavailable
@@ -39,8 +39,8 @@ def info_of(reply: bytes) -> dict[str, str]:
     return dict(line.partition(":")[::2] for line in reply.decode(errors="replace").splitlines() if ":" in line)
 
 
-class CredentialsRefused(BusUnavailable):
-    """The server rejects the user or password; retrying will not help."""
+class UrlRefused(BusUnavailable):
+    """The server rejects the user, the password or the database; retrying will not help."""
 
 
 class Servers:
@@ -304,7 +304,9 @@ class RedisLink:
             return error
         where = self.target.text
         if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
-            return CredentialsRefused(f"Redis at {where} refuses our credentials ({error}): check the bus URL")
+            return UrlRefused(f"Redis at {where} refuses our credentials ({error}): check the bus URL")
+        if any(isinstance(each, ResponseError) and "DB index" in str(each) for each in (error, error.__cause__)):
+            return UrlRefused(f"Redis at {where} has no such database ({error}): check the bus URL")
         if isinstance(error, TimeoutError | RedisTimeoutError):
             return BusUnavailable(f"Redis at {where} does not answer: is it overloaded, stopped or cut off?")
         if isinstance(error, ConnectionError | RedisError | OSError):

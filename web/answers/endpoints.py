@@ -14,7 +14,7 @@ from pagebus.web.answers.detailed import (
     shown_choices,
 )
 from pagebus.web.answers.endpoint import Endpoint
-from pagebus.web.answers.pooled import EMBEDDING, RERANK, SCORE
+from pagebus.web.answers.pooled import CLASSIFY, EMBEDDING, POOLING, RERANK, SCORE
 from pagebus.web.answers.sse import ChatChunks, Chunks, CompletionChunks
 from pagebus.web.calls.answer_details import AnswerDetails
 from pagebus.web.calls.call import Call, Choice
@@ -65,6 +65,8 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/embeddings": EMBEDDING,
     **dict.fromkeys(SCORE_PATHS, SCORE),
     **dict.fromkeys(RERANK_PATHS, RERANK),
+    "/classify": CLASSIFY,
+    "/pooling": POOLING,
 }
 """Endpoints whose bodies may be lines of a batch, by their paths."""
 

@@ -7,6 +7,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 MAX_PROMPTS = 1024
 """Prompts in one call to ``/v1/completions``."""
+MAX_INPUTS = 2048
+"""Inputs in one call to ``/v1/embeddings`` and the like: as many as OpenAI takes."""
 MAX_N = 64
 """Choices per prompt."""
 MAX_CHOICES = 4096

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, Schema, type_name, unheard
-from pagebus.web.http.limits import MAX_MESSAGES, MAX_PROMPTS
+from pagebus.web.http.limits import MAX_INPUTS, MAX_MESSAGES
 from pagebus.web.requests.chat_messages import CONTENT, ROLES, read_message
 from pagebus.web.requests.parsed_request import Prompt
 
@@ -18,7 +18,7 @@ _MESSAGE: Schema = {
 _CONVERSATION: Schema = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}
 SHAPES: tuple[Schema, ...] = (
     _CONVERSATION,
-    {"type": "array", "items": _CONVERSATION, "minItems": 1, "maxItems": MAX_PROMPTS},
+    {"type": "array", "items": _CONVERSATION, "minItems": 1, "maxItems": MAX_INPUTS},
 )
 
 
@@ -33,8 +33,8 @@ def read_conversations(fields: Fields, name: str, schema: Schema) -> tuple[Promp
     given = _listed(fields.take(name, schema), name)
     if not isinstance(given[0], list):
         return (_read(given, name),)
-    if len(given) > MAX_PROMPTS:
-        raise bad_field(name, f"must have at most {MAX_PROMPTS} conversations, got {len(given)}")
+    if len(given) > MAX_INPUTS:
+        raise bad_field(name, f"must have at most {MAX_INPUTS} conversations, got {len(given)}")
     return tuple(_read(_listed(each, f"{name}[{index}]"), f"{name}[{index}]") for index, each in enumerate(given))
 
 

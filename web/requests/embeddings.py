@@ -15,7 +15,7 @@ from pagebus.web.calls.answer_details import AnswerDetails, EmbeddingForm, Float
 from pagebus.web.calls.number_formats import DTYPES, ORDERS, to_bytes
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, Schema
-from pagebus.web.http.limits import INT32_MAX, MAX_CHOICES
+from pagebus.web.http.limits import INT32_MAX, MAX_INPUTS
 from pagebus.web.requests.chat_messages import read_template_kwargs
 from pagebus.web.requests.conversations import SHAPES, are_messages, read_conversations
 from pagebus.web.requests.openai import (
@@ -89,13 +89,11 @@ def pooled_request(
 
 
 def _input_schema(model: ServedModel) -> Schema:
-    return {"anyOf": [*prompt_schema(model.vocab_size)["anyOf"], *SHAPES]}
+    return {"anyOf": [*prompt_schema(model.vocab_size, MAX_INPUTS)["anyOf"], *SHAPES]}
 
 
 def _read_input(fields: Fields, name: str, model: ServedModel) -> ParsedRequest:
-    prompts = read_prompts(fields, "input", model.vocab_size, _input_schema(model))
-    if len(prompts) > MAX_CHOICES:
-        raise bad_field("input", f"must have at most {MAX_CHOICES} items, got {len(prompts)}")
+    prompts = read_prompts(fields, "input", model.vocab_size, _input_schema(model), MAX_INPUTS)
     return pooled_request(name, prompts, model, add_special_tokens=fields.boolean("add_special_tokens", True))
 
 

@@ -306,15 +306,18 @@ def read_truncation_side(fields: Fields, default: Side) -> Side:
 
 
 @cache
-def prompt_schema(vocab_size: int | None) -> dict[str, Any]:
+def prompt_schema(vocab_size: int | None, most: int = MAX_PROMPTS) -> dict[str, Any]:
     """The JSON Schema of what :func:`read_prompts` accepts."""
     text, ids = {"type": "string"}, {"type": "array", "items": token_id(vocab_size), "minItems": 1}
-    many = ({"type": "array", "items": each, "minItems": 1, "maxItems": MAX_PROMPTS} for each in (text, ids))
+    many = ({"type": "array", "items": each, "minItems": 1, "maxItems": most} for each in (text, ids))
     return {"anyOf": [text, ids, *many]}
 
 
-def read_prompts(fields: Fields, name: str, vocab_size: int | None, schema: Schema | None = None) -> tuple[Prompt, ...]:
-    """A string, strings, token ids, or lists of token ids. ``schema``: of what the caller takes in their place, too."""
+def read_prompts(
+    fields: Fields, name: str, vocab_size: int | None, schema: Schema | None = None, most: int = MAX_PROMPTS
+) -> tuple[Prompt, ...]:
+    """A string, or ``most`` strings; token ids, or as many lists of them. ``schema``: of what the caller takes in their
+    place, too."""
     value = fields.take(name, schema or prompt_schema(vocab_size))
     if value is None:
         raise bad_field(name, "is required")
@@ -327,8 +330,8 @@ def read_prompts(fields: Fields, name: str, vocab_size: int | None, schema: Sche
     first = value[0]
     if not isinstance(first, str | list):
         return (Prompt(token_ids=_token_array(value, name, vocab_size), path=name),)
-    if len(value) > MAX_PROMPTS:
-        raise bad_field(name, f"must have at most {MAX_PROMPTS} prompts, got {len(value)}")
+    if len(value) > most:
+        raise bad_field(name, f"must have at most {most} prompts, got {len(value)}")
     if isinstance(first, list):
         return tuple(
             Prompt(token_ids=_token_array(ids, path := f"{name}[{index}]", vocab_size), path=path)

@@ -16,7 +16,7 @@ from pagebus.actors.commands.jobs.ordering import bad_lines, put_in_order
 from pagebus.actors.commands.jobs.transfer import collect, submit
 from pagebus.actors.runtime.gpus import visible_gpus
 from pagebus.actors.runtime.one_machine import check_one_process, private_redis, uses_one_process
-from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, StopSignal, make_bus, stop_on_signals
+from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, StopSignal, make_bus, stop_on_signals
 from pagebus.actors.runtime.single_process import SingleProcess
 from pagebus.actors.runtime.supervisor import Supervisor, plan_children
 from pagebus.actors.settings import Settings
@@ -32,7 +32,7 @@ SHOWN_BAD_LINES = 20
 
 
 def run_batch(settings: Settings, requests: Path, results: Path) -> int:
-    """Answer a file; returns the exit code: 1 also if a line could not be answered."""
+    """Answer a file; returns the exit code: 1 also if a line could not be answered, 130 if a signal has come before."""
     if settings.log_level == "info":
         settings = settings.replace(log_level="warning")
     terminal = sys.stderr.isatty()
@@ -93,7 +93,7 @@ async def _run(settings: Settings, requests: Path, results: Path, progress: Prog
 async def _beside(
     system: SingleProcess | Supervisor, stop: StopSignal, started: asyncio.Event, work: Coroutine[Any, Any, None]
 ) -> int:
-    """Run the system as long as the work takes. Its exit code, unless the work was done."""
+    """Run the system as long as the work takes. Its exit code if it fails, another one if a signal ends it."""
     running = asyncio.create_task(system.run(stop))
     waiting = asyncio.create_task(started.wait())
     working = asyncio.create_task(work_after(waiting, work))
@@ -106,7 +106,7 @@ async def _beside(
         if done:
             await working
             return EXIT_OK
-        return code or EXIT_FAILED
+        return code or EXIT_STOPPED
     finally:
         for task in (waiting, working):
             task.cancel()

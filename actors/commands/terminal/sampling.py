@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagebus.actors.settings import SettingsError
+from pagebus.actors.settings.command_line import number
 
-FIELDS: Mapping[str, tuple[type, str]] = {
+FIELDS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_tokens": (int, "most tokens of an answer"),
-    "temperature": (float, "0: always the most likely token; more: more varied"),
-    "top_p": (float, "draw from the most likely tokens that together have this probability"),
+    "temperature": (number, "0: always the most likely token; more: more varied"),
+    "top_p": (number, "draw from the most likely tokens that together have this probability"),
     "top_k": (int, "draw from so many of the most likely tokens"),
-    "min_p": (float, "leave out tokens with less than this share of the best one's probability"),
-    "presence_penalty": (float, "against tokens that have come"),
-    "frequency_penalty": (float, "against tokens, for each time that they have come"),
-    "repetition_penalty": (float, "against tokens of prompt and output; 1: none"),
+    "min_p": (number, "leave out tokens with less than this share of the best one's probability"),
+    "presence_penalty": (number, "against tokens that have come"),
+    "frequency_penalty": (number, "against tokens, for each time that they have come"),
+    "repetition_penalty": (number, "against tokens of prompt and output; 1: none"),
     "seed": (int, "the same seed draws the same tokens"),
     "stop": (str, "end before this text"),
 }

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+WRITES_PER_TRY = 64
+"""After so many writes that have not failed, or as many as it holds, a disk that was full is given more."""
+
 
 def name_of(content: bytes) -> str:
     """The name of a content in messages and files."""
@@ -19,7 +22,9 @@ class DiskPool:
     """At most ``num_blocks`` contents, those under way included. Callers only read ``stored``."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+        self.num_blocks = self._most = num_blocks
+        self._successes, self._more = 0, 1
+        """Writes since the room was last changed, and how much more is tried next."""
         self.stored: OrderedDict[bytes, None] = OrderedDict()
         """Least recently used first."""
         self._written: set[bytes] = set()
@@ -47,12 +52,18 @@ class DiskPool:
         return dropped
 
     def end(self, content: bytes, *, stored: bool) -> None:
-        """A write has ended. One that has failed shows how much the disk can hold."""
+        """A write has ended. One that has failed shows how much the disk can hold now. It may be more later: so one
+        block is always tried, and ever more while no write fails."""
         self._written.discard(content)
-        if stored:
-            self.stored[content] = None
-        else:
-            self.num_blocks = min(self.num_blocks, len(self.stored) + len(self._written))
+        if not stored:
+            self.num_blocks = max(1, min(self.num_blocks, len(self.stored) + len(self._written)))
+            self._successes, self._more = 0, 1
+            return
+        self.stored[content] = None
+        self._successes += 1
+        if self._successes >= min(WRITES_PER_TRY, self.num_blocks) and self.num_blocks < self._most:
+            self.num_blocks = min(self._most, self.num_blocks + self._more)
+            self._successes, self._more = 0, 2 * self._more
 
     def found(self, contents: Iterable[bytes]) -> list[bytes]:
         """Note contents that the executor has found. Returns those for which there is no room."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.events import CachesReset, WorkHeld
 from pagebus.bus.contract import Bus
@@ -11,9 +13,11 @@ from pagebus.bus.streams import Names
 
 
 class Steering:
-    """Applies commands. Each is answered once all inputs before it have been handled and planned."""
+    """Applies commands. Each is answered once all inputs before it have been handled and planned. ``on_change`` is
+    called when the work is held, or is not any more."""
 
-    def __init__(self, core: Core, outbox: Outbox, names: Names) -> None:
+    def __init__(self, core: Core, outbox: Outbox, names: Names, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self._core = core
         self._outbox = outbox
         self._names = names
@@ -32,6 +36,7 @@ class Steering:
             self._core.handle(CachesReset(host=message.host, running=message.running))
         elif message.mode in HOLDS:
             self._core.handle(WorkHeld(str(message.mode)))
+            self._on_change()
         self._asked.append(message)
 
     def answer(self) -> None:

@@ -38,6 +38,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("", "the following arguments are required: COMMAND; see pagebus --help"),
         ("actor nosuch", "argument KIND: invalid choice: 'nosuch' .*; see pagebus actor --help"),
         ("job status", "the following arguments are required: FILE; see pagebus job status --help"),
+        ("simulate --trace a --json /nowhere/x", "argument --json: /nowhere/x: there is no folder /nowhere; .*"),
+        ("simulate --trace a --record /nowhere/x", "argument --record: /nowhere/x: there is no folder /nowhere; .*"),
+        ("simulate --trace a --plot /dev/null/x", "argument --plot: /dev/null/x: Not a directory; .*"),
+        ("simulate --trace a --rate nan", "argument --rate: invalid number value: 'nan'; .*"),
+        ("bench serve --json .", "argument --json: . is a folder; .*"),
+        ("bench engine --json /nowhere/x", "argument --json: /nowhere/x: there is no folder /nowhere; .*"),
+        ("bench start --json /nowhere/x", "argument --json: /nowhere/x: there is no folder /nowhere; .*"),
+        ("bench profile --out /nowhere/x", "argument --out: /nowhere/x: there is no folder /nowhere; .*"),
+        ("bench shape qwen06b /dev/null", "argument FOLDER: /dev/null: File exists; .*"),
+        ("bench serve --request-rate nan", "argument --request-rate: invalid rate value: 'nan'; .*"),
+        ("complete a --temperature inf", "argument --temperature: invalid number value: 'inf'; .*"),
     ],
 )
 def test_a_wrong_command_is_told_in_one_line(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from pagebus.actors.runtime.child import Child, Restarts
+from pagebus.actors.runtime.child import CRASH_LOOP, Child, Restarts
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_UNUSABLE, StopSignal
 from pagebus.actors.runtime.supervisor import ChildPlan, Supervisor
 from pagebus.actors.settings import Settings
@@ -144,6 +144,20 @@ async def test_restarts_and_frees_the_lease(monkeypatch: pytest.MonkeyPatch) -> 
     await watched.until("up", times=2)
     assert await watched.bus.leases() == []
     assert watched.supervisor.children[0].pid not in (None, pid)
+    watched.stop()
+    assert await watched.running == EXIT_OK
+
+
+async def test_one_that_was_told_to_leave_is_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as it is told: an executor ends at each /sleep, which is no crash."""
+    monkeypatch.setattr("pagebus.actors.runtime.child.FIRST_PAUSE_S", 10 * LIMIT_S)
+    watched = Watched(plan("executor-0", DRAINS))
+    for life in range(1, CRASH_LOOP + 2):
+        await watched.until("up", times=life)
+        pid = watched.supervisor.children[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+    await watched.until("up", times=CRASH_LOOP + 2)
     watched.stop()
     assert await watched.running == EXIT_OK
 

@@ -7,8 +7,12 @@ import time
 
 import pytest
 
+from pagebus.actors.scheduler.actor import SchedulerActor
 from pagebus.bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, ServerRolledBack
 from pagebus.bus.messages import (
+    HOLD_NONE,
+    HOLD_WAIT,
+    HoldRequested,
     ReplicaFenced,
     RequestFailed,
     SchedulerLeads,
@@ -103,6 +107,20 @@ async def test_an_executor_that_closes_its_results_is_given_up_at_once() -> None
             if name == "pagebus:resumed_sequences_total"
         ]
         assert resumed == [("gpu-0", {"value": 1.0})]
+
+
+async def test_the_lease_tells_of_a_hold_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a balancer would send requests for seconds to an ingress that refuses them."""
+    renewed: list[object] = []
+    monkeypatch.setattr(SchedulerActor, "renew_soon", lambda actor: renewed.append(actor.lease_info().get("held")))
+    async with Deployment().running() as deployment:
+        await deployment.add_executor()
+        renewed.clear()
+        for mode in (HOLD_WAIT, None, HOLD_NONE):
+            asked = HoldRequested(ingress="in-0", serial=1, mode=mode)
+            await deployment.bus.publish([(NAMES.control, asked)])
+        await until(lambda: len(renewed) == 2)
+        assert renewed == [HOLD_WAIT, None]
 
 
 async def test_what_cannot_be_processed_is_kept_aside() -> None:

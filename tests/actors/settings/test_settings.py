@@ -89,6 +89,9 @@ def test_test_variables_are_left_alone() -> None:
         ("--bus localhost:6379", {}, "--bus 'localhost:6379': needs a URL"),
         ("--name a:b", {}, "--name 'a:b'"),
         ("", {"PAGEBUS_PROT": "1"}, "PAGEBUS_PROT: there is no such setting .did you mean PAGEBUS_PORT"),
+        ("", {"PAGEBUS_SPECULATIVE_CONFIG": "{}"}, "only the command line takes --speculative-config"),
+        ("", {"PAGEBUS_ROPE_THETA": "5"}, "there is no such setting: change config.json"),
+        ("", {"PAGEBUS_DATA_PARALLEL_SIZE": "2"}, "PAGEBUS_DATA_PARALLEL_SIZE: .*: its name here is executors"),
         ("", {"PAGEBUS_ENFORCE_EAGER": "maybe"}, "PAGEBUS_ENFORCE_EAGER: 'maybe' is not true or false"),
         ("--config /nowhere/x.toml", {}, "--config /nowhere/x.toml: No such file"),
         ("--config x.yaml", {}, "--config x.yaml: settings are read from TOML"),
@@ -104,6 +107,7 @@ def test_errors_name_the_flag(line: str, environ: dict[str, str], message: str) 
     ("text", "message"),
     [
         ("prot = 1", "prot: there is no such setting .did you mean port"),
+        ("data-parallel-size = 2", "data-parallel-size: there is no such setting: its name here is executors"),
         ("port = true", "port: True is not a whole number"),
         ("enforce_eager = 1", "enforce_eager: 1 is not true or false"),
         ("model = 3", "model: 3 is not a string"),

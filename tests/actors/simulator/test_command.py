@@ -94,7 +94,7 @@ def test_a_trace_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--trace", "/nowhere"], "--trace"),
         (["--workload", "chat", "--profile", "x"], "no profile 'x'"),
         (["--workload", "chat", "--faults", "boom"], "'boom': write"),
-        (["--workload", "chat", "--record", "/nowhere/x"], "--record: "),
+        (["--workload", "chat", "--seed", "-1"], "--seed -1: must be at least 0"),
         (["--workload", "chat", "--requests", "0"], "--requests 0 is too small"),
         (["--workload", "chat", "--executors", "0"], "--executors"),
         (["--workload", "chat", "--pipeline-depth", "99"], "--pipeline-depth"),

@@ -197,9 +197,10 @@ def test_template_is_told_of_tools_and_documents() -> None:
 def test_model_without_chat_template_says_so() -> None:
     """A base model refuses chats and names the way out."""
     bare = load_tokenizer(model_folder(Path(mkdtemp()), byte_level(), chat_template=None))
-    status, message, _ = refusal((user("a"),), coder=Encoder(bare, LIMITS))
-
-    assert (status, "no chat template" in message and "--chat-template" in message) == (400, True)
+    pooled = {"sampling": SamplingParams(pooling="last")}
+    for way_out, fields in (("/v1/completions", {}), ("input", pooled), ("prompt", {"tokens_only": True})):
+        status, message, _ = refusal((user("a"),), coder=Encoder(bare, LIMITS), **fields)
+        assert (status, "--chat-template" in message, f"use {way_out}, or" in message) == (400, True, True)
     assert ids((user("a"),), coder=Encoder(bare, LIMITS, chat_template="{{ messages[0]['content'] }}"))
 
 

@@ -206,6 +206,14 @@ async def test_credentials(private_redis: PrivateRedis, server_bus: RedisBus, ra
         await bad.close()
 
 
+async def test_a_database_that_is_not_there(private_redis: PrivateRedis) -> None:
+    """It is named at once: waiting helps as little as with a wrong password."""
+    bad = RedisBus(f"{private_redis.url}?db=99", connect_timeout_s=LIMIT_S)
+    with pytest.raises(BusError, match="no such database"):
+        await bad.connect()
+    await bad.close()
+
+
 async def test_foreign_entry_is_given_with_its_error(server_bus: RedisBus, raw: RedisLink) -> None:
     """An entry that is no frame of ours is handed out undecoded, with the reason, and can be dead-lettered."""
     await raw.call(("XADD", "s", "*", "hello", "world"))

@@ -134,6 +134,7 @@ async def test_classifiers(tmp_path: Path) -> None:
     reference = Reference(folder, "AutoModelForSequenceClassification")
     async with serving(folder) as client:
         _, told = await client.send("classify", input=TEXTS)
+        _, invoked = await client.send("invocations", input=TEXTS)
         _, raw = await client.send("pooling", input=TEXTS[0], use_activation=False)
         errors = [
             await client.refused("score", text_1="a", text_2="b"),
@@ -146,6 +147,7 @@ async def test_classifiers(tmp_path: Path) -> None:
         powers = np.exp(reference.logits(text))
         np.testing.assert_allclose(each["probs"], powers / powers.sum(), atol=TOLERANCE)
         assert (each["label"], each["num_classes"]) == (("bad", "fair", "good")[int(powers.argmax())], 3)
+    assert [each["label"] for each in invoked["data"]] == [each["label"] for each in told["data"]]
     np.testing.assert_allclose(raw["data"][0]["data"], reference.logits(TEXTS[0]), atol=TOLERANCE)
     assert [error["reason"] for error in errors] == ["unsupported_task"] * 4
     assert "num_labels == 1" in errors[0]["message"]
@@ -239,7 +241,7 @@ async def test_over_redis_and_as_jobs(tmp_path: Path, redis_url: str, redis_name
     folder = make_encoder(tmp_path, "bert", classifies=True, num_labels=1)
     bodies = {
         "/v1/score": {"text_1": QUERY, "text_2": TEXTS}, "/rerank": {"query": QUERY, "documents": TEXTS},
-        "/v1/embeddings": {"input": "a"},
+        "/v1/embeddings": {"input": "a"}, "/classify": {"input": TEXTS}, "/pooling": {"input": TEXTS},
     }  # fmt: skip
     async with (
         serving(folder, open_bus=lambda _: RedisBus(redis_url, redis_names), name=redis_names.deployment) as client,
@@ -261,6 +263,8 @@ async def test_over_redis_and_as_jobs(tmp_path: Path, redis_url: str, redis_name
     assert told == pytest.approx([each["score"] for each in scores])
     ranked = {each["index"]: each["relevance_score"] for each in found["/rerank"]["body"]["results"]}
     assert [ranked[index] for index in range(len(TEXTS))] == pytest.approx([each["score"] for each in scores])
+    classes = [each["probs"] for each in found["/classify"]["body"]["data"]]
+    np.testing.assert_allclose([each["data"] for each in found["/pooling"]["body"]["data"]], classes, atol=TOLERANCE)
     assert (found["/v1/embeddings"]["status_code"], found["/v1/embeddings"]["body"]["error"]["reason"]) == (
         400, "unsupported_task",
     )  # fmt: skip

@@ -63,7 +63,7 @@ async def test_a_pause_that_refuses(folder, mode) -> None:
         status, answer = await client.status("completions", "b", prompt=PROMPT)
         assert (status, "paused" in answer["error"]["message"]) == (503, True)
         assert scheduler.core.at_rest
-        await eventually(lambda: readyz_is(client, 503, "paused"))  # with the next renewal of the scheduler's lease
+        await eventually(lambda: readyz_is(client, 503, "paused"))  # the scheduler's lease is renewed for that
         assert (await call(client, "GET", "/health"))[0] == 200  # who watches over it has nothing to restart
         assert await call(client, "POST", "/resume") == (200, {"status": "resumed"})
         await client.completion(PROMPT, max_tokens=2)

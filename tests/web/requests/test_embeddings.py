@@ -134,6 +134,14 @@ def test_inputs(value, texts, ids):
     assert (asked.sampling.pooling, asked.sampling.max_tokens, asked.sampling.n) == ("last", 1, 1)
 
 
+def test_as_many_inputs_as_openai_takes():
+    """2048, in whatever form."""
+    messages = [[{"role": "user", "content": "a"}]]
+
+    for body in ({"input": ["a"] * 2048}, {"input": [[1]] * 2048}, {"messages": messages * 2048}):
+        assert len(parse_embedding(body, MODEL).prompts) == 2048
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -154,7 +162,9 @@ def test_inputs(value, texts, ids):
         ({"messages": [[{"role": "user", "content": "a"}], "b"]}, "messages[1]"),
         ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user"}]]}, "messages[1][0].content"),
         ({"messages": [{"role": "user", "content": "a"}, []]}, "messages[1]"),
-        ({"messages": [[{"role": "user", "content": "a"}]] * 1025}, "messages"),
+        ({"messages": [[{"role": "user", "content": "a"}]] * 2049}, "messages"),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": [[1]] * 2049}, "input"),
         ({"input": [[{"role": "nobody", "content": "a"}]]}, "input[0][0].role"),
         ({"input": ["a", {"role": "user", "content": "a"}]}, "input[1]"),
         ({"input": "a", "add_generation_prompt": True}, "add_generation_prompt"),

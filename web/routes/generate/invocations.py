@@ -12,8 +12,9 @@ from pagebus.web.access.sagemaker import NEW_SESSION, SESSION, SessionAsked, par
 from pagebus.web.answers.answer_schemas import OBJECT
 from pagebus.web.answers.endpoint import Endpoint
 from pagebus.web.answers.endpoints import CHAT, COMPLETION
-from pagebus.web.answers.pooled import EMBEDDING, RERANK, SCORE
+from pagebus.web.answers.pooled import CLASSIFY, EMBEDDING, RERANK, SCORE
 from pagebus.web.http.errors import bad_field
+from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import EVENTS, JSON, About, Route
 from pagebus.web.routes.generate.embeddings import EMBEDDINGS_ABOUT
 from pagebus.web.routes.generate.generation import CHATS_ABOUT, COMPLETIONS_ABOUT, generate
@@ -43,15 +44,25 @@ def endpoint_of(data: dict[str, Any]) -> Endpoint:
     raise bad_field(first, f"is missing, and so are {' and '.join(f'`{each}`' for each in others)}; give one of them")
 
 
+def served_endpoint(data: dict[str, Any], model: ServedModel) -> Endpoint:
+    """The endpoint of a body, of those with the same body the one that the model serves."""
+    endpoint, pooler = endpoint_of(data), model.pooler
+    return CLASSIFY if endpoint is EMBEDDING and pooler is not None and pooler.classifies else endpoint
+
+
 async def invocations(request: web.Request) -> web.StreamResponse:
     """Answer as the endpoint that the body belongs to: the one with `messages`, `prompt`, `input`, `text_1` or `query`.
 
-    That is a body of `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings`, `/v1/score` or `/v1/rerank`.
+    That is a body of `/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` (`/classify`, if the model does),
+    `/v1/score` or `/v1/rerank`.
     """
+    model = request.app[CONTEXT].model
     sessions, client = request.app[CONTEXT].sessions, request[API_KEY].name
     session_id = request.headers.get(SESSION)
     try:
-        return await generate(request, endpoint_of, before=lambda: sessions.check(session_id, client))
+        return await generate(
+            request, lambda data: served_endpoint(data, model), before=lambda: sessions.check(session_id, client)
+        )
     except SessionAsked as asked:
         return await sessions.answer(asked.data, session_id, client)
 

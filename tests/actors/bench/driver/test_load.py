@@ -73,7 +73,9 @@ def test_arrivals_are_the_workloads_unless_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--workload", "nothing"), ("--extra-body", "{"), ("--header", "no value")], ids=str
+    "arguments",
+    [("--workload", "nothing"), ("--extra-body", "{"), ("--extra-body", "[1]"), ("--header", "no value")],
+    ids=str,
 )
 def test_unusable_options_are_refused(arguments: tuple[str, ...]) -> None:
     """What cannot be is said before anything is sent."""

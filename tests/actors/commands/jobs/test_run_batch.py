@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,24 +30,36 @@ def write_requests(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("bus", [(), ("--bus", "memory://")], ids=["redis", "memory"])
+BUSES = pytest.mark.parametrize("bus", [(), ("--bus", "memory://")], ids=["redis", "memory"])
+
+
+def command_for(tmp_path: Path, bus: tuple[str, ...]) -> list[str]:
+    """Answers 20 requests and a bad line."""
+    model, requests = make_oracle(tmp_path / "model"), write_requests(tmp_path / "in.jsonl", 20)
+    return [
+        *(sys.executable, "-m", "pagebus.actors.commands.cli", "run-batch", "-i", str(requests)),
+        *("-o", str(tmp_path / "out.jsonl"), "--model", str(model), "--load-format", "dummy", "--device", "cpu"),
+        *("--threads", "1", "--cpu-kv-cache-gib", "0.002", "--swap-space", "0", *bus),
+    ]
+
+
+@BUSES
+def test_ctrl_c_is_no_failure(tmp_path: Path, bus: tuple[str, ...]) -> None:
+    """A script can tell one that was stopped from one whose lines could not be answered."""
+    with subprocess.Popen(command_for(tmp_path, bus), cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        running.stderr.readline()  # how far the start is
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=LIMIT_S)
+    assert running.returncode == 130, told
+    assert "Traceback" not in told
+
+
+@BUSES
 def test_run_batch(tmp_path: Path, bus: tuple[str, ...]) -> None:
     """A file is answered by a deployment of its own, which ends with it; results are in the order of the lines, and a
     bad one is named and makes the command fail."""
-    model = make_oracle(tmp_path / "model")
-    out = tmp_path / "out.jsonl"
-    command = [
-        *(
-            sys.executable,
-            "-m",
-            "pagebus.actors.commands.cli",
-            "run-batch",
-            "-i",
-            str(write_requests(tmp_path / "in.jsonl", 20)),
-        ),
-        *("-o", str(out), "--model", str(model), "--load-format", "dummy", "--device", "cpu", "--threads", "1"),
-        *("--cpu-kv-cache-gib", "0.002", "--swap-space", "0", *bus),
-    ]
+    out, command = tmp_path / "out.jsonl", command_for(tmp_path, bus)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 1, done.stderr
     assert f"pagebus: {tmp_path / 'in.jsonl'}:21: url: must be a string" in done.stderr

@@ -22,7 +22,7 @@ MAX_STOP_BYTES = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROB_TOKEN_IDS = 128
-"""Tokens whose log probabilities a client may ask for at each place (``logprob_token_ids``)."""
+"""Tokens whose log probabilities a client may ask for at each place."""
 MAX_BEAM_LOGPROBS = 128
 """Alternatives per token with ``use_beam_search``."""
 MAX_PROMPT_LOGPROBS = 256

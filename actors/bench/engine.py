@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pagebus.actors.bench.driver.deployment import BenchError, Deployment, as_served, deployed, scratch
+from pagebus.actors.bench.driver.fitting import fitted
 from pagebus.actors.bench.driver.graphs import told_by_lease, until_captured
 from pagebus.actors.bench.driver.loras import write_adapters
 from pagebus.actors.bench.driver.points import Point, Workload, make_workloads
@@ -65,6 +66,7 @@ def bench_engine(arguments: argparse.Namespace, settings: Settings) -> int:
     """Run all workloads that were asked for, print the table, write the JSON."""
     workloads = chosen(workloads_for(arguments, settings, arguments.batches), arguments.workloads)
     settings = with_loras(settings, arguments)
+    workloads = fitted(workloads, settings, arguments.scale)
     results: Results = {
         "benchmark": "engine",
         "model": settings.model or "shipped",

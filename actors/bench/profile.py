@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from pagebus.actors.bench.driver.deployment import BenchError, as_served, deployed, scratch
+from pagebus.actors.bench.driver.fitting import fitted
 from pagebus.actors.bench.driver.points import Workload
 from pagebus.actors.bench.driver.requests import make_prompts, make_requests
 from pagebus.actors.bench.engine import loras_for, served_for, warm_up, with_loras
@@ -22,8 +23,10 @@ from pagebus.actors.telemetry.spans import read_spans
 
 def bench_profile(arguments: argparse.Namespace, settings: Settings, workload: Workload) -> int:
     """Run the workload once, with spans, and write what its middle steps look like."""
+    settings = with_loras(settings, arguments)
+    workload = fitted({arguments.workload: workload}, settings, arguments.scale)[arguments.workload]
     run, scheduler, executor = asyncio.run(
-        _observe(served_for(workload, with_loras(settings, arguments), vars(arguments)), workload, arguments)
+        _observe(served_for(workload, settings, vars(arguments)), workload, arguments)
     )
     print(f"{report(run, make_spans(run, scheduler, executor))}\n")
     steps = middle(run, arguments.steps)

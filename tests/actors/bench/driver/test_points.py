@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pagebus.actors.bench.driver.fitting import fitted, longest
 from pagebus.actors.bench.driver.points import make_workloads
 from pagebus.actors.bench.engine import by_settings, chosen
 from pagebus.actors.settings import Settings, SettingsError
@@ -57,3 +58,18 @@ def test_unknown_workloads_are_refused() -> None:
     """With the names of those there are."""
     with pytest.raises(SettingsError, match="no workload 'fast': there are decode, mixed256"):
         chosen(make_workloads(batches=[1]), ["fast"])
+
+
+def test_workloads_that_the_model_is_too_short_for_say_which_scale_fits() -> None:
+    """The shipped model has 1,024 positions: what fits is served with as many, and a longer one names the scale with
+    which all fit."""
+    workloads = make_workloads(batches=[1])
+    assert fitted(chosen(workloads, ["decode"]), Settings(), 1.0)["decode"].settings["max_model_len"] == 1024
+    for scale, names in ((1.0, ["decode", "prefill"]), (0.7, list(workloads))):
+        with pytest.raises(SettingsError, match="the context holds 1024; --scale ") as refused:
+            fitted(chosen(make_workloads(batches=[1], scale=scale), names), Settings(), scale)
+        told = float(str(refused.value).partition("--scale ")[2].split()[0])
+        found = fitted(chosen(make_workloads(batches=[1], scale=told), names), Settings(), told)
+        assert 900 < max(map(longest, found.values())) <= 1024
+    with pytest.raises(SettingsError, match=r"the context holds 500; --scale 0\.24 "):
+        fitted(chosen(workloads, ["prefill"]), Settings(max_model_len=500), 1.0)

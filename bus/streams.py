@@ -6,7 +6,13 @@ multi-key commands work. Keys that other programs use begin with the tag itself.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+BATCH_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""Names of batches of jobs."""
+MAX_JOB_PRIORITY = 10**9 - 1
+"""In either direction."""
 
 
 def address_of(ingress: str, epoch: int) -> str:

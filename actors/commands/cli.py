@@ -24,7 +24,7 @@ from pagebus.actors.runtime.gc_tuning import collect_seldom
 from pagebus.actors.runtime.version import version
 from pagebus.actors.settings import KINDS, SettingsError
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
-from pagebus.actors.settings.sources import add_arguments, load_settings, unknown_option
+from pagebus.actors.settings.sources import SHARED_BUS_HELP, add_arguments, load_settings, unknown_option
 from pagebus.actors.settings.vllm_flags import undotted
 from pagebus.actors.simulator.command import add_simulator
 from pagebus.actors.telemetry.last_words import say
@@ -65,7 +65,7 @@ def _add_actor(commands: Commands) -> None:
         epilog=SETTINGS_EPILOG,
     )
     actor.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
-    add_arguments(actor)
+    add_arguments(actor, texts={"bus": f"{SHARED_BUS_HELP} (required)"})
 
 
 def _add_healthcheck(commands: Commands) -> None:
@@ -78,7 +78,7 @@ def _add_healthcheck(commands: Commands) -> None:
     )
     health.add_argument("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     health.add_argument("--here", action="store_true", help="consider only actors of this host")
-    add_arguments(health, model=False)
+    add_arguments(health, model=False, texts={"bus": f"{SHARED_BUS_HELP} (required, but for ingress)"})
 
 
 COMMANDS = {

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
-from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.settings.sources import add_bus_arguments, load_settings
 from pagebus.actors.telemetry.last_words import say
 
 
@@ -32,7 +32,7 @@ def add_dead_letters(commands: Commands) -> None:
             action.add_argument("letters", nargs="*", metavar="STAGE/ID", help="as `list` shows them, or STAGE for all")
             action.add_argument("--all", action="store_true", help="those of all stages")
         action.add_argument("--json", action="store_true", help="a JSON array on standard output")
-        add_arguments(action, model=False)
+        add_bus_arguments(action)
 
 
 def run_dead_letters(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,11 @@ MODEL_FLAG = "model_flag"
 ENV_PREFIX = "PAGEBUS_"
 ENV_CONFIG = "PAGEBUS_CONFIG"
 ENV_TESTS = "PAGEBUS_TEST_"
+SHARED_BUS_HELP = "URL of the bus that all actors share: redis://, rediss://, unix:// or redis+sentinel://"
+BUS_SETTINGS = (
+    "name", "bus", "redis_password", "redis_ca_file", "redis_cert_file", "redis_key_file", "allow_open_redis"
+)  # fmt: skip
+"""Of a command that reads the bus of a deployment."""
 MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -89,8 +94,20 @@ def parse_value(name: str, text: str, origin: str) -> Any:
 # -- command line -----------------------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: Collection[str] = ()) -> None:
-    """Add every setting, or ``only`` some, to ``parser``, grouped; what is not given leaves no attribute behind."""
+def add_bus_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the settings with which a command finds a deployment that is there."""
+    add_arguments(parser, model=False, only=BUS_SETTINGS, texts={"bus": f"{SHARED_BUS_HELP} (required)"})
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    model: bool = True,
+    only: Collection[str] = (),
+    texts: Mapping[str, str] = types.MappingProxyType({}),
+) -> None:
+    """Add every setting, or ``only`` some, to ``parser``, grouped; what is not given leaves no attribute behind.
+    ``texts``: the help of those that mean something else here."""
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with settings")
     for name, settings in GROUPS.items():
         specs = [spec for spec in dataclasses.fields(settings) if not only or spec.name in only]
@@ -99,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, model: bool = True, only: 
         group = parser.add_argument_group(name, settings.__doc__)
         for spec in specs:
             if spec.name != "model":
-                _add_flag(group, spec.name, spec.metadata["choices"], _help_text(spec))
+                _add_flag(group, spec.name, spec.metadata["choices"], texts.get(spec.name) or _help_text(spec))
             elif model:
                 text = _help_text(spec)
                 group.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=text)

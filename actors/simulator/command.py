@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.actors.settings.command_line import Commands, number, output_file, output_folder
-from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.settings.sources import add_arguments, add_bus_arguments, load_settings
 from pagebus.actors.telemetry.last_words import say
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def add_simulator(commands: Commands) -> None:
         "--out", required=True, metavar="FILE", help="output file of the trace (JSON Lines; ending in .gz, compressed)"
     )
     record.add_argument("--seconds", type=number, metavar="S", help="duration of the recording")
-    add_arguments(record, model=False, only=("bus", "name"))
+    add_bus_arguments(record)
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from pagebus.actors.settings import Settings
 from pagebus.bus.contract import Bus, BusError, BusUnavailable, Completion, Entry, EntryId
 from pagebus.bus.messages import BatchQueued, Job, JobResult
 from pagebus.bus.outbox import Outbox
-from pagebus.bus.streams import JOBS_GROUP, address_of
+from pagebus.bus.streams import BATCH_NAME, JOBS_GROUP, MAX_JOB_PRIORITY, address_of
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.batches import GONE, BatchRun
@@ -49,7 +49,6 @@ MAX_DELIVERIES = 20
 LEAST_WINDOW = 16
 RECORD_TRIES = 50
 DISK_RETRY_S = 10.0
-BATCH_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 MAX_KEY_CHARS = 512
 
 
@@ -330,7 +329,7 @@ def problem_of(job: Job, deliveries: int) -> str:
     if len(job.reply_to) > MAX_KEY_CHARS:
         return f"reply_to: must have at most {MAX_KEY_CHARS} characters"
     if job.priority and not re.fullmatch(r"-?[0-9]{1,9}", job.priority):
-        return f"priority: must be an integer from -{10**9 - 1} to {10**9 - 1}"
+        return f"priority: must be an integer from -{MAX_JOB_PRIORITY} to {MAX_JOB_PRIORITY}"
     return ""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pagebus.actors.settings import SettingsError
 from pagebus.actors.settings.command_line import Commands
-from pagebus.actors.settings.sources import add_arguments, load_settings
+from pagebus.actors.settings.sources import add_arguments, add_bus_arguments, load_settings
 
 DESCRIPTION = (
     "Push the requests of a file, in OpenAI's batch format, onto the stream of jobs, and collect the results. The "
@@ -38,7 +38,7 @@ def add_jobs(commands: Commands) -> None:
                 "-o", "--output-file", type=Path, help="default: FILE with .results.jsonl for its ending"
             )
             action.add_argument("--no-wait", action="store_true", help="write the results so far, and exit")
-        add_arguments(action, model=False, only=("bus", "name"))
+        add_bus_arguments(action)
     run = commands.add(
         "run-batch",
         run_jobs,
@@ -65,6 +65,21 @@ def check_output(path: Path, requests: Path) -> None:
         raise SettingsError(f"{path}: {error.strerror}") from error
 
 
+def check_names(arguments: argparse.Namespace) -> None:
+    """Whether jobs can have such a batch and priority, before all of them are answered with an error.
+
+    Raises:
+        SettingsError: they cannot.
+    """
+    from pagebus.bus.streams import BATCH_NAME, MAX_JOB_PRIORITY
+
+    batch, priority = arguments.batch, getattr(arguments, "priority", 0)
+    if batch is not None and not BATCH_NAME.fullmatch(batch):
+        raise SettingsError(f"--batch {batch!r}: may hold only letters, digits, '-', '_', '.' and ':', at most 128")
+    if abs(priority) > MAX_JOB_PRIORITY:
+        raise SettingsError(f"--priority {priority}: must be from -{MAX_JOB_PRIORITY} to {MAX_JOB_PRIORITY}")
+
+
 def run_jobs(arguments: argparse.Namespace) -> int:
     """Run one of them; returns the exit code."""
     settings = load_settings(arguments)
@@ -79,6 +94,7 @@ def run_jobs(arguments: argparse.Namespace) -> int:
         return run_batch(settings, file, arguments.output_file)
     if settings.bus is None:
         raise SettingsError("--bus is needed: the URL of the bus of the deployment (or PAGEBUS_BUS)")
+    check_names(arguments)
     from pagebus.actors.commands.jobs.actions import act
 
     return act(arguments, settings)

@@ -71,6 +71,22 @@ def test_help_groups_the_settings(command: str, capsys: pytest.CaptureFixture[st
     assert "PAGEBUS_MAX_MODEL_LEN" in text
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["actor", "healthcheck", "record", "dead-letters list", "dead-letters requeue", "job submit", "job cancel"],
+)
+def test_commands_of_a_deployment_that_is_there_need_its_bus(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their help promises no private server, and they take what a Redis with a password and TLS needs."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a private redis-server, or" not in text
+    assert "URL of the bus that all actors share: redis://, rediss://, unix:// or redis+sentinel:// (required" in text
+    assert all(
+        flag in text for flag in ("--redis-password", "--redis-ca-file", "--redis-key-file", "--allow-open-redis")
+    )
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_parses(kind: str) -> None:
     """pagebus actor KIND takes a bus, a name and a model."""

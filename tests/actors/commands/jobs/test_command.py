@@ -48,6 +48,15 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "value"), [("--batch", "two words"), ("--batch", ""), ("--priority", "-1000000000")]
+)
+def test_what_no_job_can_have(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is refused before every line is answered with an error."""
+    assert main(["job", "submit", __file__, f"{option}={value}", "--bus", "redis://h"]) == 2
+    assert capsys.readouterr().err.startswith(f"pagebus: {option} ")
+
+
+@pytest.mark.parametrize(
     "words", [("job", "results", __file__, "--bus", "redis://h", "-o"), ("run-batch", "-i", __file__, "-o")]
 )
 def test_results_that_cannot_be_written(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         PoolingParams,
         RepetitionDetectionParams,
         SamplingParams,
+        StructuredOutputsParams,
     )
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "StructuredOutputsParams",
 ]
 _MODULES = {
     "LLM": "pagebus.actors.offline.llm",
@@ -72,6 +74,7 @@ _MODULES = {
     "SamplingParams": "pagebus.actors.offline.params",
     "ScoringOutput": "pagebus.actors.offline.outputs",
     "ScoringRequestOutput": "pagebus.actors.offline.outputs",
+    "StructuredOutputsParams": "pagebus.actors.offline.params",
 }
 
 

@@ -41,7 +41,8 @@ class Client:
         await self._posted(path, body)
 
     async def _posted(self, path: str, body: Mapping[str, Any]) -> bytes:
-        async with self._session.post(self.url + path, data=orjson.dumps(body)) as response:
+        data = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        async with self._session.post(self.url + path, data=data) as response:
             answer = await response.read()
             if response.status == 200:
                 return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import secrets
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
+from pagebus.actors.model.config import ModelConfig, resolve_model
 from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.offline.adapters import LoadedAdapters, LoRARequest
 from pagebus.actors.offline.client import run_all
@@ -45,6 +47,8 @@ Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Adapter: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 DRAIN_S = 1.0
 """At the end nothing is under way but what was interrupted."""
+SPECIAL_TOKENS = 8
+"""At most so many begin and end a prompt. All others stand for at least a byte of its text."""
 CALLS_PER_SEQUENCE = 2
 """Calls at a time for each sequence of a step: those that wait are tokenized already."""
 
@@ -72,7 +76,7 @@ class LLM:
         lines = ProgressStream(self._progress, terminal)
         logs.configure(self._settings.log_level, self._settings.log_format, stream=lines, whole_process=False)
         self._system = System(self._settings, starting)
-        self._num_asked = 0
+        self._numbers = itertools.count()
         self._end = weakref.finalize(self, self._system.close)
         self._end.atexit = False  # which is the system's own concern
         self._client = self._system.client
@@ -237,6 +241,12 @@ class LLM:
         """The model's tokenizer, from ``transformers``; None if it has none."""
         return self._tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The model's own defaults (its ``generation_config.json``), to be changed and given to :meth:`generate`."""
+        is_asked = self._settings.generation_config == "auto"
+        defaults: Mapping[str, Any] = self._config.default_sampling if is_asked else {}
+        return SamplingParams(**defaults)
+
     def close(self) -> None:
         """End the system, and give its memory back. Again: nothing."""
         self._end()
@@ -256,11 +266,12 @@ class LLM:
         return load_tokenizer(resolve_tokenizer(self._settings))
 
     @functools.cached_property
-    def _pooler(self) -> Pooler | None:
-        from pagebus.actors.model.config import ModelConfig, resolve_model
+    def _config(self) -> ModelConfig:
+        return ModelConfig.load(resolve_model(self._settings, weights=False), self._settings.classifier_from_token)
 
-        folder = resolve_model(self._settings, weights=False)
-        return ModelConfig.load(folder, self._settings.classifier_from_token).pooler
+    @property
+    def _pooler(self) -> Pooler | None:
+        return self._config.pooler
 
     # -- one prompt ---------------------------------------------------------------------------------------------------
     async def _prompt(self, prompt: Prompt) -> Found:
@@ -312,19 +323,25 @@ class LLM:
         fields = {} if params is None else params.to_request()
         fields |= {} if adapter is None else {"model": adapter.lora_name}
         num_top = 0 if params is None else params.num_top
-        if params is not None and params.max_tokens is None:
-            find = functools.partial(self._with_room, find, params, fields)
+        find = functools.partial(self._with_room, find, params or SamplingParams(), fields)
         return dataclasses.replace(await self._complete(find, fields, num_top, number), lora_request=adapter)
 
     async def _with_room(
         self, find: Callable[[], Awaitable[Found]], params: SamplingParams, fields: dict[str, Any]
     ) -> Found:
-        """The prompt as tokens, and in ``fields`` how many more the context holds."""
+        """The prompt; and in ``fields`` no more tokens than the context holds behind it, as in vLLM. A text that is
+        short enough whatever its tokens are is not tokenized for that."""
         text, prompt = await find()
-        prompt = await self._ids(prompt)
-        keep = params.truncate_prompt_tokens
-        length = len(prompt) if keep in (None, -1) else min(len(prompt), keep)  # -1 leaves room for one token
-        fields["max_tokens"] = max(1, self._max_model_len - length)
+        wanted = self._max_model_len if params.max_tokens is None else params.max_tokens
+        if isinstance(prompt, str) and len(prompt.encode()) + SPECIAL_TOKENS + wanted <= self._max_model_len:
+            return text, prompt
+        prompt, keep = await self._ids(prompt), params.truncate_prompt_tokens
+        length = len(prompt) if keep in (None, -1) else min(len(prompt), keep)
+        if keep == -1 and params.max_tokens is not None:
+            length = 1  # so much of the prompt is cut that they fit
+        fields["max_tokens"] = min(wanted, max(1, self._max_model_len - length))
+        if fields.get("min_tokens"):
+            fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
         return text, prompt
 
     async def _complete(
@@ -355,8 +372,7 @@ class LLM:
 
     def _run_all(self, calls: Sequence[Callable[[int], Awaitable[T]]], use_tqdm: bool) -> list[T]:
         """The results of calls; each call gets its number."""
-        first, self._num_asked = self._num_asked, self._num_asked + len(calls)
-        jobs = [functools.partial(call, number) for number, call in enumerate(calls, first)]
+        jobs = [functools.partial(call, next(self._numbers)) for call in calls]
         what = "1 prompt" if len(jobs) == 1 else f"{len(jobs)} prompts"
 
         def show(done: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 MAX_LOGPROB_TOKEN_IDS = 128
+CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass
@@ -31,6 +33,33 @@ class RepetitionDetectionParams:
         fits = self.min_pattern_size <= self.max_pattern_size
         _check(fits, "min_pattern_size", f"at most max_pattern_size ({self.max_pattern_size})", self.min_pattern_size)
         _check(self.max_pattern_size == 0 or self.min_count >= 2, "min_count", "at least 2", self.min_count)
+
+
+@dataclass
+class StructuredOutputsParams:
+    """What an output has to follow: one of the first six, in the API's forms.
+
+    Raises:
+        ValueError: none is given, or several.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_constraints(self.to_request())
+
+    def to_request(self) -> dict[str, Any]:
+        """What is given."""
+        given = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 @dataclass(kw_only=True)
@@ -113,8 +142,8 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
-    structured_outputs: Mapping[str, Any] | None = field(default=None)
-    """One of json, regex, choice, grammar, structural_tag and json_object, as in the API: {"choice": ["yes", "no"]}."""
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    """What the output has to follow; a mapping is as in the API: {"choice": ["yes", "no"]}."""
     best_of: int | None = None
     """Number of outputs to generate, of which the ``n`` most likely are returned."""
     logprob_token_ids: Sequence[int] | None = None
@@ -159,8 +188,8 @@ class SamplingParams:
         _check(self.detokenize or not self.stop, "stop", "None where detokenize is False", self.stop)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         _check("" not in stops, "stop", "without empty strings", self.stop)
-        one = self.structured_outputs is None or len(self.structured_outputs) == 1
-        _check(one, "structured_outputs", "one constraint", self.structured_outputs)
+        if isinstance(self.structured_outputs, Mapping):
+            _check_constraints(self.structured_outputs)
 
     @property
     def tells_logprobs(self) -> bool:
@@ -183,6 +212,8 @@ class SamplingParams:
             given["logprobs"] = 0
         if self.repetition_detection is not None:
             given["repetition_detection"] = asdict(self.repetition_detection)
+        if isinstance(self.structured_outputs, StructuredOutputsParams):
+            given["structured_outputs"] = self.structured_outputs.to_request()
         for name in ("stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids"):
             if given[name] is not None:
                 given[name] = list(given[name])
@@ -221,6 +252,11 @@ class PoolingParams:
         return {name: value for name, value in given.items() if value is not None}
 
 
+def _check_constraints(given: Mapping[str, Any]) -> None:
+    count = sum(given.get(name) is not None and given[name] is not False for name in CONSTRAINTS)
+    _check(count == 1, "structured_outputs", f"one of {', '.join(CONSTRAINTS)}", dict(given))
+
+
 def _check_truncation(keep: int | None) -> None:
     _check(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)
 
@@ -231,11 +267,15 @@ def _check(holds: bool, name: str, wanted: str, value: object) -> None:
 
 
 def _check_integer(name: str, value: object) -> None:
-    _check(type(value) is int, name, "a whole number", value)
+    _check(_is(value, Integral), name, "a whole number", value)
+
+
+def _is(value: Any, kind: type[Any]) -> bool:
+    """Whether this is such a number, of Python or of numpy; switches are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _check_range(name: str, value: object, low: float, high: float) -> None:
-    number = type(value) in (int, float) and value == value
-    _check(number, name, "a number", value)
+    _check(_is(value, Real) and value == value, name, "a number", value)
     text = f"from {low:g} to {high:g}" if high < math.inf else f"at least {low:g}"
     _check(low <= value <= high, name, text, value)  # type: ignore[operator]

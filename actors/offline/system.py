@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Coroutine
@@ -44,6 +45,7 @@ class System:
         self._api_key = settings.api_key[0]
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._pid = os.getpid()
         self._begun: Future[_Run] = Future()
         self._thread = threading.Thread(target=self._run, name="pagebus", daemon=True)
         self._thread.start()
@@ -59,17 +61,26 @@ class System:
         """Run ``work`` on the actors' loop. An interrupt of the caller cancels it.
 
         Raises:
-            RuntimeError: the system is closed, or has ended meanwhile.
+            RuntimeError: the system is closed, or has ended meanwhile; or it is another process's.
         """
-        if self._closed:
+        if self._closed or not self._thread.is_alive():
             work.close()
-            raise RuntimeError("this LLM is closed")
+            raise self._refusal()
         future = asyncio.run_coroutine_threadsafe(self._unless_ended(work), self._begun.result().loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def _refusal(self) -> RuntimeError:
+        if self._pid != os.getpid():
+            return RuntimeError("this LLM was made before the process forked, and runs in the other one: make one here")
+        if self._closed:
+            return RuntimeError("this LLM is closed")
+        error = RuntimeError("the system has ended")
+        error.__cause__ = self._why()
+        return error
 
     def close(self) -> None:
         """Drain the actors and wait for their end. Again: nothing."""

@@ -215,6 +215,38 @@ def test_refusals_name_the_reason(llm: LLM) -> None:
     assert len(llm.generate("word", GREEDY)) == 1
 
 
+def test_outputs_end_with_the_context(llm: LLM) -> None:
+    """As in vLLM, more tokens may be asked for than the context holds behind a prompt: one long prompt among many is
+    no error."""
+    params = SamplingParams(temperature=0, max_tokens=1020, min_tokens=100, ignore_eos=True)
+    told = [each.outputs[0] for each in llm.generate(["the sea " * 400, [5] * 1000], params)]
+    room = 1024 - len(llm.get_tokenizer()("the sea " * 400).input_ids)
+    assert [(len(each.token_ids), each.finish_reason) for each in told] == [(room, "length"), (24, "length")]
+    assert len(llm.generate([[5] * 1023])[0].outputs[0].token_ids) == 1
+    (told,) = llm.chat([{"role": "user", "content": "water " * 900}], SamplingParams(max_tokens=10**6))[0].outputs
+    assert told.finish_reason in ("length", "stop")
+    cut = SamplingParams(max_tokens=10, truncate_prompt_tokens=-1, ignore_eos=True)
+    assert len(llm.generate([[5] * 2000], cut)[0].outputs[0].token_ids) == 10
+
+
+def test_numbers_of_numpy(llm: LLM) -> None:
+    """Parameters from a sweep are sent as they are."""
+    sweep = [
+        SamplingParams(temperature=each, max_tokens=np.int64(3), seed=np.int32(1)) for each in np.linspace(0, 1, 3)
+    ]
+    plain = [SamplingParams(temperature=each, max_tokens=3, seed=1) for each in (0, 0.5, 1)]
+    assert texts(llm.generate(["water is"] * 3, sweep)) == texts(llm.generate(["water is"] * 3, plain))
+
+
+def test_the_models_own_defaults(llm: LLM) -> None:
+    """May be changed before they are given, as in vLLM's examples."""
+    params = llm.get_default_sampling_params()
+    assert (params.temperature, params.top_p, params.max_tokens) == (0.2, 0.9, 16)
+    params.max_tokens = 2
+    params.ignore_eos = True
+    assert len(llm.generate("water is", params)[0].outputs[0].token_ids) == 2
+
+
 def test_several_threads_may_call(llm: LLM) -> None:
     """Each gets its own outputs."""
     found: dict[str, list[list[str]]] = {}
@@ -294,6 +326,31 @@ def test_a_whole_program() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["False", "False False", "1", "at exit []"]
+
+
+FORKS = """
+import os, sys
+import pagebus
+llm = pagebus.LLM(device="cpu", threads=1, max_num_seqs=8)
+if (child := os.fork()) == 0:
+    try:
+        llm.generate("word")
+    except RuntimeError as error:
+        print(error, flush=True)
+    llm.close()
+    os._exit(0)
+os.waitpid(child, 0)
+print(len(llm.generate("word", use_tqdm=False)))
+"""
+
+
+def test_a_forked_process_is_told_that_it_has_no_model() -> None:
+    """Its threads are in the other process, so a call would wait for ever; there all goes on."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "this LLM was made before the process forked, and runs in the other one: make one here", "1"
+    ]  # fmt: skip
 
 
 def test_after_the_end() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+import orjson
 import pytest
 
-from pagebus import BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams
+from pagebus import BeamSearchParams, PoolingParams, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 
 def test_defaults() -> None:
@@ -31,6 +33,29 @@ def test_what_is_sent() -> None:
     assert (fields["logprobs"], fields["logprob_token_ids"], fields["detokenize"]) == (0, [3, 4], False)
     assert fields["thinking_token_budget"] == 0
     assert fields["repetition_detection"] == {"max_pattern_size": 3, "min_pattern_size": 0, "min_count": 2}
+
+
+def test_structured_outputs() -> None:
+    """As vLLM's class, or as a mapping; what stands beside the constraint is sent with it."""
+    given = StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True)
+    wanted = {"json": {"type": "object"}, "disable_any_whitespace": True}
+    assert SamplingParams(structured_outputs=given).to_request()["structured_outputs"] == wanted
+    assert SamplingParams(structured_outputs=wanted).to_request()["structured_outputs"] == wanted
+    for wrong in ({}, {"json": "{}", "regex": "a"}, {"json_object": False}):
+        with pytest.raises(ValueError, match="structured_outputs must be one of json, regex"):
+            StructuredOutputsParams(**wrong)
+
+
+def test_numbers_of_numpy() -> None:
+    """As those of a sweep over temperatures: they are numbers, and go over the wire as such."""
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_p=np.float64(0.9), max_tokens=np.int64(5), seed=np.uint8(7), top_k=np.int32(3)
+    )
+    sent = orjson.loads(orjson.dumps(params.to_request(), option=orjson.OPT_SERIALIZE_NUMPY))
+    assert [sent[name] for name in ("temperature", "top_p", "max_tokens", "seed", "top_k")] == [0.5, 0.9, 5, 7, 3]
+    for wrong in (np.float64(2.5), np.float64("nan"), np.bool_(True)):
+        with pytest.raises(ValueError, match="temperature must be"):
+            SamplingParams(temperature=wrong)
 
 
 def test_beams() -> None:

@@ -45,9 +45,10 @@ export function bytes(value) {
   return gib >= 1 ? `${gib.toFixed(1)} GiB` : `${(value / 2 ** 20).toFixed(0)} MiB`;
 }
 
-/** The telling part of a request's id. */
+/** The telling part of a request's id: of a job the end, for all begin with the time or their batch. */
 export function shortId(id) {
-  const bare = id.replace(/^(chatcmpl|cmpl|resp|msg)-/, "");
+  const bare = id.replace(/^(chatcmpl|cmpl|resp|msg|embd|pool|classify|score|rerank)[-_]/, "");
+  if (bare.startsWith("job-")) return `job-…${bare.slice(-7)}`;
   return bare.length > 12 ? bare.slice(0, 12) : bare;
 }
 

@@ -67,7 +67,7 @@ function facts(request, nowS) {
       ["Prompt", `${count(request.num_prompt)} tokens, ${percent(request.num_cached / Math.max(1, request.num_prompt))} from the cache`],
       ["Output", `${count(request.num_output)}${request.max_tokens >= 0 ? ` of at most ${count(request.max_tokens)}` : ""} tokens${request.num_choices > 1 ? `, ${request.num_choices} choices` : ""}`],
       ...(request.num_drafted ? [["Drafts", draftsText(request)]] : []),
-      ["Priority", request.priority ? String(request.priority) : request.is_job ? "job: behind all others" : "normal"],
+      ["Priority", [request.is_job && "job: behind all others", request.priority || (!request.is_job && "normal")].filter(Boolean).join(", ")],
       ["Preempted", request.num_preemptions ? `${request.num_preemptions} times` : "never"],
       ...request.sequences.map((each, index) => [many ? `Choice ${index + 1}` : "Sequence", sequenceText(each, request)]),
     ]),

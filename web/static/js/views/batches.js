@@ -38,8 +38,10 @@ export function batchesView({ world, view, signal }) {
   for (const change of ["status", "health"]) world.on(change, begin, signal);
   begin();
 
-  const fail = (error) => {
+  let isListLost = false; // whether the problem shown is that of the list, which ends with the next one
+  const fail = (error, isList = false) => {
     if (signal.aborted) return;
+    isListLost = isList;
     problem.hidden = false;
     problem.textContent = error.message;
   };
@@ -68,9 +70,10 @@ export function batchesView({ world, view, signal }) {
       try {
         const { data } = await getJson("/v1/batches?limit=20", { signal });
         show(data);
+        if (isListLost) problem.hidden = true;
         if (data.some((batch) => !isOver(batch))) pause = LOOK_MS;
       } catch (error) {
-        fail(error);
+        fail(error, true);
       }
     }
     clearTimeout(timer);

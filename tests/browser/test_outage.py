@@ -168,6 +168,22 @@ def test_the_sentence_of_an_operators_home(page: Page) -> None:
     ]
 
 
+BROKEN = """async () => {
+  const { events } = await import(new URL("api.js", document.querySelector("script[type=module]").src).href);
+  const body = new ReadableStream({ pull: (control) => control.error(new TypeError("network error")) });
+  try {
+    for await (const each of events(new Response(body))) return each;
+  } catch (error) {
+    return [error.message, error.status];
+  }
+}"""
+
+
+def test_a_connection_that_breaks_is_said_in_our_words(page: Page) -> None:
+    """Those of the browser are no sentence; it counts as a server that cannot be reached, which is tried again."""
+    assert page.evaluate(BROKEN) == ["The connection to the server broke.", 0]
+
+
 def test_a_server_without_keys_says_so(page: Page) -> None:
     """Who looks where a key is put in learns that none is needed."""
     page.get_by_role("button", name="API key").click()

@@ -65,7 +65,7 @@ export async function* events(response) {
   let text = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(broken);
       if (done) return;
       text += value;
       let end;
@@ -78,6 +78,11 @@ export async function* events(response) {
   } finally {
     reader.cancel().catch(() => {});
   }
+}
+
+/** In our words: each browser has its own. */
+function broken(error) {
+  throw error.name === "AbortError" ? error : new ApiError("The connection to the server broke.", 0);
 }
 
 function parse(block) {

@@ -58,14 +58,19 @@ class Client:
 
 async def run_all(jobs: Sequence[Job[T]], at_a_time: int, on_done: Callable[[int], object]) -> list[T]:
     """The results of all jobs in order. ``on_done`` is called with the number done so far. The first error cancels the
-    rest."""
+    rest; a note says whose it is."""
     results: list[Any] = [None] * len(jobs)
     numbers, done = iter(range(len(jobs))), 0
 
     async def work() -> None:
         nonlocal done
         for number in numbers:
-            results[number] = await jobs[number]()
+            try:
+                results[number] = await jobs[number]()
+            except Exception as error:
+                if len(jobs) > 1:
+                    error.add_note(f"in prompt {number} (from 0) of {len(jobs)}")
+                raise
             done += 1
             on_done(done)
 

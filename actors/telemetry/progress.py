@@ -54,11 +54,13 @@ class Progress:
         self._drawn = ""
         self._told: tuple[str, int] | None = None
 
-    def show(self, phase: str, share: float | None = None) -> None:
-        """Show that ``phase`` has come to ``share`` (0 to 1; None: there is no saying how far)."""
+    def show(self, phase: str, share: float | None = None, detail: str = "") -> None:
+        """Show that ``phase`` has come to ``share`` (0 to 1; None: there is no saying how far). Another ``detail`` is
+        no other phase."""
+        told = f"{phase} {detail}".rstrip()
         if self._terminal:
             width = shutil.get_terminal_size().columns
-            text = (f"... {phase}" if share is None else f"{bar(share)} {share:4.0%}  {phase}")[: width - 1]
+            text = (f"... {told}" if share is None else f"{bar(share)} {share:4.0%}  {told}")[: width - 1]
             if text != self._drawn:
                 self._drawn = text
                 self._out.write(CLEAR_LINE + text)
@@ -67,7 +69,7 @@ class Progress:
         step = (phase, int((share or 0.0) / LOG_STEP))
         if step != self._told:
             self._told = step
-            self._tell(phase, share)
+            self._tell(told, share)
 
     def line(self, text: str) -> None:
         """Write a whole line, above the bar."""

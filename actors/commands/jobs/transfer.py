@@ -29,8 +29,8 @@ READ_BLOCK_MS = 1000
 OUTCOMES = ("completed", "failed", "cancelled")
 """The counters of lines that have ended."""
 HEAD_BYTES = 2**16
-Show = Callable[[str, float | None], None]
-"""Shows a phase and how far it has come, 0 to 1."""
+Show = Callable[[str, float | None, str], None]
+"""Shows a phase, how far it has come, 0 to 1, and what that is in numbers."""
 
 
 def batch_of(path: Path) -> str:
@@ -78,7 +78,7 @@ async def submit(bus: Bus, names: Names, path: Path, batch: str, show: Show, *, 
         if len(chunk) == CHUNK_LINES:
             done += await _push(bus, names, batch, chunk)
             chunk = []
-            show(f"submitted {done} lines", line.share)
+            show("submitted", line.share, f"{done} lines")
     done += await _push(bus, names, batch, chunk)
     await bus.count({names.batch(batch): {"total": done}}, ttl_s=COUNTERS_KEPT_S)
     return done
@@ -174,7 +174,7 @@ async def collect(bus: Bus, names: Names, batch: str, path: Path, show: Show, *,
                 output.sync()
                 await bus.trim(stream, position)
             known = total or max(counters.get("submitted", 0), len(output))
-            show(f"{len(output)} of {known} done", len(output) / total if total else None)
+            show("answered", len(output) / total if total else None, f"{len(output)} of {known}")
             is_whole = total is not None and len(output) >= total
             is_over = total is not None and sum(counters.get(name, 0) for name in OUTCOMES) >= total
             if not entries and is_over:

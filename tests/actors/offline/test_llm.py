@@ -194,8 +194,9 @@ def test_embeddings_that_are_refused(llm: LLM) -> None:
 
 def test_refusals_name_the_reason(llm: LLM) -> None:
     """One bad prompt refuses all, and the next call works."""
-    with pytest.raises(ValueError, match="maximum context length is 1024"):
+    with pytest.raises(ValueError, match="maximum context length is 1024") as refused:
         llm.generate(["word", "x " * 2000], GREEDY)
+    assert refused.value.__notes__ == ["in prompt 1 (from 0) of 2"]
     with pytest.raises(ValueError, match="outside the vocabulary"):
         llm.generate([[10**6]], GREEDY)
     with pytest.raises(ValueError, match="prompt_token_ids"):

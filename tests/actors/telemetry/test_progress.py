@@ -63,3 +63,12 @@ def test_without_a_terminal_each_quarter_is_told() -> None:
         "weights: 75%",
         "weights: 100%",
     ]
+
+
+def test_counts_are_no_phases_of_their_own() -> None:
+    """They are shown with the quarters: a file of a million requests has as many lines in a log as one of ten."""
+    out = io.StringIO()
+    progress = Progress(out, terminal=False)
+    for done in range(101):
+        progress.show("answered", done / 100, f"{done} of 100")
+    assert out.getvalue().splitlines() == [f"answered {done} of 100: {done}%" for done in (0, 25, 50, 75, 100)]

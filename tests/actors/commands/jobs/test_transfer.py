@@ -20,7 +20,7 @@ from pagebus.bus.streams import Names
 NAMES = Names()
 
 
-def silent(phase: str, share: float | None) -> None:
+def silent(phase: str, share: float | None, detail: str) -> None:
     """Nobody looks."""
 
 
@@ -51,7 +51,7 @@ async def test_every_line_is_submitted_once(bus: MemoryBus, tmp_path: Path, monk
     file = write(tmp_path / "in.jsonl", 10)
     shown: list[float | None] = []
 
-    def interrupt(phase: str, share: float | None) -> None:
+    def interrupt(phase: str, share: float | None, detail: str) -> None:
         shown.append(share)
         if len(shown) == 2:
             raise KeyboardInterrupt

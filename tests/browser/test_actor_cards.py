@@ -1,4 +1,4 @@
-"""What the card of an executor tells besides how busy it is: the load of experts, the adapters on its device."""
+"""What cards tell: an executor's of the load of experts and its adapters, a request's whether it is a job."""
 
 from __future__ import annotations
 
@@ -58,3 +58,31 @@ HAS_REPLICA = """async () => {
   const { world } = await import(document.querySelector("script[type=module]").src);
   return world.replicas.has("executor-0");
 }"""
+
+
+JOBS = """async () => {
+  const { live, world } = await import(document.querySelector("script[type=module]").src);
+  live.stop();
+  const { requests } = world.hello.columns, atS = world.nowS();
+  const row = (known) => requests.map((name) => known[name] ?? (name.endsWith("_s") ? null : 0));
+  const job = (number, more) =>
+    row({ id: `chatcmpl-job-1796019175344-${number}`, arrived_s: atS - number, is_job: 1, ...more });
+  world.takeState({ at_s: atS, num_waiting: 0, num_over: 0, steps: [], flashed: [], replicas: [], sequences: [],
+    clients: ["", ""], requests: [job(1, { priority: 3 }), job(2, {})] });
+}"""
+
+
+def test_jobs_can_be_told_apart(page: Page) -> None:
+    """By the end of their ids, all of which begin with a time; a job with a priority is still a job."""
+    visit(page, "requests")
+    page.evaluate(JOBS)
+    rows = page.locator(".waterfall .row")
+    expect(rows.locator("code")).to_have_text(
+        ["job-\N{HORIZONTAL ELLIPSIS}75344-1", "job-\N{HORIZONTAL ELLIPSIS}75344-2"]
+    )
+    drawer = page.get_by_label("Followed request")
+    for place, text in enumerate(("job: behind all others, 3", "job: behind all others")):
+        rows.nth(place).click()
+        expect(drawer.locator("div", has_text="Priority").locator("dd").first).to_be_visible()
+        expect(drawer).to_contain_text(text)
+        page.keyboard.press("Escape")

@@ -199,3 +199,23 @@ def test_only_charts_fetch_what_draws_them(page: Page) -> None:
     page.goto("/#/charts")
     expect(page.locator(".chart canvas").first).to_be_visible()
     assert any("uPlot.esm.js" in name for name in page.evaluate(names))
+
+
+def test_a_list_of_batches_that_comes_again_takes_the_error_away(page: Page) -> None:
+    """It could not be read once, as while an ingress is started again; what an upload ended with stays."""
+    page.route("**/v1/batches?*", lambda route: route.fulfill(status=503, json={"error": {"message": "Come again."}}))
+    page.goto("/#/batches")
+    problem = page.locator("#main [role=alert]").first
+    expect(problem).to_have_text("Come again.")
+    page.unroute("**/v1/batches?*")
+    page.route("**/v1/batches?*", lambda route: route.fulfill(json={"data": [{"id": "a", "status": "failed"}]}))
+    expect(page.get_by_label("a", exact=True)).to_be_visible()
+    expect(problem).to_be_hidden()
+    page.route("**/v1/files", lambda route: route.fulfill(status=507, json={"error": {"message": "No room."}}))
+    page.get_by_role("button", name="Run an example of 20 questions").click()
+    expect(problem).to_have_text("No room.")
+    for _ in range(2):
+        with page.expect_response("**/v1/batches?*"):
+            pass
+    expect(problem).to_have_text("No room.")
+    page.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 503 and 507

@@ -312,56 +312,6 @@ def test_batches_say_why(page: Page) -> None:
     expect(card["c"].locator(".previews")).to_contain_text("Wet.")
 
 
-def test_a_list_of_batches_that_comes_again_takes_the_error_away(page: Page) -> None:
-    """It could not be read once, as while an ingress is started again; what an upload ended with stays."""
-    page.route("**/v1/batches?*", lambda route: route.fulfill(status=503, json={"error": {"message": "Come again."}}))
-    visit(page, "batches")
-    problem = page.locator("#main [role=alert]").first
-    expect(problem).to_have_text("Come again.")
-    page.unroute("**/v1/batches?*")
-    page.route(
-        "**/v1/batches?*", lambda route: route.fulfill(json={"data": [{**BATCH, "id": "a", "status": "failed"}]})
-    )
-    expect(page.get_by_label("a", exact=True)).to_be_visible()
-    expect(problem).to_be_hidden()
-    page.route("**/v1/files", lambda route: route.fulfill(status=507, json={"error": {"message": "No room."}}))
-    page.get_by_role("button", name="Run an example of 20 questions").click()
-    expect(problem).to_have_text("No room.")
-    for _ in range(2):
-        with page.expect_response("**/v1/batches?*"):
-            pass
-    expect(problem).to_have_text("No room.")
-    page.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 503 and 507
-
-
-JOBS = """async () => {
-  const { live, world } = await import(document.querySelector("script[type=module]").src);
-  live.stop();
-  const { requests } = world.hello.columns, atS = world.nowS();
-  const row = (known) => requests.map((name) => known[name] ?? (name.endsWith("_s") ? null : 0));
-  const job = (number, more) =>
-    row({ id: `chatcmpl-job-1796019175344-${number}`, arrived_s: atS - number, is_job: 1, ...more });
-  world.takeState({ at_s: atS, num_waiting: 0, num_over: 0, steps: [], flashed: [], replicas: [], sequences: [],
-    clients: ["", ""], requests: [job(1, { priority: 3 }), job(2, {})] });
-}"""
-
-
-def test_jobs_can_be_told_apart(page: Page) -> None:
-    """By the end of their ids, all of which begin with a time; a job with a priority is still a job."""
-    visit(page, "requests")
-    page.evaluate(JOBS)
-    rows = page.locator(".waterfall .row")
-    expect(rows.locator("code")).to_have_text(
-        ["job-\N{HORIZONTAL ELLIPSIS}75344-1", "job-\N{HORIZONTAL ELLIPSIS}75344-2"]
-    )
-    drawer = page.get_by_label("Followed request")
-    for place, text in enumerate(("job: behind all others, 3", "job: behind all others")):
-        rows.nth(place).click()
-        expect(drawer.locator("div", has_text="Priority").locator("dd").first).to_be_visible()
-        expect(drawer).to_contain_text(text)
-        page.keyboard.press("Escape")
-
-
 TEXTS = """async () => {
   const found = new Set(), prototype = CanvasRenderingContext2D.prototype, before = prototype.fillText;
   prototype.fillText = function (text, ...more) { found.add(text); return before.call(this, text, ...more); };

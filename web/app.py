@@ -184,6 +184,8 @@ class IngressActor(Actor):
         """Answer until told to drain; then let what runs end."""
         await self.draining.wait()
         assert self.context is not None
+        if self.settings.counts["ingress"] > 1 and self.context.membership.others_listen(self.name, self.port):
+            self._listen_no_more()  # else its share of new connections would come here, and be refused
         self.log.info("waiting for open requests", requests=self.context.inbox.num_open)
         await self.context.inbox.idle()
 
@@ -208,8 +210,7 @@ class IngressActor(Actor):
                 await self._background.stop()
             self.context.inbox.fail_all(unavailable("The server is shutting down."))
             await self.context.observatory.shut()
-        for server in self._listening:
-            server.close()
+        self._listen_no_more()
         if self.settings.uds is not None and self._listening:
             listener.remove_path(self.settings.uds)
         if self._runner is not None:
@@ -221,6 +222,11 @@ class IngressActor(Actor):
             await self.context.inbox.mailbox.forget()
         if self.context is not None and self.context.tracing is not None:
             await self.context.tracing.stop()
+
+    def _listen_no_more(self) -> None:
+        """Take no new connection; those that are open stay."""
+        for server in self._listening:
+            server.close()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from pagebus.web.access.sagemaker import Sessions
 from pagebus.web.answers.sse import Streams
 from pagebus.web.http.connection import Connections
 from pagebus.web.http.errors import unavailable
+from pagebus.web.http.expect import check_expectation
 from pagebus.web.http.limits import WRITE_TIMEOUT_S, max_body_bytes
 from pagebus.web.ingress.adapter_folder import AdapterFolder
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
@@ -127,7 +128,9 @@ def _add_routes(app: web.Application, context: Context) -> None:
             whole = EVENTS not in route.about.answer_types  # a HEAD has no body, and events know no end
             app.router.add_get(route.path, route.handler, name=route.name, allow_head=whole)
         else:
-            app.router.add_route(route.method, route.path, route.handler, name=route.name)
+            app.router.add_route(
+                route.method, route.path, route.handler, name=route.name, expect_handler=check_expectation
+            )
 
 
 class IngressActor(Actor):

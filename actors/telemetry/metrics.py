@@ -185,7 +185,8 @@ def render(snapshots: Iterable[Mapping[str, Any] | None], extra_labels: Mapping[
 
     Counters and histograms with the same labels are summed, and so are gauges, unless they have the label ``engine``:
     that one belongs to one executor, and the last snapshot wins, as of what all actors share. Histograms whose buckets
-    differ from those met first (two versions at work) are left out. ``extra_labels`` are added to every series that does not have them.
+    differ from those met first (two versions at work) are left out. ``extra_labels`` are added to every series that
+    does not have them.
     """
     families: dict[str, tuple[str, str]] = {}
     merged: dict[str, dict[Labels, dict[str, Any]]] = {}

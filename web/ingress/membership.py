@@ -62,7 +62,8 @@ class Membership:
     def others_listen(self, own: str, port: int | None) -> bool:
         """Whether other ingresses of this machine than our ``own`` take requests at the same port."""
         there = {"state": "ready", "host": socket.gethostname(), "port": port}.items()
-        return any(there <= lease.info.items() for lease in self.leases if lease.kind == "ingress" and lease.name != own)
+        others = [lease for lease in self.leases if lease.kind == "ingress" and lease.name != own]
+        return any(there <= lease.info.items() for lease in others)
 
     def progressing(self) -> bool:
         """Whether every executor with steps to compute makes progress; neither busy nor idle counts as stalled."""

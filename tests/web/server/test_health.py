@@ -181,7 +181,7 @@ async def test_drain(serve, http):
 
 
 async def test_drain_beside_another_ingress_at_the_same_port(serve, http):
-    """New connections go to the other one, as this one would refuse what they ask; who is connected is told to leave."""
+    """New connections go to the other one, as this one would refuse them; who is connected is told to leave."""
     served = await serve(answers=False, drain_timeout_s=30, ingresses=2)
     here = {"host": socket.gethostname(), "port": served.actor.port}
     await served.backend.bus.acquire_lease("ingress", "ingress-1", {"state": "ready", **here}, ttl_s=1e6)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 
 import pytest
 
 from pagebus.actors.scheduler.actor import SchedulerActor
+from pagebus.actors.scheduler.leader import STANDBY_STATE
 from pagebus.bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, ServerRolledBack
+from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.messages import (
     HOLD_NONE,
     HOLD_WAIT,
@@ -21,7 +24,7 @@ from pagebus.bus.messages import (
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.fake_model import expected_tokens
 from tests.actors.scheduler.served_scheduler import NAMES, PROMPT, TTL_S, Deployment, ask, done
-from tests.helpers.waiting import until, until_empty
+from tests.helpers.waiting import eventually, until, until_empty
 
 
 async def test_a_request_runs_over_the_bus_and_leaves_nothing() -> None:
@@ -236,6 +239,26 @@ async def test_draining_finishes_what_runs() -> None:
     async with deployment.running():
         await begin_half(deployment)
         deployment.scheduler.request_drain()
+        deployment.pause_after = None
+        await until(lambda: len(deployment.tokens()) == 60)
+    assert deployment.tokens() == expected_tokens(PROMPT, 60)
+
+
+async def test_draining_beside_a_standby_leaves_the_rest_to_it() -> None:
+    """At once, and not after the last token: new requests would be refused until then. No token is lost."""
+    deployment = Deployment()
+    async with deployment.running():
+        await begin_half(deployment)
+        other = SchedulerActor(deployment.settings, MemoryBus(deployment.server, NAMES), "scheduler-1")
+        standing = asyncio.create_task(other.run())
+
+        async def stands_by() -> bool:
+            return (await deployment.bus.get_state(STANDBY_STATE))[0] is not None
+
+        await eventually(stands_by)
+        deployment.scheduler.request_drain()
+        await until(deployment.life.done)
+        deployment.scheduler, deployment.life = other, standing
         deployment.pause_after = None
         await until(lambda: len(deployment.tokens()) == 60)
     assert deployment.tokens() == expected_tokens(PROMPT, 60)

@@ -27,7 +27,7 @@ SCHEMA = {
     },
     "$defs": {"place": {"type": "object"}},
 }
-TYPES = {"get_weather": {name: types_of(part, SCHEMA) for name, part in SCHEMA["properties"].items()}}
+TYPES = {"get_weather": {name: types_of(part, SCHEMA, {}) for name, part in SCHEMA["properties"].items()}}
 CITY = {"city": 'Bad "Ems"\n<b>, 你', "days": 3}
 C = json.dumps(CITY, ensure_ascii=False)
 WEATHER, SEARCH = ("get_weather", CITY), ("search", {})
@@ -271,7 +271,13 @@ def test_values_by_their_types(text, types, expected):
 def test_types_of_a_schema():
     """Through references, unions, enumerations; nothing said, or said in a circle, is a string."""
     circle = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
-    assert types_of({"enum": [1, None, "a"]}, {}) == {"integer", "null", "string"}
-    assert types_of({"anyOf": [{"type": "array"}, {"const": 1.5}]}, {}) == {"array", "number"}
+    assert types_of({"enum": [1, None, "a"]}, {}, {}) == {"integer", "null", "string"}
+    assert types_of({"anyOf": [{"type": "array"}, {"const": 1.5}]}, {}, {}) == {"array", "number"}
     assert TYPES["get_weather"]["where"] == {"object"}
-    assert types_of(circle, circle) == types_of({}, {}) == types_of(True, {}) == STRING
+    assert types_of(circle, circle, {}) == types_of({}, {}, {}) == types_of(True, {}, {}) == STRING
+
+
+def test_a_schema_that_refers_to_itself_many_times():
+    """Each reference is followed once: otherwise a short schema would keep its reader busy for years."""
+    tree = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 30 + [{"type": "integer"}]}}}
+    assert types_of(tree, tree, {}) == {"integer", "string"}

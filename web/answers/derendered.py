@@ -21,7 +21,7 @@ from pagebus.web.requests.served_model import ServedModel
 MAX_ANSWERS = 1024
 STREAMS: dict[str, tuple[Any, ...]] = {"stream": (False,), "generate_chunk": (), "stream_state": ()}
 """Only whole answers are derendered; streams come as text from the routes of chats and completions."""
-_COUNT: Schema = {"type": "integer", "minimum": 0}
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
 _IDS: Schema = {"type": ["array", "null"]}
 """Of a prompt; all but the last ones are passed over."""
 _FINISHED = ("stop", "length", "repetition")
@@ -59,7 +59,7 @@ def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
     if answer is None:
         raise bad_field("generate_response", "is required")
     request = fields.object("chat_request")
-    count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids", _IDS)
+    count, ids = fields.integer("prompt_tokens", 0, 0, INT32_MAX), fields.take("prompt_token_ids", _IDS)
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
     parsed = _parsed(parse_chat, request, "chat_request", model)
     choices = _choices(answer, ids, "generate_response", model)
@@ -79,8 +79,8 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
     for field, given in (("prompt_tokens", counts), ("prompt_token_ids", prompts)):
         if len(given) != len(answers):
             raise bad_field(field, f"must have one entry for each of generate_responses ({len(answers)})")
-    if any(type(count) is not int or count < 0 for count in counts):
-        raise bad_field("prompt_tokens", "must be numbers of tokens")
+    if any(type(count) is not int or not 0 <= count <= INT32_MAX for count in counts):
+        raise bad_field("prompt_tokens", f"must be integers from 0 to {INT32_MAX}")
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
     parsed = _parsed(parse_completion, request, "completion_request", model)
     choices = [

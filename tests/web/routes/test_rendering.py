@@ -46,6 +46,16 @@ async def test_offsets_of_a_chat(serve, http, wanted):
     assert [each.return_token_offsets for each in served.backend.requests] == [wanted, False, False]
 
 
+@pytest.mark.parametrize("count", [2**31, 2**64 - 1, -1, 1.5])
+async def test_counts_of_tokens_that_no_answer_has(serve, http, count):
+    """They are refused, and not added up to a number that JSON cannot say."""
+    answer = {"choices": [{"token_ids": [5], "finish_reason": "stop"}]}
+    body = {"generate_responses": [answer, answer], "prompt_tokens": [count, count]}
+    async with http.post((await serve()).url + "/v1/completions/derender", json=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "prompt_tokens"
+
+
 async def test_two_of_one_name(serve, http):
     """Clients may send the same `request_id` at the same time, as with the request itself."""
     served = await serve(answers=False)

@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
@@ -18,10 +18,9 @@ import pytest
 from pagebus.actors.telemetry.metrics import render
 from pagebus.bus.messages import Job
 from pagebus.web.jobs import batches
-from pagebus.web.jobs.batches import BatchRun, Progress
+from pagebus.web.jobs.batches import Progress
 from pagebus.web.jobs.lines import Result
 from pagebus.web.jobs.tally import Tally
-from pagebus.web.jobs.window import Window
 from pagebus.web.storage import files
 from pagebus.web.storage.files import Record, Store, new_id
 from tests.helpers.waiting import LIMIT_S, until
@@ -395,15 +394,3 @@ async def test_a_full_disk_loses_no_line(world: World, monkeypatch: pytest.Monke
     assert batch.status == "completed"
     assert set(await world.lines(batch.output_file_id)) == {"0", "1", "2", "3"}
     assert batch.error_file_id is None
-
-
-async def test_others_have_their_turn_between_lines_that_are_done(tmp_path: Path) -> None:
-    """A batch that is taken up again may have thousands of them."""
-    path, done, unused = tmp_path / "in.jsonl", {f"{i}" for i in range(100)}, cast(Any, None)
-    path.write_text("\n".join(json.dumps(ask(custom_id)) for custom_id in done))
-    run = BatchRun(unused, {"owner": ""}, unused, Window(1), len(done), unused, unused, unused)
-    work, turns = asyncio.create_task(run._work(path, Progress(unused, unused, done))), 0
-    while not work.done():
-        await asyncio.sleep(0)
-        turns += 1
-    assert turns > len(done)

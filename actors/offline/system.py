@@ -64,6 +64,9 @@ class System:
         if self._closed:
             work.close()
             raise RuntimeError("this LLM is closed")
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("the system has ended") from self._why()
         future = asyncio.run_coroutine_threadsafe(self._unless_ended(work), self._begun.result().loop)
         try:
             return future.result()

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -42,8 +43,16 @@ def _available_bytes() -> float:
 
 
 def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
-    """Fill pages with zeros and lock them for ``device``. False if there is a limit on locked memory."""
+    """Fill pages with zeros and lock them for ``device``. False if there is a limit on locked memory.
+
+    CUDA keeps an error for its thread, where torch would report it of the next launch; so a thread of its own locks.
+    """
     ctypes.memset(address, 0, num_bytes)  # the system gives the pages now, not while the driver is locked
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_register, address, num_bytes, device).result()
+
+
+def _register(address: int, num_bytes: int, device: torch.device) -> bool:
     with torch.cuda.device(device):
         return int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)) == 0
 

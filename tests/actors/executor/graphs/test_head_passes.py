@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from pagebus.actors.executor.batch.buckets import Bucket, Buckets
+from pagebus.actors.executor.batch.buckets import Bucket, Buckets, decode_sizes
 from pagebus.actors.executor.graphs.graphs import Graphs
 from pagebus.actors.executor.graphs.head_passes import Follow, Guess, HeadPass, covering_guesses, head_passes
 
@@ -33,7 +33,7 @@ def test_what_is_captured() -> None:
     """Guesses for as many rows as decodes have, and what follows each graph of a whole step; none without a head."""
     passes = head_passes(BUCKETS)
 
-    assert [each.rows for each in passes if isinstance(each, Guess)] == [*range(256, 0, -8), 4, 2, 1]
+    assert [each.rows for each in passes if isinstance(each, Guess)] == decode_sizes(256)[::-1]
     whole = [each for each in (*BUCKETS.first(), *BUCKETS.later()) if not each.pieces]
     assert {each for each in passes if isinstance(each, Follow)} == {Follow(each.rows, each.tokens) for each in whole}
     assert [each.rows for each in covering_guesses(BUCKETS)] == [256, 128, 64, 32, 16, 8, 4, 2, 1]

@@ -13,6 +13,7 @@ from pagebus.actors.model.reasoning import FORMATS as REASONING_FORMATS
 from pagebus.actors.settings import Settings
 from pagebus.web.calls.parsing.formats import FORMATS, HARMONY, PARSERS
 from pagebus.web.calls.parsing.output import OutputParser, Parsing
+from pagebus.web.calls.parsing.python_call import literal
 from pagebus.web.calls.parsing.values import STRING, typed, types_of
 
 NAMES = ("get_weather", "search")
@@ -275,6 +276,11 @@ def test_types_of_a_schema():
     assert types_of({"anyOf": [{"type": "array"}, {"const": 1.5}]}, {}, {}) == {"array", "number"}
     assert TYPES["get_weather"]["where"] == {"object"}
     assert types_of(circle, circle, {}) == types_of({}, {}, {}) == types_of(True, {}, {}) == STRING
+
+
+def test_escapes_that_python_does_not_know():
+    """They stand for themselves, without a warning: expressions are full of them."""
+    assert literal(r"'\d+\n'") == json.dumps("\\d+\n")
 
 
 def test_a_schema_that_refers_to_itself_many_times():

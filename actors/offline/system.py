@@ -64,6 +64,9 @@ class System:
         if self._closed:
             work.close()
             raise RuntimeError("this LLM is closed")
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("the system has ended") from self._why()
         future = asyncio.run_coroutine_threadsafe(self._unless_ended(work), self._begun.result().loop)
         try:
             return future.result()
@@ -72,7 +75,7 @@ class System:
             raise
 
     def close(self) -> None:
-        """Drain the actors and wait for their end. Again: nothing."""
+        """Drain the actors and wait for their end. A second call does nothing."""
         if self._closed:
             return
         self._closed = True

@@ -30,6 +30,7 @@ from pagebus.web.access.sagemaker import Sessions
 from pagebus.web.answers.sse import Streams
 from pagebus.web.http.connection import Connections
 from pagebus.web.http.errors import unavailable
+from pagebus.web.http.expect import check_expectation
 from pagebus.web.http.limits import WRITE_TIMEOUT_S, max_body_bytes
 from pagebus.web.ingress.adapter_folder import AdapterFolder
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
@@ -127,7 +128,9 @@ def _add_routes(app: web.Application, context: Context) -> None:
             whole = EVENTS not in route.about.answer_types  # a HEAD has no body, and events know no end
             app.router.add_get(route.path, route.handler, name=route.name, allow_head=whole)
         else:
-            app.router.add_route(route.method, route.path, route.handler, name=route.name)
+            app.router.add_route(
+                route.method, route.path, route.handler, name=route.name, expect_handler=check_expectation
+            )
 
 
 class IngressActor(Actor):
@@ -184,6 +187,8 @@ class IngressActor(Actor):
         """Answer until told to drain; then let what runs end."""
         await self.draining.wait()
         assert self.context is not None
+        if self.settings.counts["ingress"] > 1 and self.context.membership.others_listen(self.name, self.port):
+            self._listen_no_more()  # else its share of new connections would come here, and be refused
         self.log.info("waiting for open requests", requests=self.context.inbox.num_open)
         await self.context.inbox.idle()
 
@@ -208,8 +213,7 @@ class IngressActor(Actor):
                 await self._background.stop()
             self.context.inbox.fail_all(unavailable("The server is shutting down."))
             await self.context.observatory.shut()
-        for server in self._listening:
-            server.close()
+        self._listen_no_more()
         if self.settings.uds is not None and self._listening:
             listener.remove_path(self.settings.uds)
         if self._runner is not None:
@@ -221,6 +225,11 @@ class IngressActor(Actor):
             await self.context.inbox.mailbox.forget()
         if self.context is not None and self.context.tracing is not None:
             await self.context.tracing.stop()
+
+    def _listen_no_more(self) -> None:
+        """Take no new connection; those that are open stay."""
+        for server in self._listening:
+            server.close()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 

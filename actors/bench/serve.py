@@ -23,7 +23,7 @@ from pagebus.actors.bench.driver.graphs import told_by_metrics, until_captured
 from pagebus.actors.bench.driver.load import ENDPOINTS, Spec, make_calls, warm_up_calls
 from pagebus.actors.bench.measures.figures import Figures, summary
 from pagebus.actors.bench.measures.full_load import full_load
-from pagebus.actors.runtime.child import python_path
+from pagebus.actors.runtime.child import die_with_parent, python_path
 from pagebus.actors.settings import SettingsError
 from pagebus.actors.simulator.workloads import WORKLOADS
 from pagebus.actors.telemetry.progress import Progress
@@ -77,6 +77,8 @@ def make_spec(arguments: argparse.Namespace) -> Spec:
     given = arguments.request_rate is not None or arguments.max_concurrency is not None
     rate = arguments.request_rate if given else workload.rate
     clients = arguments.max_concurrency if given else workload.clients
+    if clients and arguments.processes > clients:
+        raise SettingsError(f"--processes {arguments.processes}: more than the {clients} requests at a time")
     as_text = arguments.prompts == "text" or arguments.backend == "openai-chat"
     key = os.environ.get("OPENAI_API_KEY")
     headers = dict(_header(text) for text in arguments.header)
@@ -212,7 +214,7 @@ async def _run_part(spec: Spec, part: int, begin_s: float, take: Any) -> None:
     environ = {**os.environ, "PYTHONPATH": python_path(os.environ)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "pagebus.actors.bench.driver.client", str(part), env=environ, limit=2**26,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, preexec_fn=die_with_parent(),
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None

@@ -63,7 +63,7 @@ async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
     started_s = asyncio.get_running_loop().time()
 
     def on_ready(addresses: list[str]) -> None:
-        print(ready_text(settings, addresses, asyncio.get_running_loop().time() - started_s), flush=True)
+        show(ready_text(settings, addresses, asyncio.get_running_loop().time() - started_s))
 
     await check_port(settings)
     with stop_on_signals() as stop:
@@ -72,7 +72,7 @@ async def _serve(settings: Settings, progress: Progress, terminal: bool) -> int:
 
             gpus = visible_gpus(os.environ)
             check_one_process(settings, gpus)
-            print(banner(settings, one_process=True, gpus=len(gpus)), flush=True)
+            show(banner(settings, one_process=True, gpus=len(gpus)))
             with with_files(settings) as settings:
                 system = SingleProcess(settings, progress, on_ready)
                 code = await system.run(stop)
@@ -108,7 +108,7 @@ async def _serve_with_processes(
         cores = len(os.sched_getaffinity(0))
         settings = settings.shared_out(cores)
         plans = plan_children(settings, bus_url, environ=environ, gpus=gpus, cores=cores, unique=unique)
-        print(banner(settings, one_process=False, gpus=len(gpus)), flush=True)
+        show(banner(settings, one_process=False, gpus=len(gpus)))
 
         @functools.cache
         def opened() -> Bus:
@@ -143,6 +143,12 @@ def locked_gpus(settings: Settings, visible: list[str]) -> tuple[Settings, list[
     if uuids and not chosen:
         raise SettingsError(f"--gpu-lock-dir: fewer than {count} of the {len(uuids)} GPUs of this machine are free")
     return settings.replace(gpu_lock_dir=None), chosen
+
+
+def show(text: str) -> None:
+    """Print for people. A disk that is full under their file is no reason not to serve."""
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def bus_text(settings: Settings) -> str:

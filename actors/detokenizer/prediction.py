@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 ALIKE = 3
-"""So many tokens in a row that stand further on in the prediction show that the output goes on there."""
+"""How many tokens in a row that stand further on in the prediction show that the output continues there."""
 
 
 class PredictionMatcher:
-    """Of one output. Tokens that follow the prediction count; where the output differs from it, they count again from
-    the next place on where ``ALIKE`` in a row are those of the prediction. It depends on tokens alone, not on what was
-    drafted: so it is the same after any crash."""
+    """Follows one output. Tokens that follow the prediction count. Where the output differs from it, tokens count again
+    from the next place where ``ALIKE`` in a row are those of the prediction. The count depends on tokens alone, not on
+    drafts, so it is the same after any crash."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = prediction

@@ -23,7 +23,7 @@ class RepetitionDetector:
         self._count = 0
 
     def push(self, token_id: int) -> bool:
-        """Take the next token in; whether the output ends with a pattern that has come often enough."""
+        """Add the next token; returns whether the output now ends with a pattern that has come often enough."""
         before = self._last[(self._count - self._sizes) % len(self._last)]
         self._same = np.where(before == token_id, self._same + 1, 0)
         self._last[self._count % len(self._last)] = token_id

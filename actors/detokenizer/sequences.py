@@ -220,7 +220,6 @@ class Sequences:
 
     def _take_prompts(self, result: StepResult) -> None:
         """Log probabilities and states of parts of prompts."""
-
         scored, pooled = partial(self._prompt, PromptScores), partial(self._prompt, PooledPrompt)
         for sequence_id in add_prompt_parts(result, scored) + add_pooled_parts(result, pooled):
             self._tell_prompt(self._live[sequence_id])

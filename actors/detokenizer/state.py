@@ -45,11 +45,11 @@ class SequenceState:
         return self.started.ingress, *self.started.others
 
     def prompt_told(self) -> None:
-        """Nothing more is to be sent about the prompt."""
+        """All that the client wants to know about the prompt has been sent."""
         self.prompt = None
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
-        """Its text is over."""
+        """End its text."""
         self.finish_reason, self.stop_reason = reason, stop_reason
 
     def is_silent(self, end: int) -> bool:

@@ -28,6 +28,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pagebus.actors.model.tokenizer import byte_alphabet
+
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WINDOW_TOKENS = 12
@@ -301,15 +303,6 @@ def _decoder_steps(backend: Tokenizer) -> list[dict[str, Any]]:
         return []
     spec = json.loads(decoder.__getstate__())
     return list(spec["decoders"]) if spec["type"] == "Sequence" else [spec]
-
-
-def byte_alphabet() -> Mapping[str, int]:
-    """Character to byte, as GPT-2 wrote bytes in printable characters."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
 
 
 def _byte_level_bytes(token: str | None, alphabet: Mapping[str, int]) -> bytes:

@@ -78,7 +78,8 @@ class QueryScale:
 class Gqa:
     """Grouped-query attention. ``window`` 0: all tokens are seen; ``rope`` is an index into `ModelSpec.rope`, None:
     nothing turns. Scores are multiplied by ``scale``; ``softcap`` c makes each c tanh(s / c), 0: it does not. With a
-    ``chunk`` positions are cut into runs of so many, and a token sees its own run up to itself; such have no window."""
+    ``chunk``, positions are cut into runs of that many, a token sees its own run up to itself, and there is no
+    window."""
 
     heads: int
     kv_heads: int

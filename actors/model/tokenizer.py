@@ -9,6 +9,7 @@ tokenizer and the detokenizer use this module; the ingress reports the configura
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -88,6 +89,13 @@ def _of_gguf(path: Path) -> Any | None:
         raise TokenizerError(str(error)) from error
     kind = getattr(importlib.import_module("transformers"), said.pop("tokenizer_class"))
     return kind(tokenizer_object=tokenizer, **said)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Byte by character, as byte-level vocabularies write bytes in printable characters (GPT-2's table)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = itertools.count(256)
+    return {chr(byte if byte in printable else next(others)): byte for byte in range(256)}
 
 
 def read_template(setting: str) -> str:

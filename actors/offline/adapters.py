@@ -29,14 +29,14 @@ class LoRARequest:
 
 
 class LoadedAdapters:
-    """What has been loaded by now, by name."""
+    """The adapters that have been loaded, by name."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._paths: dict[str, str] = {}
 
     async def load(self, requests: Iterable[LoRARequest | None]) -> None:
-        """Load what is not there yet. A name with another path than before means that one from now on.
+        """Load adapters that are not loaded yet. If a name has another path than before, it means that one from now on.
 
         Raises:
             ValueError: an adapter cannot be used, or two folders have one name.

@@ -37,7 +37,7 @@ class Client:
         return orjson.loads(await self._posted(path, body))
 
     async def command(self, path: str, body: Mapping[str, Any]) -> None:
-        """As :meth:`post`, where the answer only says that it is done."""
+        """Like :meth:`post`, for routes whose answer only says that they are done."""
         await self._posted(path, body)
 
     async def _posted(self, path: str, body: Mapping[str, Any]) -> bytes:
@@ -50,7 +50,7 @@ class Client:
         raise (ValueError if response.status in (400, 404) else RuntimeError)(error["message"])
 
     async def get(self, path: str) -> Any:
-        """The answer of a route that refuses nothing."""
+        """The answer of a route that refuses no request."""
         async with self._session.get(self.url + path) as response:
             response.raise_for_status()
             return orjson.loads(await response.read())

@@ -248,7 +248,7 @@ class LLM:
         return SamplingParams(**defaults)
 
     def close(self) -> None:
-        """End the system, and give its memory back. Again: nothing."""
+        """End the system, and give its memory back. A second call does nothing."""
         self._end()
 
     def __enter__(self) -> LLM:

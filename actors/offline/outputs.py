@@ -13,14 +13,14 @@ import numpy as np
 from pagebus.actors.offline.adapters import LoRARequest
 
 LOWEST = -9999.0
-"""What stands in the API for minus infinity, which JSON has not."""
+"""Stands for minus infinity in the API, which JSON cannot express."""
 ID_PREFIX = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Of one token at one place. ``rank``: 1 is the most likely token; None where it is not known, because the token
-    was drawn from beyond those that were asked for."""
+    """The log probability of a token at one place. ``rank``: 1 is the most likely token; None where it is not known,
+    because the token is not among the most likely ones that were requested."""
 
     logprob: float
     rank: int | None = None
@@ -43,7 +43,7 @@ class CompletionOutput:
     stop_reason: str | int | None
 
     def finished(self) -> bool:
-        """Always, here: outputs are handed out when they are done."""
+        """Always true here: outputs are returned when they are done."""
         return self.finish_reason is not None
 
 
@@ -70,7 +70,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """The number of its dimensions."""
         return len(self.embedding)
 
 

@@ -12,11 +12,12 @@ from pagebus.actors.settings.sources import field_types, typed_value
 from pagebus.actors.settings.vllm_flags import is_foreign, settings_of
 
 OWN = ("host", "port", "api_key", "api_key_file", "bus", "ingresses", "schedulers", "job_actors")
-"""Settings of a deployment that others reach, which this is not."""
+"""Settings of a deployment that others can reach, which an `LLM` is not."""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names, of their types, and without vLLM's arguments that change nothing. None is what was not given.
+    """The settings by our names, with their types, and without vLLM's arguments that change nothing. None means that a
+    setting was not given.
 
     Raises:
         TypeError: there is no such setting.

@@ -136,7 +136,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
-    """Only so many tokens of the prompt count; -1: as many as fit."""
+    """How many tokens of the prompt count; -1: as many as fit."""
     truncation_side: str | None = None
     """Which of them count: the last ones (``left``, which None is too) or the first (``right``)."""
     bad_words: Sequence[str] | None = None
@@ -233,9 +233,9 @@ class PoolingParams:
     """
 
     dimensions: int | None = None
-    """So many of its numbers, the first ones, scaled to length 1 again; None: all."""
+    """How many of its numbers are kept, the first ones, scaled to length 1 again; None: all."""
     truncate_prompt_tokens: int | None = None
-    """Only the first so many tokens of the prompt count; -1: as many as fit."""
+    """How many tokens of the prompt count, the first ones; -1: as many as fit."""
     use_activation: bool | None = None
     """False: the vector is not scaled to length 1."""
 

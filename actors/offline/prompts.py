@@ -23,7 +23,7 @@ def find(prompt: Prompt) -> Found:
     """A prompt in any of its forms.
 
     Raises:
-        ValueError: it is none of them, or says more than they do.
+        ValueError: it has none of these forms, or fields beyond them.
     """
     given: Any = prompt
     if isinstance(prompt, Mapping):

@@ -83,7 +83,7 @@ class System:
         return error
 
     def close(self) -> None:
-        """Drain the actors and wait for their end. Again: nothing."""
+        """Drain the actors and wait for their end. A second call does nothing."""
         if self._closed:
             return
         self._closed = True

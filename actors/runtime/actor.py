@@ -113,6 +113,9 @@ class Actor(ABC):
         """The answer of health checks: whether the actor does its work."""
         return is_ready(self.lease_info())
 
+    async def stand_by(self) -> None:  # noqa: B027 (optional)
+        """Called five times a second while another actor holds the lease."""
+
     async def start(self) -> None:  # noqa: B027 (optional)
         """Prepare: connect, load. A drain request that comes meanwhile cancels it."""
 
@@ -308,6 +311,8 @@ class Actor(ABC):
                 return True
             except LeaseTaken:
                 self._health.tell(True)
+                with contextlib.suppress(BusUnavailable):
+                    await self.stand_by()
                 if not told:
                     self.log.info("standing by: the lease is held", lease=self.lease_name())
             except BusUnavailable as error:

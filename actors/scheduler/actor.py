@@ -11,6 +11,7 @@ are trimmed only after a checkpoint in the journal has summed them up
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from pagebus.actors.runtime.actor import Actor
 from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.scheduler.config import CoreConfig
 from pagebus.actors.scheduler.core.core import Core
-from pagebus.actors.scheduler.leader import Leader
+from pagebus.actors.scheduler.leader import STANDBY_STATE, Leader
 from pagebus.actors.scheduler.recovery.takeover import Recovered, Takeover
 from pagebus.actors.scheduler.service.metrics import SchedulerMetrics
 from pagebus.actors.scheduler.service.work_stream import WorkStream
@@ -29,6 +30,8 @@ from pagebus.bus.contract import Bus
 from pagebus.bus.outbox import Outbox
 
 LEASE = "leader"
+STANDBY_TOLD_S, STANDBY_TTL_S = 1.0, 3.0
+"""How often a standby tells that it is there, and for how long that is believed."""
 
 
 class SchedulerActor(Actor):
@@ -44,6 +47,7 @@ class SchedulerActor(Actor):
         self._spans = spans_of(settings, name)
         self._outbox: Outbox | None = None
         self._leader: Leader | None = None
+        self._told_s = -math.inf
 
     def lease_name(self) -> str:
         return LEASE
@@ -69,6 +73,12 @@ class SchedulerActor(Actor):
         if self._leader is not None:
             self._leader.bus_restarted()
 
+    async def stand_by(self) -> None:
+        """Tell the scheduler that leads, so that it need not finish its work if it is told to end."""
+        if time.monotonic() - self._told_s >= STANDBY_TOLD_S:
+            self._told_s = time.monotonic()
+            await self.bus.put_state(STANDBY_STATE, {"actor": self.name}, ttl_s=STANDBY_TTL_S)
+
     async def start(self) -> None:
         """Read the model's end tokens, take over from a predecessor, and lead."""
         path = await asyncio.to_thread(resolve_model, self.settings, weights=False)
@@ -92,7 +102,7 @@ class SchedulerActor(Actor):
         await self._leader.start(takeover)
 
     async def serve(self) -> None:
-        """Lead until draining and idle."""
+        """Lead until draining and idle, or until another one can go on."""
         assert self._leader is not None
         await self._leader.serve()
 

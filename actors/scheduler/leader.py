@@ -8,6 +8,7 @@ It then handles all of them (:mod:`pagebus.actors.scheduler.intake`), plans once
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from pagebus.actors.runtime.actor import Actor
@@ -31,7 +32,7 @@ from pagebus.actors.scheduler.service.trimming import Trimmer
 from pagebus.actors.scheduler.service.work_stream import WorkStream
 from pagebus.actors.telemetry.spans import Spans
 from pagebus.actors.telemetry.steady_clock import steady_time_s
-from pagebus.bus.contract import FENCE_INDEX, Entry, EntryId
+from pagebus.bus.contract import FENCE_INDEX, BusUnavailable, Entry, EntryId
 from pagebus.bus.messages import ReplicaFenced
 from pagebus.bus.outbox import Outbox
 
@@ -40,6 +41,8 @@ EAGER_LOOK_S = 0.05
 HOUSEKEEPING_S = 1.0
 MAX_UNSENT = 4096
 """Planning pauses while more messages than this wait to be sent."""
+STANDBY_STATE = "standby:scheduler"
+"""Key on the bus that says which scheduler stands by, if one does."""
 TURNS_TO_PLAN = 2
 """Turns of the event loop that a reader yields: one for the main loop, one for the outbox."""
 
@@ -74,6 +77,7 @@ class Leader:
         self._bus_retry, self._metrics, self._spans = bus_retry, metrics, spans
         self._inbox: deque[Entry | Input] = deque()
         self._news = asyncio.Event()
+        self._hands_over = False
         self.membership = Membership(self._put, self._fence)
         self.lease_watch = LeaseWatch(bus, self.membership, settings.lease_ttl_s)
         self._detokenizers = Detokenizers(names, outbox)
@@ -133,8 +137,9 @@ class Leader:
 
     async def serve(self) -> None:
         """Handle inputs, plan and send, until draining and at an end: no work is left, or no executor for it, as when a
-        deployment stops with jobs under way. A successor continues what is left, from the journal."""
-        while not (self._actor.draining.is_set() and self._is_at_an_end and not self._inbox):
+        deployment stops with jobs under way, or a standby is there. A successor continues what is left, from the
+        journal."""
+        while not (self._actor.draining.is_set() and not self._inbox and await self._may_end()):
             await self._news.wait()
             self._news.clear()
             await self._actor.confirm_lease()
@@ -145,13 +150,20 @@ class Leader:
                 self._intake.handle(self._inbox.popleft())
             await self._plan(self._note_work("land", taken_s))
 
-    @property
-    def _is_at_an_end(self) -> bool:
-        return self.core.is_idle or not self.core.replicas
+    async def _may_end(self) -> bool:
+        if self.core.is_idle or not self.core.replicas:
+            return True
+        with contextlib.suppress(BusUnavailable):
+            (told,) = await self._actor.bus.get_state(STANDBY_STATE)
+            self._hands_over = told is not None and told.get("actor") != self._actor.name
+        return self._hands_over
 
     async def drain(self) -> None:
-        """Send the queued messages, acknowledge the entries handled, and trim."""
+        """Send the queued messages, acknowledge the entries handled, and trim. A standby takes over at any place, as
+        from one that has died."""
         await self._outbox.flush()
+        if self._hands_over:
+            return
         while self.work.has_settled:
             await self._bus_retry.until_taken(self.work.acknowledge, "acks")
         await self._bus_retry.until_taken(lambda: self._keep_house(pause_s=0.0), "housekeeping")

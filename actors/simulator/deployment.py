@@ -22,7 +22,7 @@ from pagebus.actors.simulator.simulation import Observer, Simulation, Timing
 
 DEFAULT_BUDGET = 8192
 LONGEST_STAY_S = 5.0
-"""Of an executor that drains, for those that pull from it, if ``--drain-timeout-s`` leaves so much."""
+"""The longest that a draining executor stays for those that pull from it, if ``--drain-timeout-s`` allows it."""
 
 
 def core_config(settings: Settings) -> CoreConfig:

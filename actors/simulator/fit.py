@@ -25,7 +25,7 @@ from pagebus.actors.simulator.recording.trace import open_text
 
 Floats = NDArray[np.float64]
 PRIOR_WEIGHT = 0.0005
-"""Pull of the base profile: that of so many of 1000 steps."""
+"""Weight of the base profile, as steps in 1000."""
 KEPT = 0.9
 MIN_STEPS = 20
 

@@ -82,7 +82,7 @@ def make_workload(
 
     Args:
         rate: Poisson arrivals per second; 0: all at once.
-        clients: so many requests at a time instead of arrivals; 0: by arrival.
+        clients: how many requests are under way at a time, in place of arrivals; 0: by arrival.
 
     Raises:
         KeyError: there is no such workload.

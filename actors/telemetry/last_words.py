@@ -5,6 +5,7 @@ Actors say it too. A supervisor does not pass on what its children say, but says
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 MARK = "pagebus: "
@@ -17,8 +18,10 @@ def sentence(cause: str) -> str:
 
 
 def say(cause: object) -> None:
-    """Write the sentence; nothing is written behind it."""
-    print(sentence(str(cause)), file=sys.stderr, flush=True)
+    """Write the sentence; nothing is written behind it. Where it cannot be, as on a full disk, the exit code has to
+    do."""
+    with contextlib.suppress(OSError):
+        print(sentence(str(cause)), file=sys.stderr, flush=True)
 
 
 def heard(line: str) -> str | None:

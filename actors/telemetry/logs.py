@@ -7,6 +7,7 @@ through the same formatting; messages about malformed HTTP, which anybody on the
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -100,7 +101,10 @@ def _renderer(console: bool, out: Stream) -> Processor:
 def _to_json(value: Any, default: Callable[[Any], Any] | None = None, **_: Any) -> str:
     import orjson
 
-    return orjson.dumps(value, default=default or str, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(value, default=default or str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # an integer beyond 64 bits, or half a character: the line would be lost
+        return json.dumps(value, default=default or str)
 
 
 def _calm_libraries(level: str) -> None:

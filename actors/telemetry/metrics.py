@@ -131,6 +131,13 @@ class Metrics:
             del self._series[key]
         return gauge
 
+    def drop(self, **labels: str) -> None:
+        """Take away all gauges with these labels: what they describe is gone, so zero would be wrong, too."""
+        wanted = labels.items()
+        gone = [key for key, each in self._series.items() if isinstance(each, Gauge) and wanted <= dict(key[1]).items()]
+        for key in gone:
+            del self._series[key]
+
     def histogram(
         self, name: str, help: str, buckets: Sequence[float], fine: Sequence[float] = (), **labels: str
     ) -> Histogram:
@@ -156,14 +163,30 @@ class Metrics:
 # -- Prometheus text --------------------------------------------------------------------------------------------------
 
 Labels = tuple[tuple[str, str], ...]
+WHOLE = frozenset({"pagebus:jobs_queued"})
+"""Gauges of something that all actors of a kind share: each shows all of it."""
+
+
+def of_actor(snapshot: Mapping[str, Any], actor: str) -> Mapping[str, Any]:
+    """A snapshot whose counters and histograms have the label ``actor``, unless they belong to an ``engine``.
+
+    Their sum over actors would fall when one of them leaves, and Prometheus would count all that is left as new.
+    """
+    families = snapshot["families"]
+    series = [
+        [name, labels if families[name][0] == "gauge" or "engine" in labels else {"actor": actor, **labels}, data]
+        for name, labels, data in snapshot["series"]
+    ]
+    return {"families": families, "series": series}
 
 
 def render(snapshots: Iterable[Mapping[str, Any] | None], extra_labels: Mapping[str, str] | None = None) -> str:
     """Prometheus text (format 0.0.4) of many actors' snapshots together.
 
     Counters and histograms with the same labels are summed, and so are gauges, unless they have the label ``engine``:
-    that one belongs to one executor, and the last snapshot wins. Histograms whose buckets differ from those met first
-    (two versions at work) are left out. ``extra_labels`` are added to every series that does not have them.
+    that one belongs to one executor, and the last snapshot wins, as of what all actors share. Histograms whose buckets
+    differ from those met first (two versions at work) are left out. ``extra_labels`` are added to every series that
+    does not have them.
     """
     families: dict[str, tuple[str, str]] = {}
     merged: dict[str, dict[Labels, dict[str, Any]]] = {}
@@ -175,7 +198,8 @@ def render(snapshots: Iterable[Mapping[str, Any] | None], extra_labels: Mapping[
         for name, labels, data in snapshot["series"]:
             key = tuple(sorted({**(extra_labels or {}), **labels}.items()))
             series = merged.setdefault(name, {})
-            series[key] = _merge(series.get(key), data, replace=families[name][0] == "gauge" and "engine" in labels)
+            replace = families[name][0] == "gauge" and ("engine" in labels or name in WHOLE)
+            series[key] = _merge(series.get(key), data, replace=replace)
     lines: list[str] = []
     for name in sorted(families):
         kind, help = families[name]

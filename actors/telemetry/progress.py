@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -63,8 +64,7 @@ class Progress:
             text = (f"... {told}" if share is None else f"{bar(share)} {share:4.0%}  {told}")[: width - 1]
             if text != self._drawn:
                 self._drawn = text
-                self._out.write(CLEAR_LINE + text)
-                self._out.flush()
+                self._write(CLEAR_LINE + text)
             return
         step = (phase, int((share or 0.0) / LOG_STEP))
         if step != self._told:
@@ -73,17 +73,20 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Write a whole line, above the bar."""
-        if self._drawn:
-            self._out.write(CLEAR_LINE)
-        self._out.write(text + "\n" + self._drawn)
-        self._out.flush()
+        self._write((CLEAR_LINE if self._drawn else "") + text + "\n" + self._drawn)
 
     def done(self) -> None:
         """Take the bar away; what comes next is another matter."""
         self._told = None
         if self._drawn:
             self._drawn = ""
-            self._out.write(CLEAR_LINE)
+            self._write(CLEAR_LINE)
+
+    def _write(self, text: str) -> None:
+        """What cannot be written is lost, as on a full disk: those that write here go on, and later lines are there
+        again."""
+        with contextlib.suppress(OSError):
+            self._out.write(text)
             self._out.flush()
 
 

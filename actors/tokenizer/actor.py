@@ -63,12 +63,12 @@ def load_encoder(settings: Settings) -> Encoder:
 
 
 def place(entry_id: EntryId) -> int:
-    """In the order of all requests: milliseconds of Redis's clock, and which one of that millisecond."""
+    """The place of an entry in the order of all requests: milliseconds of Redis's clock, and its number in that one."""
     return (entry_id.epoch << 20) + entry_id.index
 
 
 def batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """The first few, then twice as many, and so on."""
+    """The first few entries, then twice as many, and so on."""
     begin, size = 0, FIRST_BATCH
     while begin < len(entries):
         yield entries[begin : begin + size]
@@ -85,7 +85,7 @@ class TokenizerActor(Actor):
         self._encoder: Encoder | None = None
         self._grammars = GrammarChecker(self.settings)
         self._trials: set[asyncio.Task[None]] = set()
-        """Requests whose grammar is being tried out, and those that take long; others do not wait for them."""
+        """Tasks of requests whose grammar is being tried, and of those that take long; others do not wait for them."""
         self._heavy = Heavy(lambda entry: self._process([entry]))
         self._next_claim_s = 0.0
         self.bus_retry = BusRetry(self.log)
@@ -163,7 +163,7 @@ class TokenizerActor(Actor):
                 await self._process([entry])
 
     def _aside(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Do it beside the other requests, which do not wait for it."""
+        """Process it beside the other requests, which do not wait for it."""
         task = self.spawn(work, name)
         self._trials.add(task)
         task.add_done_callback(self._trials.discard)
@@ -203,7 +203,10 @@ class TokenizerActor(Actor):
         wanted = request.sampling.structured_output
         if wanted is None or wanted.prompt_thought is not None:
             return request
-        return await self._checked(request, wanted)
+        grammar = await self._grammar(request, wanted)
+        if isinstance(grammar, Outcome):
+            return grammar
+        return replace(request, sampling=_with_grammar(request.sampling, wanted, grammar))
 
     async def _behind_prompt(self, outcome: Outcome) -> Outcome:
         """The outcome with the grammar that its structured output comes to behind this prompt, or its refusal."""
@@ -213,13 +216,14 @@ class TokenizerActor(Actor):
             return outcome
         assert self._encoder is not None
         found = self._encoder.thought_in(reply.prompt_token_ids, wanted.reasoning)
-        checked = await self._checked(request, behind_prompt(wanted, found))
-        if isinstance(checked, Outcome):
-            return checked
-        sampling = _with_grammar(reply.sampling, wanted, checked.sampling.grammar)
+        grammar = await self._grammar(request, behind_prompt(wanted, found))
+        if isinstance(grammar, Outcome):
+            return grammar
+        sampling = _with_grammar(reply.sampling, wanted, grammar)
         return dataclasses.replace(outcome, reply=replace(reply, sampling=sampling))
 
-    async def _checked(self, request: GenerateRequest, wanted: StructuredOutput) -> GenerateRequest | Outcome:
+    async def _grammar(self, request: GenerateRequest, wanted: StructuredOutput) -> str | Outcome:
+        """The grammar that ``wanted`` comes to, or the refusal of its request."""
         try:
             verdict = await self._grammars.check(wanted)
             if verdict.problem:
@@ -227,7 +231,7 @@ class TokenizerActor(Actor):
                 return Outcome(request, Refusal(f"{field}: {problem}", param=field).reply(request))
         except (OSError, TimeoutError, ValueError) as error:
             return Outcome(request, Refusal(INTERNAL, status=500).reply(request), error)
-        return replace(request, sampling=_with_grammar(request.sampling, wanted, verdict.grammar))
+        return verdict.grammar
 
     async def _encode(self, requests: list[GenerateRequest]) -> list[Outcome]:
         """Outcomes in order. If a whole batch fails, one by one, so that the request with the bug fails alone."""

@@ -38,7 +38,7 @@ RESERVED_KWARGS = frozenset(
 )
 MAX_ERROR_CHARS = 500
 DEVELOPER = "developer"
-"""The role that OpenAI has given the system's place, and few templates know."""
+"""The role that has replaced ``system`` in OpenAI's API; few templates know it."""
 GIVEN_TEMPLATE_CPU_S = 0.25
 """Computing time of a client's own template, which has to be compiled each time: the chats behind it wait."""
 
@@ -56,7 +56,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """What it holds."""
+        """Parse the tag as its content."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -112,7 +112,7 @@ class ChatTemplate:
         return Rendered(self._split(text) if marked else (text,))
 
     def _knows_developers(self, request: GenerateRequest) -> bool:
-        """Whether the template names the role, as vLLM finds it out."""
+        """Whether the template names the role; vLLM decides in the same way."""
         template = request.chat_template or self._template or self._tokenizer.chat_template or ""
         return any(f"{quote}{DEVELOPER}{quote}" in _all_text((template,)) for quote in "'\"")
 
@@ -141,7 +141,7 @@ class ChatTemplate:
         raise Refusal(problem, param="chat_template" if request.chat_template else "messages")
 
     def _render(self, chat: dict[str, Any]) -> str:
-        """Of the process that renders."""
+        """Render a chat; runs in the child process."""
         return str(self._tokenizer.apply_chat_template(tokenize=False, **chat))
 
     def _mark(self, value: Any) -> Any:
@@ -188,8 +188,8 @@ def _plain_message(index: int, message: JsonValue) -> dict[str, Any]:
 
 
 def _told_by_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With developers' messages as those of the system. As in vLLM these become one, at the beginning: many templates
-    know none elsewhere."""
+    """Turn developers' messages into the system's. As in vLLM, these become one message at the beginning, since many
+    templates accept none elsewhere."""
     told = [message for message in messages if message["role"] in ("system", DEVELOPER)]
     if told == [messages[0]]:
         return [{**messages[0], "role": "system"}, *messages[1:]]

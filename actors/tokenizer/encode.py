@@ -282,7 +282,7 @@ class Encoder:
         return ids
 
     def _kept(self, request: GenerateRequest, num_tokens: int) -> slice:
-        """Which tokens of the prompt are left of so many when it has been truncated as asked for."""
+        """Which of the prompt's ``num_tokens`` tokens are left once it is truncated as requested."""
         keep = self._kept_tokens(request)
         if keep is None:
             return slice(num_tokens)

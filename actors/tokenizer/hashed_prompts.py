@@ -1,4 +1,4 @@
-"""Hashes of the blocks of prompts. A prompt that begins as one of late did is hashed from where they differ only."""
+"""Hashes of the blocks of prompts. A prompt that begins like a recent one is hashed only from where they differ."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pagebus.actors.model.block_hash import HASH_BYTES, hash_blocks, hashes_to_a
 from pagebus.bus.messages import Int32Array
 
 PIECE_BLOCKS = 32
-"""So many blocks are known, or not, together."""
+"""How many blocks are remembered, and found, together."""
 MOST_TOKENS = 1 << 20
-"""As many as the cache of a GPU holds of a model of 8B, in some 6 MB."""
+"""Tokens that are remembered: as many as a GPU's cache holds of a model of 8B, in some 6 MB."""
 
 
 class HashedPrompts:
-    """Remembers what pieces of prompts were hashed to. A piece is known by the hash of all that is before it and by its
-    last block; what else is in it is compared. Thread-safe."""
+    """Remembers the hashes of pieces of prompts. A piece is looked up by the hash of all that is before it and by its
+    last block; the rest of it is compared. Thread-safe."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

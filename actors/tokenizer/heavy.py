@@ -1,4 +1,4 @@
-"""Requests that take long to encode: one at a time, beside all others, and clients take turns."""
+"""Requests that take long to encode are processed one at a time, beside all others; clients take turns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pagebus.bus.contract import Entry
 
 
 class Heavy:
-    """What waits to be encoded, by client.
+    """Entries that wait to be encoded, by client.
 
     Args:
-        process: sees one entry through.
+        process: processes one entry.
     """
 
     def __init__(self, process: Callable[[Entry], Awaitable[None]]) -> None:
@@ -21,13 +21,13 @@ class Heavy:
         self._is_running = False
 
     def add(self, entry: Entry) -> bool:
-        """One more. Whether :meth:`run` is to be called, since it does not run."""
+        """Add an entry; returns whether :meth:`run` must be called, because it is not running."""
         self._waiting.setdefault(getattr(entry.message, "client", ""), deque()).append(entry)
         was_running, self._is_running = self._is_running, True
         return not was_running
 
     async def run(self) -> None:
-        """Until nothing waits."""
+        """Process entries until none waits."""
         try:
             while self._waiting:
                 client, entries = next(iter(self._waiting.items()))

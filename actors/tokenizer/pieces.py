@@ -14,8 +14,8 @@ from pagebus.bus.messages import Int32Array
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Token ids [P], and offsets [2 P]: of each its first character in the text, and the one behind its last. Of tokens
-    that stand for none, as those that begin every text, both are 0."""
+    """Token ids [P], and offsets [2 P]: the place of each token's first character in the text, and the one after its
+    last. Both are 0 for tokens that stand for no text, such as one that begins every prompt."""
 
     ids: Int32Array
     offsets: Int32Array
@@ -23,7 +23,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``text`` as the tokens of ``encoding`` without the first ``skip``; these stand for ``front`` characters before
+    """``text`` as the tokens of ``encoding`` without the first ``skip``, which stand for ``front`` characters before
     it."""
 
     text: str
@@ -37,12 +37,12 @@ class Piece:
         return ids[self.skip :]
 
     def offsets(self, begin: int) -> Iterator[int]:
-        """Of the piece's tokens, one after another, if it begins at this character."""
+        """The offsets of its tokens, one after another, if it begins at character ``begin``."""
         return (place - self.front + begin for place in chain.from_iterable(self.encoding.offsets[self.skip :]))
 
 
 def placed(pieces: Sequence[Piece]) -> Placed:
-    """All of them, in order."""
+    """The tokens of all pieces, in order."""
     ids: list[int] = []
     offsets: list[int] = []
     begin = 0

@@ -12,8 +12,8 @@ from pagebus.bus.messages.segments import with_segments
 
 
 class PooledTexts:
-    """Encodes such texts. Thread-safe. ``segments``: the model tells the two texts of a pair apart by their tokens'
-    segments, too."""
+    """Encodes such texts. Thread-safe. ``segments``: the model also distinguishes the two texts of a pair by their
+    tokens' segments."""
 
     def __init__(self, tokenizer: Any, *, segments: bool) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer

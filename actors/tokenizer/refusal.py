@@ -1,4 +1,4 @@
-"""Why a request is not computed."""
+"""The reason why a request is refused."""
 
 from __future__ import annotations
 

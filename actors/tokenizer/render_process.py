@@ -24,13 +24,13 @@ from typing import Any
 CPU_S = 1.0
 """Computing time of one rendering. Templates of real models take less than 0.01 s, and 0.1 s the first time."""
 WALL_S = 30.0
-"""When a child that gets no processor is given up."""
+"""After this time a child that gets no processor is given up."""
 STOOD_STILL = -1
-"""The end of such a one."""
+"""In place of the signal that ended a child: it was given up."""
 MEMORY_BYTES = 256 * 2**20
-"""What the child may take beyond what its parent has."""
+"""Memory that the child may take beyond its parent's."""
 MAX_CHARS = 16 * 2**20
-"""Of a rendered chat."""
+"""Length of a rendered chat, at most."""
 
 Render = Callable[[dict[str, Any]], str]
 
@@ -92,8 +92,8 @@ class RenderProcess:
         self._end()
 
     def _ask(self, asked: bytes) -> tuple[bytes, int]:
-        """What the child answers; or nothing, and the signal that ended it (0: none, ``STOOD_STILL``: ours). A child
-        that owes an answer gets no other question."""
+        """The child's answer; or an empty one, and the signal that ended it (0: none; ``STOOD_STILL``: it was given
+        up). A child that owes an answer gets no other question."""
         pipe, answer, end = self._pipe or self._start(), b"", 0
         try:
             pipe.send_bytes(asked)

@@ -28,7 +28,7 @@ def _last(ids: Int32Array, tokenizer: Tokenizer, marks: Sequence[str]) -> int:
 
 
 def behind_prompt(wanted: StructuredOutput, num_thought: int) -> StructuredOutput:
-    """``wanted`` behind a prompt that ends with so many tokens of reasoning (-1: with none)."""
+    """``wanted`` behind a prompt that ends with ``num_thought`` tokens of reasoning (-1: with none)."""
     budget = wanted.thinking_tokens
     if wanted.kind == "anything":
         return replace(wanted, prompt_thought=num_thought)

@@ -16,11 +16,11 @@ from pagebus.actors.runtime.child import die_with_parent
 
 START_TIMEOUT_S = 60.0
 WALL_S = 60.0
-"""When a child that gets no processor is given up."""
+"""After this time a child that gets no processor is given up."""
 MAX_LINE_BYTES = 64 * 2**20
 READY = b"ready\n"
 TRIES = 2
-"""Of a question whose child dies: what has ended the first one need not be the question."""
+"""Attempts at a question whose child dies: the question need not be what ended the first one."""
 
 
 class OutOfTime(Exception):
@@ -87,7 +87,7 @@ class TrialProcess:
 
 
 async def _answer(process: asyncio.subprocess.Process, question: bytes) -> bytes:
-    """Nothing if the child has ended; how it ended is known then."""
+    """The child's answer; empty if it has ended, in which case its exit status is known."""
     assert process.stdin is not None
     assert process.stdout is not None
     async with asyncio.timeout(WALL_S):

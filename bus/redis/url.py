@@ -207,7 +207,7 @@ def _parse_sentinel_url(url: str) -> RedisTarget:
     replicas = _replicas(query.pop("replicas", "0"))
     tls = parts.scheme.startswith("rediss")
     host_url = f"{'rediss' if tls else 'redis'}://master/{path[1] if len(path) > 1 else 0}"
-    rest = "&".join(f"{name}={value}" for name, value in query.items())
+    rest = urlencode(query, safe="/")
     options: dict[str, Any] = dict(parse_url(f"{host_url}?{rest}" if rest else host_url))
     options.pop("host", None)
     connection_class = options.pop("connection_class", SSLConnection if tls else Connection)

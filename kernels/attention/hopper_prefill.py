@@ -214,7 +214,7 @@ def _blocks(row: LongRow, tile: int, window: int) -> Ints:
 
 
 def _bounds(tiles: Ints, parts: int) -> Ints:
-    """Where each of so many ``tiles`` is cut: [N, parts + 1]."""
+    """Where each of this many ``tiles`` is cut: [N, parts + 1]."""
     return tiles[:, None] * np.arange(parts + 1) // parts
 
 

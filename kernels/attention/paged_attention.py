@@ -74,14 +74,14 @@ class AttentionShape:
         return num_shares(config, -(-self.q_heads // config.heads), processors)
 
     def form(self, num_rows: int, target: Target | None) -> DecodeForm:
-        """In which so many decodes attend."""
+        """The form in which this many decodes attend."""
         if self.element_size > 2:
             return USUAL
         heads = DecodeHeads(self.kv_heads, self.q_heads // self.kv_heads, self.head_dim, 1 if self.float8 else 2)
         return choose_form(num_rows, heads, target).form
 
     def decodes(self, processors: int, queries: int = 1, form: DecodeForm = USUAL) -> DecodeConfig:
-        """The launch shape of decodes, or of runs of so many queries."""
+        """The launch shape of decodes, or of runs of this many queries."""
         return decode_config(
             self.kv_heads, self.head_dim, self.element_size, processors, float8=self.float8,
             group=self.q_heads // self.kv_heads, queries=queries,
@@ -89,7 +89,7 @@ class AttentionShape:
         )  # fmt: skip
 
     def prompts(self, longest: int, context: int) -> PrefillConfig:
-        """The launch shape of prompts, the ``longest`` with so many new tokens, and up to ``context`` in all."""
+        """The launch shape of prompts, the ``longest`` with this many new tokens, and up to ``context`` in all."""
         return prefill_config(
             longest, context, self.head_dim, self.element_size, float8=self.float8, capability=self.capability
         )

@@ -44,7 +44,7 @@ class PrefillPlan:
 def plan_prefills(
     spans: torch.Tensor, merges: torch.Tensor, config: PrefillConfig, q_heads: int, head_dim: int, pieces: int
 ) -> PrefillPlan:
-    """A plan with room for so many ``pieces``."""
+    """A plan with room for this many ``pieces``."""
     if not pieces:
         return PrefillPlan(config, spans, merges, None, None)
     shape = pieces, config.block_queries, q_heads

@@ -94,7 +94,7 @@ def few_config(config: PrefillConfig, group: int) -> PrefillConfig:
 
 
 def num_shares(config: PrefillConfig, programs: int, processors: int) -> int:
-    """The number of equal shares of all keys, of which each has so many ``programs``: as many as make every
+    """The number of equal shares of all keys, of which each has this many ``programs``: as many as make every
     multiprocessor hold as many of them as fit."""
     if config.block_queries * config.tile > 4096:  # long chunks have blocks enough, and the kernel no register left
         return 0
@@ -149,7 +149,7 @@ def query_spans(
     least_keys: int = LEAST_KEYS,
 ) -> QuerySpans:
     """The `query_ranges` cut into at most ``most_spans`` spans, which are enough for all blocks; blocks of more
-    keys than their one of so many equal ``shares`` into pieces, none of which has fewer than ``least_keys``.
+    keys than one of these equal ``shares`` into pieces, none of which has fewer than ``least_keys``.
 
     query_start [R + 1] and context_lens [R] as in `paged_attention`. A range's later blocks, which have more keys, come
     before its earlier ones.
@@ -177,8 +177,8 @@ def query_spans(
 
 
 def _pieces(keys: Ints, shares: int, least_keys: int) -> tuple[Ints, Ints, Ints] | None:
-    """Blocks with so many ``keys`` that have more than 1.25 shares laid end to end and cut where a share ends, unless
-    that is next to where a block does: block, first key and end of each piece, block by block; None if none is cut.
+    """Blocks with these numbers of ``keys``, if they have more than 1.25 shares, laid end to end and cut where a share
+    ends, unless a block ends next to it: block, first key and end of each piece, block by block; None if none is cut.
 
     What is left of a share at the end of a block fills up with the beginning of the next, so all programs end together.
     """

@@ -30,7 +30,7 @@ class Scores(NamedTuple):
         return self.softcap != 0 or self.sinks is not None
 
     def by_group(self, heads: int) -> torch.Tensor | None:
-        """The sinks of so many ``heads``, or groups of heads: [heads, Hq / heads]."""
+        """The sinks of this many ``heads``, or groups of heads: [heads, Hq / heads]."""
         return None if self.sinks is None else self.sinks.view(heads, -1)
 
 

@@ -16,7 +16,7 @@ class Rate(NamedTuple):
     half_at: int = 0
 
     def seconds(self, flops: float, keys_seen: int) -> float:
-        """Time for so many operations of queries that see ``keys_seen`` keys, at least 1."""
+        """Time for this many operations of queries that see ``keys_seen`` keys, at least 1."""
         return flops * (keys_seen + self.half_at) / (self.flops_per_s * keys_seen)
 
 

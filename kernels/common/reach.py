@@ -1,7 +1,8 @@
 """What a query sees of the tokens before it, as one number: its ``reach``.
 
-Above 0: the newest so many tokens, itself among them (a sliding window). Below 0: positions are cut into runs of minus
-so many, and it sees its own run up to itself (chunked attention). 0: all tokens, which kernels do not ask about.
+Above 0: that many of the newest tokens, itself among them (a sliding window). Below 0: positions are cut into runs of
+minus that many, and it sees its own run up to itself (chunked attention). 0: all tokens, which kernels do not ask
+about.
 """
 
 from __future__ import annotations

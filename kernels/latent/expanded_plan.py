@@ -21,7 +21,7 @@ SCRATCH_BYTES = 512 << 20
 """Of expanded keys and values, at most."""
 LEAST_QUERIES = 64
 """Fewer tokens of a row are left to the kernel that expands nothing."""
-SPAN_FIELDS, SEGMENT_FIELDS = 8, 4
+SPAN_FIELDS = 8
 
 once_per_step = lru_cache(maxsize=16)
 """Caches what every layer of a step would compute again."""
@@ -62,7 +62,7 @@ def _saved(row: LongRow, sizes: Sizes) -> int:
 
 
 def scratch_bytes(num_tokens: int, longest: int, sizes: Sizes) -> int:
-    """Upper bound of the bytes that `expanded_attention` allocates, for so many new tokens in contexts up to
+    """Upper bound of the bytes that `expanded_attention` allocates, for this many new tokens in contexts up to
     ``longest``."""
     keys = min(sizes.keys_together, longest * num_tokens)
     entries = (sizes.rank + sizes.rope) * sizes.element_size

@@ -8,7 +8,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import tl, triton
 
 COLUMNS, TOKENS = 64, 16
-"""Of a tile: a program adds up so many columns, so many tokens at a time."""
+"""Of a tile: a program adds up this many columns, this many tokens at a time."""
 
 
 def sum_parts_reference(states: torch.Tensor, firsts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

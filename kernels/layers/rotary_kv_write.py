@@ -18,8 +18,8 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.layers.norm import rms_norm_reference
 
 MANY_TOKENS = 1024
-"""With at least so many tokens, a program computes all heads of one token, which moves memory faster; with fewer, some
-heads of one, so that there are enough programs."""
+"""From this many tokens on, a program computes all heads of one token, which moves memory faster; of fewer, some heads
+of one, so that there are enough programs."""
 
 
 def rotate_reference(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ MOST_FUSED = 64
 MOST_WITHIN = {"plain": 16, "gated": 16, "partial": 32, "residual": 32}
 """Tokens of which tiles make the first half as well, at most, by the form of the product."""
 FEWEST_ACTIVATED = 129
-"""Of so many tokens and more, up to those of the widest steps of decodes, the activation of gates adds what adapters
+"""Of this many tokens and more, up to those of the widest steps of decodes, the activation of gates adds what adapters
 add."""
 
 

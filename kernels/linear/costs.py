@@ -167,7 +167,7 @@ class CostModel:
 
 
 def _fits(shape: Shape, splits: int, num_inputs: int) -> bool:
-    """Whether K can be cut into so many parts; of one part any, unless tiles are of whole depths."""
+    """Whether K can be cut into this many parts; of one part any, unless tiles are of whole depths."""
     config = with_splits(shape.config, splits)
     if isinstance(config, TileConfig) and config.tma:
         return config.fits(num_inputs)
@@ -175,7 +175,7 @@ def _fits(shape: Shape, splits: int, num_inputs: int) -> bool:
 
 
 def with_splits(config: DenseConfig, splits: int) -> DenseConfig:
-    """The same with K in so many parts."""
+    """The same with K in this many parts."""
     if isinstance(config, TileConfig):
         return TileConfig(
             config.rows, config.tokens, config.depth, config.stages, config.warps, splits, config.tma

@@ -164,7 +164,7 @@ def _completes(config: Config | None, source: Source) -> bool:
 
 
 def _completing(product: Product, tokens: int, dtype: torch.dtype, target: Target) -> Config:
-    """The tiles that should be fastest, for so many tokens or the fewest that have some."""
+    """The tiles that should be fastest, for this many tokens or the fewest that have some."""
     if 0 < tokens <= BUCKETS[-1] and dtype.itemsize == 2 and _is_aligned(product.inputs):
         bucket = max(tokens, FEWEST_OF_TILES)
         for _, config in model_of(target).ranked(product.form, product.rows, product.inputs, bucket, SOME):
@@ -240,7 +240,7 @@ def measured(product: Product, tokens: int, target: Target) -> tuple[Config | No
 
 
 def _is_aligned(size: int) -> bool:
-    """Whether rows of so many 16-bit numbers all begin at multiples of 16 bytes."""
+    """Whether rows of this many 16-bit numbers all begin at multiples of 16 bytes."""
     return size % 8 == 0
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 ALIGNED = 64
-"""A part of K has a multiple of so many columns, a part of rows of twice as many rows."""
+"""A part of K has a multiple of this many columns, a part of rows of twice as many rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ ROUNDED = "-rounded"
 
 
 class LinearKernel(StrEnum):
-    """The kernels that multiply. The last five are the library's: of 16 bits with K in parts, and whole; of quantized
-    weights those of float8 and int8 times activations that are rounded to it, and of what was dequantized before."""
+    """The kernels that multiply. From `CUBLAS_PARTS` on, the library does: 16 bits with K in parts, and whole;
+    `TORCH` on a CPU; quantized weights as float8 and int8, times activations rounded to that, or dequantized before."""
 
     GEMV = "gemv"
     SKINNY_GEMM = "skinny_gemm"

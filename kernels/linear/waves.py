@@ -70,7 +70,7 @@ def constants() -> Constants:
 
 
 class HasWarps(Protocol):
-    """A launch shape of so many warps."""
+    """A launch shape of this many warps."""
 
     @property
     def warps(self) -> int: ...

@@ -18,7 +18,7 @@ from pagebus.kernels.lora.pages import PLACE_FIELDS, RANKS, PagedTable, elements
 from pagebus.kernels.lora.plan import DECODE_TOKENS, AdapterPlan
 
 PROGRAMS = 8
-"""For each multiprocessor, about so many programs take segments until there are no more."""
+"""For each multiprocessor, about this many programs take segments until there are no more."""
 
 LARGE_TILE = constant(2048)
 """Of larger tiles only half of 8 ranks are loaded at a time: registers hold no more."""

@@ -18,7 +18,7 @@ from pagebus.kernels.common.triton import constant, tl, triton
 COLUMNS, RANKS = constant(256), constant(8)
 """Inputs of a piece of A; every rank is a multiple of the second."""
 UNIT = 2048
-"""Each matrix begins at a multiple of so many elements of its adapter, 4 KiB in 16 bits. Pages begin, and end, at
+"""Each matrix begins at a multiple of this many elements of its adapter, 4 KiB in 16 bits. Pages begin, and end, at
 multiples of :data:`COLUMNS`."""
 PLACE_FIELDS = 6
 MOST_MODULES = 3

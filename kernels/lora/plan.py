@@ -14,9 +14,9 @@ from pagebus.kernels.common.triton import tl, triton
 from pagebus.kernels.lora.segments import Segments
 
 FEW_TOKENS, DECODE_TOKENS, PROMPT_TOKENS = 1024, 16, 64
-"""Passes of up to so many tokens have segments of 16 tokens at most, others of 64."""
+"""Passes of up to this many tokens have segments of 16 tokens at most, others of 64."""
 SMALL_BLOCK, BLOCK = 256, 1024
-"""Tokens that are looked at together: of passes of so many and fewer, and of others."""
+"""Tokens that are looked at together: of passes of this many and fewer, and of others."""
 PRODUCTS = 1024
 """Products of a pass whose programs may wait for each other."""
 

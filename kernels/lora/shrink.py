@@ -18,7 +18,7 @@ from pagebus.kernels.lora.plan import PROMPT_TOKENS, AdapterPlan
 PART, PART_OF_FLOATS, WARPS = 1024, 256, 4
 """Inputs that a program multiplies, in 16 bits and in float32; each of its warps takes its share of them."""
 PROGRAMS = 8
-"""For each multiprocessor, about so many programs take segments until there are no more."""
+"""For each multiprocessor, about this many programs take segments until there are no more."""
 
 
 def num_parts(num_inputs: int, dtype: torch.dtype, tokens: int) -> int:

@@ -60,7 +60,7 @@ class ExpertsChoice(NamedTuple):
 
 
 def choose(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Config:
-    """The launch shapes for so many tokens."""
+    """The launch shapes for this many tokens."""
     return decide(num_tokens, shape, dtype, target).config
 
 
@@ -72,7 +72,7 @@ def decide(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | N
 def choose_experts(
     num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None, *, invariant: bool = False
 ) -> ExpertsChoice:
-    """The kernels for so many tokens, and why."""
+    """The kernels for this many tokens, and why."""
     if target is None:
         return ExpertsChoice(ExpertsKernel.TORCH, "experts", None, "a CPU")
     if invariant:

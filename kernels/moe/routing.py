@@ -42,7 +42,7 @@ class Routing:
     group_best: int = 1
 
     def check(self, num_experts: int) -> None:
-        """Raises ValueError if so many experts cannot be chosen from so."""
+        """Raises ValueError if experts cannot be chosen from this many in this way."""
         if num_experts % self.groups:
             raise ValueError(f"{num_experts} experts are no {self.groups} groups of equal size")
         if not 1 <= self.keep_groups <= self.groups:

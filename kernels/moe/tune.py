@@ -61,7 +61,8 @@ def tune_experts(
     shape: Shape, target: Target, folder: Path, minutes: float, tell: Tell, compilers: Compilers,
     clock: Callable[[], float] = time.monotonic, timer: Timer | None = None, above: int = 0,
 ) -> list[TimedExperts]:  # fmt: skip
-    """Time the best few of each bucket ``above`` so many tokens, and write the user's table in ``folder`` by and by."""
+    """Time the best few of each bucket ``above`` this many tokens, and write the user's table in ``folder`` bucket by
+    bucket."""
     end_s, found = clock() + 60 * minutes, []
     timer = timer or Timer(tell)
     read_user_tables(folder)

@@ -130,7 +130,7 @@ def _splits_of(product: Product, config: TileConfig | VectorConfig, tokens: int,
 
 
 def with_splits(config: TileConfig, splits: int) -> TileConfig:
-    """The same with K in so many parts."""
+    """The same with K in this many parts."""
     return TileConfig(
         config.rows, config.tokens, config.depth, config.stages, config.warps, splits, config.tma, config.rounded
     )

@@ -37,7 +37,7 @@ MOST_OF_AN_ITEM = 64
 def choose_quantized_experts(
     num_tokens: int, shape: Shape, kinds: Kinds, dtype: torch.dtype, target: Target | None, *, invariant: bool = False
 ) -> ExpertsChoice:
-    """The kernels for so many tokens, and why. Where none reads the layout, all of a layer's experts are dequantized,
+    """The kernels for this many tokens, and why. Where none reads the layout, all of a layer's experts are dequantized,
     and ``config`` is for dense ones."""
     if target is None:
         return ExpertsChoice(ExpertsKernel.TORCH, "experts", None, "a CPU")
@@ -60,7 +60,7 @@ def choose_quantized_experts(
 def choose_coded(
     num_tokens: int, shape: Shape, gate_up: Kind, down: Kind, dtype: torch.dtype, target: Target
 ) -> CodedConfig:
-    """The launch shapes for so many tokens."""
+    """The launch shapes for this many tokens."""
     pairs = num_tokens * shape.top_k
     if leaves_unsorted(pairs, shape):
         width = 8 if gate_up.code.in_words and down.code.in_words else 16
@@ -102,7 +102,7 @@ def _ordered(tokens: int, gate_up: Kind, down: Kind, target: Target) -> CodedCon
 
 
 def _tile_of(tokens: int, kind: Kind, target: Target) -> TileConfig:
-    """For items of so many pairs; of a kind that is ``rounded``, they are."""
+    """For items of this many pairs; of a kind that is ``rounded``, they are."""
     if kind.rounded:
         return TileConfig(64, tokens, kind.depth, 3 if target.small_memory else 4, 4, rounded=True)
     if tokens > MOST_OF_AN_ITEM:

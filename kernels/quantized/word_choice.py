@@ -89,7 +89,7 @@ def widening_config(product: Product, tokens: int, kind: Kind, target: Target) -
 
 
 def widening_configs(product: Product, tokens: int, kind: Kind, target: Target) -> list[WideningConfig]:
-    """All of that kernel's launch shapes for so many tokens; none if it does not compute the product."""
+    """All of that kernel's launch shapes for this many tokens; none if it does not compute the product."""
     if tokens < MOST_OF_A_TILE or target.capability != HOPPER or product.form == "residual":
         return []
     if not _widens(kind) or not reads_rows(product.rows, zeros=kind.zeros, gated=product.form == "gated"):
@@ -138,7 +138,7 @@ def word_config(product: Product, tokens: int, kind: Kind, target: Target) -> Ti
 
 
 def library_is_faster(product: Product, tokens: int, kind: Kind, target: Target) -> bool:
-    """Whether the library multiplies so many tokens by dequantized rows in less time."""
+    """Whether the library multiplies this many tokens by dequantized rows in less time."""
     if tokens <= MOST_OF_OURS or target.capability != HOPPER or kind.small or product.form in SPLIT_FORMS:
         return False
     return not _fills(_largest(128), product, tokens, target)

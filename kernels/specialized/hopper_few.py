@@ -32,7 +32,7 @@ class FewConfig:
     passes: int = 1
 
     def tiles(self, num_rows: int) -> int:
-        """The number of tiles for so many rows of weights."""
+        """The number of tiles for this many rows of weights."""
         return num_rows // ROWS
 
     def fits(self, num_inputs: int) -> bool:

@@ -32,7 +32,7 @@ LAUNCH_REGISTERS, REGISTERS, LOADING_REGISTERS = 168, 240, 24
 
 @dataclass(frozen=True, slots=True)
 class PromptConfig:
-    """Launch shape: a ``band`` has so many tiles of 192 tokens. K is never cut."""
+    """Launch shape: a ``band`` has this many tiles of 192 tokens. K is never cut."""
 
     band: int = 11
     splits: int = 1

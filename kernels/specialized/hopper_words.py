@@ -37,7 +37,7 @@ class WideningConfig:
     rows: int = ROWS
 
     def tiles(self, num_rows: int) -> int:
-        """The number of tiles for so many rows of weights, and up to ``tokens`` tokens."""
+        """The number of tiles for this many rows of weights, and up to ``tokens`` tokens."""
         return -(-num_rows // self.rows)
 
     @property
@@ -63,7 +63,7 @@ def reads_groups(width: int, *, zeros: bool) -> bool:
 
 
 def reads_rows(rows: int, *, zeros: bool, gated: bool) -> bool:
-    """Whether it reads so many rows: the tensor memory accelerator fails for zeros that begin between multiples of 16
+    """Whether it reads this many rows: the tensor memory accelerator fails for zeros that begin between multiples of 16
     bytes, as those of a group or of the gates behind others may."""
     return not zeros or rows % (2 * ALIGNED if gated else ALIGNED) == 0
 

@@ -9,7 +9,7 @@ from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.actor import JobsActor
 from tests.dst.world import World
 
-KEPT_STATES = ("metrics:", "history:", "streams")
+KEPT_STATES = ("metrics:", "history:", "streams", "standby:")
 
 
 def leftovers(world: World) -> list[str]:

@@ -18,6 +18,7 @@ from pagebus.web.access.key_share import key_share
 from pagebus.web.access.turns import Turn, Turns
 from pagebus.web.http.connection import network_of
 from pagebus.web.http.errors import ApiError, overloaded
+from pagebus.web.http.expect import ask_for_body
 from pagebus.web.http.limits import BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
 from pagebus.web.requests.openai import parse_json
 
@@ -67,6 +68,7 @@ class Bodies:
             raise ApiError(415, text, code="unsupported_encoding")
         if (request.content_length or 0) > self.max_bytes:
             raise self._too_large()
+        await ask_for_body(request)
         arrival, body, key = Arrival(request, turn), bytearray(), request[API_KEY].name
         try:
             while chunk := await arrival.next():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 METHODS = "GET, POST, DELETE, OPTIONS"
-EXPOSED = "X-Request-Id, Retry-After"
+EXPOSED = "X-Request-Id, Retry-After, X-Should-Retry"
 MAX_AGE_S = 600
 HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")
@@ -50,7 +50,8 @@ class Cors:
         everybody = "*" in self._origins
         origin = request.headers.get("Origin")
         if not everybody:
-            response.headers["Vary"] = "Origin"
+            varies = response.headers.get("Vary")
+            response.headers["Vary"] = f"{varies}, Origin" if varies else "Origin"
         if origin is not None and (everybody or origin in self._origins):
             response.headers["Access-Control-Allow-Origin"] = "*" if everybody else origin
             response.headers["Access-Control-Expose-Headers"] = EXPOSED

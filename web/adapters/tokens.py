@@ -43,7 +43,9 @@ def token_choice(index: int, choice: Choice, details: AnswerDetails) -> dict[str
 def whole(call: Call, details: AnswerDetails, public_id: str, created_s: int, model: str) -> dict[str, Any]:
     """The whole answer."""
     prompt: PromptInfo | None = call.requests[0].prompt
-    scored = details.prompt_logprobs is not None and prompt is not None
+    scores = None
+    if prompt is not None and details.prompt_logprobs is not None:
+        scores = prompt_logprobs(prompt, call.texts, details.prompt_logprobs)
     return {
         "request_id": public_id,
         "model": model,
@@ -52,9 +54,7 @@ def whole(call: Call, details: AnswerDetails, public_id: str, created_s: int, mo
         "choices": [token_choice(index, choice, details) for index, choice in shown_choices(call, details)],
         "usage": usage_of(call.requests),
         "prompt_token_ids": None if prompt is None else prompt.ids,
-        "prompt_logprobs": prompt_logprobs(prompt, call.texts, details.prompt_logprobs or 0)
-        if scored and prompt
-        else None,
+        "prompt_logprobs": scores,
         "prompt_token_id_logprobs": None,
         "mm_placeholders": None,
         "metrics": timings_of(call) if call.tells_times else None,
@@ -79,10 +79,8 @@ class TokenChunks(DetailedCompletionChunks):
     def last(self, call: Call) -> bytes:
         if not self.options.usage:
             return DONE
-        return (
-            self._event([], usage=usage_of(call.requests), metrics=timings_of(call) if call.tells_times else None)
-            + DONE
-        )
+        metrics = timings_of(call) if call.tells_times else None
+        return self._event([], usage=usage_of(call.requests), metrics=metrics) + DONE
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         told = {"usage": None, "prompt_token_ids": None, "mm_placeholders": None, "metrics": None, **more}

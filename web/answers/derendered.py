@@ -12,7 +12,7 @@ from pagebus.web.answers.null_fields import MESSAGE
 from pagebus.web.calls.parsing.output import OutputParser
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.fields import Fields, Schema, translated, type_name
-from pagebus.web.http.limits import INT32_MAX
+from pagebus.web.http.limits import INT32_MAX, MAX_CHOICES
 from pagebus.web.requests.openai import parse_chat, parse_completion, read_model
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.sampling import check_token_ids, token_id
@@ -21,7 +21,7 @@ from pagebus.web.requests.served_model import ServedModel
 MAX_ANSWERS = 1024
 STREAMS: dict[str, tuple[Any, ...]] = {"stream": (False,), "generate_chunk": (), "stream_state": ()}
 """Only whole answers are derendered; streams come as text from the routes of chats and completions."""
-_COUNT: Schema = {"type": "integer", "minimum": 0}
+_COUNT: Schema = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
 _IDS: Schema = {"type": ["array", "null"]}
 """Of a prompt; all but the last ones are passed over."""
 _FINISHED = ("stop", "length", "repetition")
@@ -59,7 +59,7 @@ def parse_derender_chat(data: dict[str, Any], model: ServedModel) -> Derender:
     if answer is None:
         raise bad_field("generate_response", "is required")
     request = fields.object("chat_request")
-    count, ids = fields.integer("prompt_tokens", 0, 0, 2**31 - 1), fields.take("prompt_token_ids", _IDS)
+    count, ids = fields.integer("prompt_tokens", 0, 0, INT32_MAX), fields.take("prompt_token_ids", _IDS)
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
     parsed = _parsed(parse_chat, request, "chat_request", model)
     choices = _choices(answer, ids, "generate_response", model)
@@ -79,8 +79,8 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
     for field, given in (("prompt_tokens", counts), ("prompt_token_ids", prompts)):
         if len(given) != len(answers):
             raise bad_field(field, f"must have one entry for each of generate_responses ({len(answers)})")
-    if any(type(count) is not int or count < 0 for count in counts):
-        raise bad_field("prompt_tokens", "must be numbers of tokens")
+    if any(type(count) is not int or not 0 <= count <= INT32_MAX for count in counts):
+        raise bad_field("prompt_tokens", f"must be integers from 0 to {INT32_MAX}")
     fields.finish(STREAMS, allow_unknown=model.allow_unknown_fields)
     parsed = _parsed(parse_completion, request, "completion_request", model)
     choices = [
@@ -88,6 +88,8 @@ def parse_derender_completion(data: dict[str, Any], model: ServedModel) -> Deren
         for index, (answer, ids) in enumerate(zip(answers, prompts, strict=True))
         for choice in _choices(answer, ids, f"generate_responses[{index}]", model)
     ]
+    if len(choices) > MAX_CHOICES:
+        raise bad_field("generate_responses", f"must have at most {MAX_CHOICES} choices together, got {len(choices)}")
     return _derender(name, answers, choices, sum(counts), parsed)
 
 
@@ -116,9 +118,11 @@ def _choices(answer: Any, prompt: Any, path: str, model: ServedModel) -> list[To
     if type(answer) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(answer)}", code="invalid_type")
     fields = Fields(answer, path)  # the rest of an answer is passed over
-    given = fields.take("choices", {"type": "array", "minItems": 1})
+    given = fields.take("choices", {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES})
     if type(given) is not list or not given or not all(type(each) is dict for each in given):
         raise bad_field(f"{path}.choices", "must be an array of choices that is not empty", code="invalid_type")
+    if len(given) > MAX_CHOICES:
+        raise bad_field(f"{path}.choices", f"must have at most {MAX_CHOICES} choices, got {len(given)}")
     if fields.string("output_mode", "tokens", choices=("tokens",)) != "tokens":
         raise bad_field(f"{path}.output_mode", "must be tokens")
     own = fields.take("prompt_token_ids", _IDS)

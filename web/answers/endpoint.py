@@ -45,18 +45,19 @@ class Endpoint(ABC):
 
     def answer(self, call: Call, public_id: str, created_s: int, model: str) -> dict[str, Any]:
         """The whole answer."""
-        more = {"metrics": timings_of(call)} if call.tells_times else {}
-        if call.details is not None:
-            head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-            told = {**head, **self.nulls, **self.detailed(call, call.details)}
-            return {**told, "usage": usage_of(call.requests), **more}
+        head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
+        content = self._plain(call) if call.details is None else self.detailed(call, call.details)
+        timings = {"metrics": timings_of(call)} if call.tells_times else {}
+        return {**head, **self.nulls, **content, "usage": usage_of(call.requests), **timings}
+
+    def _plain(self, call: Call) -> dict[str, Any]:
+        """The choices of an answer without details."""
         choices = [
             {**self.choice(choice), "logprobs": None, "finish_reason": choice.finish_reason,
              "stop_reason": choice.stop_reason, **self.choice_nulls}
             for choice in call.choices
         ]  # fmt: skip
-        head = {"id": public_id, "object": self.object, "created": created_s, "model": model}
-        return {**head, **self.nulls, "choices": choices, "usage": usage_of(call.requests), **more}
+        return {"choices": choices}
 
     def response(self, call: Call, public_id: str, created_s: int, model: str) -> web.Response:
         """The whole answer as an HTTP response."""

@@ -47,7 +47,7 @@ class AnswerDetails:
     """The details that a request asks for.
 
     ``logprobs``, ``prompt_logprobs``: that many alternatives per token, None for no log probabilities.
-    ``num_choices``: so many of a prompt's choices are shown, the most likely ones. ``prompt_only``: no output is.
+    ``num_choices``: how many of a prompt's choices are shown, the most likely ones. ``prompt_only``: no output is.
     """
 
     num_choices: int = 1

@@ -13,8 +13,8 @@ Activation = Literal["sigmoid", "softmax", "none"]
 
 @dataclass(frozen=True, slots=True)
 class ScoreForm:
-    """``num_queries``: the call's first so many prompts are embedded and compared with the others, one with all or each
-    with its own; None: each prompt is a pair of texts, whose only number becomes a score by ``activation``.
+    """``num_queries``: that many prompts, the call's first, are embedded and compared with the others, one with all or
+    each with its own; None: each prompt is a pair of texts, whose only number becomes a score by ``activation``.
 
     ``documents`` are ranked, if there are any: the ``top_n`` best are told (0: all), with their text if ``with_texts``.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,12 @@ class Membership:
         told = [lease.info.get("max_prompt_chars") for lease in self.leases if lease.kind == "tokenizer"]
         known = [most for most in told if isinstance(most, int)]
         return max(known) if known and len(known) == len(told) else None
+
+    def others_listen(self, own: str, port: int | None) -> bool:
+        """Whether other ingresses of this machine than our ``own`` take requests at the same port."""
+        there = {"state": "ready", "host": socket.gethostname(), "port": port}.items()
+        others = [lease for lease in self.leases if lease.kind == "ingress" and lease.name != own]
+        return any(there <= lease.info.items() for lease in others)
 
     def progressing(self) -> bool:
         """Whether every executor with steps to compute makes progress; neither busy nor idle counts as stalled."""

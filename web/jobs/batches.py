@@ -123,14 +123,16 @@ class BatchRun:
     async def _work(self, path: Path, progress: Progress) -> None:
         """Process every line that is not done, as many at a time as there is room for."""
         for number, text in lines_of(path):
+            if str(custom_id_of(text)) in progress.done:
+                await asyncio.sleep(0)  # thousands may be done, and others must have their turn meanwhile
+                continue
             while not self._stopped and not self._window.room(self._owner):
                 await self._window.freed(SHOW_S, self._owner)
             self._raise_failure()
             if self._stopped:
                 break
-            if str(custom_id_of(text)) not in progress.done:
-                self._window.enter(len(text), self._owner)
-                self._tasks.add(self._begin(self._line(number, text, progress)))
+            self._window.enter(len(text), self._owner)
+            self._tasks.add(self._begin(self._line(number, text, progress)))
         while self._tasks and not (self._stopped or self._failure):
             await asyncio.wait(self._tasks, timeout=SHOW_S)
 

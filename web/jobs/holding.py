@@ -26,8 +26,8 @@ class Holding:
         self._entries: set[EntryId] = set()
         self._running: dict[asyncio.Task[Any], tuple[EntryId, str]] = {}
         """The entry and the name of the batch, by task."""
-        self._lapsed = False
-        """Whether the lease had expired since the last check of what other actors took over."""
+        self._num_lapses = self._num_checked = 0
+        """How often the lease has expired, and how many of these expirations a check of the bus has covered."""
         self._let_go: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._doubtful_until_s = -math.inf
         """Until when an actor that saw the expiry may still take something over."""
@@ -84,7 +84,7 @@ class Holding:
     def lapsed(self, ttl_s: float) -> None:
         """Note that the lease had expired, or that the server may have come back with earlier owners: others may
         take entries over for ``ttl_s`` from now on."""
-        self._lapsed = True
+        self._num_lapses += 1
         self._doubtful_until_s = asyncio.get_running_loop().time() + ttl_s
 
     async def look(self, *, anew: bool = False) -> None:
@@ -95,10 +95,11 @@ class Holding:
             BusUnavailable: it has to be looked again.
         """
         is_doubtful = anew and asyncio.get_running_loop().time() < self._doubtful_until_s
-        if not (self._lapsed or is_doubtful):
+        num_lapses = self._num_lapses
+        if self._num_checked == num_lapses and not is_doubtful:
             return
         found = await self._bus.holders(self._stream, JOBS_GROUP, [entry_id for entry_id, _ in self._running.values()])
-        self._lapsed = False
+        self._num_checked = max(self._num_checked, num_lapses)
         taken = {entry_id for entry_id, holder in found.items() if holder != self._consumer}
         for task, (entry_id, _) in list(self._running.items()):
             if entry_id in taken:

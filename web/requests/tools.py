@@ -152,10 +152,10 @@ def _types(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Types]]:
     """What the arguments of each tool may be."""
     types = {}
     for tool in tools:
-        parameters = _parameters(tool)
+        parameters, followed = _parameters(tool), dict[str, Types]()
         properties = parameters.get("properties")
-        known = properties if isinstance(properties, dict) else {}
-        types[tool["function"]["name"]] = {name: types_of(schema, parameters) for name, schema in known.items()}
+        schemas = properties.items() if isinstance(properties, dict) else ()
+        types[tool["function"]["name"]] = {name: types_of(schema, parameters, followed) for name, schema in schemas}
     return types
 
 

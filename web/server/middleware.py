@@ -107,10 +107,14 @@ def route_of(request: web.Request) -> str:
 
 
 async def mark_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Every response says which request it answers, and which pages may read it."""
+    """Every response says which request it answers, and which pages may read it. Connections of a server that ends are
+    not kept: their clients find another one."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
     context = request.app[CONTEXT]
     context.cors.mark(request, response)
+    if context.draining():
+        response.force_close()
+        response.headers["Connection"] = "close"
     if (form := format_of(request)) and (load := await context.read_load()):
         response.headers[TOLD] = written(form, load)

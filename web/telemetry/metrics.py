@@ -12,6 +12,7 @@ from pagebus.actors.telemetry.metrics import (
     TOKEN_LATENCY_BUCKETS_S,
     TTFT_BUCKETS_S,
     Metrics,
+    of_actor,
     render,
     token_buckets,
 )
@@ -206,13 +207,14 @@ class IngressMetrics:
 async def deployment_metrics(bus: Bus, leases: Iterable[LeaseInfo], own: str, own_snapshot: Mapping[str, Any],
                              model_name: str) -> str:  # fmt: skip
     """Prometheus text over all live actors; only the ingress's own while the bus is away."""
-    states = [metrics_state(lease.kind, actor_of(lease)) for lease in leases]
-    others = [state for state in dict.fromkeys(states) if state != metrics_state("ingress", own)]
+    names = {metrics_state(lease.kind, actor_of(lease)): actor_of(lease) for lease in leases}
+    names.pop(metrics_state("ingress", own), None)
     try:
-        snapshots = await bus.get_state(*others) if others else []
+        snapshots = await bus.get_state(*names) if names else []
     except BusUnavailable:
         snapshots = []
-    known = [with_old_names(snapshot) for snapshot in (own_snapshot, *snapshots) if snapshot is not None]
+    told = [(own, own_snapshot), *zip(names.values(), snapshots, strict=False)]
+    known = [of_actor(with_old_names(snapshot), name) for name, snapshot in told if snapshot is not None]
     return render(known, {"model_name": model_name})
 
 

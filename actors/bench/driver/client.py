@@ -135,7 +135,8 @@ def main() -> None:
 
 
 def share_of(concurrency: int, part: int, parts: int) -> int:
-    """How many of ``concurrency`` calls at a time are this part's; none only if there is no limit."""
+    """How many of ``concurrency`` calls at a time are this part's. There are at least as many calls as parts, or there
+    is no limit (0)."""
     return concurrency // parts + (part < concurrency % parts)
 
 

@@ -21,7 +21,8 @@ LONG_PROMPTS, LONG_OUTPUT = (("8k", 8_192), ("32k", 32_768), ("131k", 130_944)),
 class Point:
     """Requests of one row of the table. Points of a workload run one after another, on the same cache.
 
-    ``batch`` above 0: the row is about steps that decode just so many. A point that is not ``shown`` only prepares.
+    ``batch`` above 0: the row is about steps that decode exactly that many. A point that is not ``shown`` only
+    prepares.
     """
 
     name: str

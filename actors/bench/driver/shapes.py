@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pagebus.actors.model.tokenizer import byte_alphabet
+
 SHAPES: dict[str, dict[str, Any]] = {
     "llama8b": {
         "architectures": ["LlamaForCausalLM"],
@@ -219,7 +221,7 @@ def write_model_folder(name: str, parent: Path) -> Path:
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
     """A byte-level tokenizer whose tokens beyond the bytes are the numbers, so that every id has a text."""
-    tokens = [*bytes_to_characters(), *(f"\u0120{number}" for number in range(256, vocab_size))]
+    tokens = [*byte_alphabet(), *(f"\u0120{number}" for number in range(256, vocab_size))]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     return {
         "version": "1.0",
@@ -228,10 +230,3 @@ def _tokenizer(vocab_size: int) -> dict[str, Any]:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": []},
     }
-
-
-def bytes_to_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies [256] (GPT-2's table)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    spare = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

@@ -16,7 +16,7 @@ Figures = dict[str, float]
 def make_figures(run: Run, costs: Costs, *, batch: int = 0) -> Figures:
     """All figures of one run; times in the unit of the name.
 
-    ``batch`` above 0: only steps that decode just so many sequences count for step time, bytes and operations;
+    ``batch`` above 0: only steps that decode exactly that many sequences count for step time, bytes and operations;
     0: all. What cannot be said of so few steps or tokens is missing.
     """
     end_s = run.steps[-1].done_s

@@ -50,7 +50,7 @@ def query_factors(scale: QueryScale | None, num_positions: int, device: torch.de
 
 
 def frequencies(rope: RopeSpec, num_positions: int) -> torch.Tensor:
-    """Radians per token of each pair of dimensions, for a process of so many positions: [dims / 2] float32."""
+    """Radians per token of each pair of dimensions, for a process of this many positions: [dims / 2] float32."""
     exponents = torch.arange(0, rope.dims, 2, dtype=torch.float32) / rope.dims
     plain = torch.pow(_base(rope, num_positions), exponents).reciprocal()
     if rope.kind == "linear":

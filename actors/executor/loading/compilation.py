@@ -176,13 +176,13 @@ def compile_kernels(settings: Settings, config: ModelConfig, target: Target, job
 
 
 def leave_out_torch_compile() -> None:
-    """Shapes on the meta device are inferred by functions that torch marks as not to be compiled by torch.compile. That
-    is imported for these marks alone, and takes longer than everything else in a rehearsal."""
+    """Keep torch.compile from being imported. Functions that infer shapes on the meta device are marked as not to be
+    compiled by it, and the import for these marks alone takes longer than everything else in a dry run."""
     sys.modules.setdefault("torch._dynamo", SimpleNamespace(disable=lambda function, *_, **__: function))  # type: ignore[arg-type]
 
 
 def record(settings: Settings, config: ModelConfig, target: Target, on_kernel: Callable[[Compile], None]) -> set[str]:
-    """Rehearse, and give each kernel to ``on_kernel`` when it is launched first; returns their keys in the cache."""
+    """Make a dry run, and give each kernel to ``on_kernel`` at its first launch; returns their keys in the cache."""
     leave_out_torch_compile()
     compile_for(target)
     driver.set_active(AbsentGpu(target))

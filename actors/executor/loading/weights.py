@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 from zlib import crc32
@@ -289,6 +290,8 @@ def check_tensors(stored: dict[str, StoredTensor], views: Views, unused: Collect
         if tensor.format not in FORMATS:
             known = ", ".join(FORMATS)
             raise ModelError(f"tensor {name} in {tensor.file.name} has format {tensor.format}; only {known} are read")
+        if tensor.num_bytes != (wanted := prod(shape) * FORMATS[tensor.format].itemsize):
+            raise ModelError(f"tensor {name} in {tensor.file.name} has {tensor.num_bytes} bytes, its shape {wanted}")
     extra = [name for name in stored if name not in views and name not in unused and not name.endswith(UNUSED_SUFFIXES)]
     if extra:
         raise ModelError(f"the weights hold {_some(extra)}, which config.json does not ask for")

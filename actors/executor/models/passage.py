@@ -22,7 +22,7 @@ class Passage:
     is of steps before it."""
 
     def reserve(self, most_tokens: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
-        """From here on streams of up to so many tokens enter at one place, unless the stage begins with tokens."""
+        """From here on, streams of up to ``most_tokens`` enter at one place, unless the stage begins with tokens."""
         if not self.stage.first:
             self.place = torch.zeros((most_tokens, hidden), dtype=dtype, device=device)
 

@@ -1,5 +1,4 @@
-"""What tuning tries in a step of so many tokens: other launch shapes of one product or of the experts, or another form
-of attention."""
+"""What tuning tries in a step: other launch shapes of one product or of the experts, or another form of attention."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class StepCompiler:
         other.close()
 
     def begin(self, rows: int, choices: Sequence[Choices]) -> None:
-        """Compile for steps of so many rows, behind all that was begun before."""
+        """Compile for steps of this many rows, after all that was begun before."""
         try:
             self._end.send((rows, choices))
         except OSError:

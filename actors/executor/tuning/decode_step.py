@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,6 @@ import torch
 
 from pagebus.actors.executor.batch.buckets import Bucket
 from pagebus.actors.executor.batch.layout import TEMPERATURE, BatchLimits
-from pagebus.actors.executor.batch.step_work import StepWork
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.capturing import no_collection
 from pagebus.actors.executor.graphs.graphs import empty_step, padded_pass
@@ -58,13 +58,11 @@ class DecodeStep:
     def send(self, rows: int, context: int | list[int]) -> Bucket:
         """Tell the device that ``rows`` rows decode their token number ``context``, or each one of its own."""
         ints, lengths = np.arange(rows + 1, dtype=np.int32), np.broadcast_to(np.array(context, np.int32), rows)
-        work = empty_step()
-        work = StepWork(
-            num_decodes=rows, num_tokens=rows, max_query_len=1, max_context_len=int(lengths.max()), slots=ints[:rows],
-            starts=lengths - 1, query_start=ints, positions=lengths,
-            indexes=np.zeros(rows, np.int32), hidden_index=ints[:rows], context_lens=lengths, sample_slots=ints[:rows],
-            sequence_ids=ints[:rows], length_ended=work.length_ended, can_stop=work.can_stop, end_ids=work.end_ids,
-            deltas={}, any_random=True,
+        work = replace(
+            empty_step(), num_decodes=rows, num_tokens=rows, max_query_len=1, max_context_len=int(lengths.max()),
+            slots=ints[:rows], starts=lengths - 1, query_start=ints, positions=lengths,
+            indexes=np.zeros(rows, np.int32), hidden_index=ints[:rows], context_lens=lengths,
+            sample_slots=ints[:rows], sequence_ids=ints[:rows], any_random=True,
         )  # fmt: skip
         tables = np.zeros(self.runner.state.block_tables.shape, np.int32)
         used = lengths // BLOCK_SIZE + 1

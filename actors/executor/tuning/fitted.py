@@ -33,7 +33,7 @@ def fitted(one: Product, bucket: int, target: Target) -> list[DenseConfig]:
         return []
     found: list[DenseConfig] = [*VECTORS] if bucket == 1 else []
     tokens = max(8, bucket)
-    for rows, (depth, stages), splits in product(_rows(one, target), DEPTHS[tokens], _splits(one, target)):
+    for rows, (depth, stages), splits in product(_rows(one, target), DEPTHS[tokens], _splits(one)):
         config = TileConfig(rows, tokens, depth, stages, 4, splits)
         tiles = config.tiles(one.rows) * splits
         if is_legal(one, bucket, config) and (splits == 1 or tiles <= 3 * target.num_multiprocessors):
@@ -56,5 +56,5 @@ def _rows(one: Product, target: Target) -> list[int]:
     return found
 
 
-def _splits(one: Product, target: Target) -> tuple[int, ...]:
+def _splits(one: Product) -> tuple[int, ...]:
     return (1, 2) if one.form in SPLIT_FORMS else (1,)

@@ -11,9 +11,9 @@ from pagebus.actors.model.config import ModelConfig, num_layer_weights
 FEWEST = 4
 """Layers: a first, a last, and some whose neighbours are both layers."""
 LEAST_BYTES = 400_000_000
-"""Of their weights: several times as much as an L2 cache holds, so that each replay reads them from memory."""
+"""Bytes of their weights, at least: several times an L2 cache, so that each replay reads them from memory."""
 HEADS = 4
-"""Of a head's bytes the layers have so many times as many, lest most of the step is its head."""
+"""The layers have at least this many times the head's bytes, lest most of the step be its head."""
 
 
 def shortened(config: ModelConfig) -> ModelConfig:

@@ -21,7 +21,7 @@ from pagebus.kernels.linear.shapes import BUCKETS
 from pagebus.kernels.linear.tuning.tune import ORDER, Tell
 
 SHARE_OF_CACHE = 8
-"""One part in so many of the free memory holds keys and values; rows share blocks where that is not enough."""
+"""One part in this many of the free memory holds keys and values; rows share blocks where that is not enough."""
 
 
 class TunedStep(NamedTuple):
@@ -46,7 +46,7 @@ class Compiler(Protocol):
 
 
 class Tools(NamedTuple):
-    """What tuning needs: what times a step of so many rows, what compiles, and where the trials' tables are."""
+    """What tuning needs: what times a step with a number of rows, and what compiles."""
 
     timer: Callable[[int], Comparer]
     compiler: Compiler

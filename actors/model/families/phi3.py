@@ -29,7 +29,7 @@ def parse(fields: Fields) -> ModelSpec:
 
 
 def _long(pairs: int) -> dict[str, object]:
-    """Factors for so many pairs."""
+    """Factors for this many pairs."""
     short, long = [1.0 + 0.01 * pair for pair in range(pairs)], [1.0 + 0.5 * pair for pair in range(pairs)]
     return {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
 

@@ -150,7 +150,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
 
     def _counted(self, count: int, least_bytes: int) -> int:
-        """``count``, if so many things fit into the rest of the file."""
+        """``count``, if that many things fit into the rest of the file."""
         if count > MOST:
             raise ValueError(f"it has {count} parts in {self._where}")
         if count * least_bytes > self._size - self._at:

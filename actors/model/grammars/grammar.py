@@ -37,7 +37,7 @@ MAX_ERROR_CHARS = 300
 JSON_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 LENGTHS = (5, 10, 15, 30)
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{JSON_CHARACTER}{{1,{most}}}" for most in LENGTHS), f"{JSON_CHARACTER}+"]
-"""Tokens that llguidance allows or not all together, where it can. Where a string may have so many characters more,
+"""Tokens that llguidance allows or not all together, where it can. Where a string may have that many more characters,
 those that are short enough go together, and only longer ones are looked at. Its own slices know 10 and 30 only; more
 lengths than these make every mask slower."""
 

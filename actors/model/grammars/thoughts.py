@@ -91,8 +91,8 @@ def _mark_tokens(form: ReasoningFormat, literals: Literals) -> tuple[int, int]:
 
 
 def _thoughts(literals: Literals, closes: int, budget: int) -> tuple[str, str]:
-    """At most so many tokens and the mark behind them; and what an output may end with without it, so that nothing of
-    it is an answer: fewer tokens, for where the budget is used up the mark has to come. Empty: nothing."""
+    """At most ``budget`` tokens and the mark behind them; and what an output without an answer may end with in place of
+    that: fewer tokens, because the mark must follow once the budget is used up. Empty: nothing."""
     token = f"<[^{','.join(map(str, [closes, *literals.ends]))}]>"
     closed = f"({token}){{0,{budget}}} <[{closes}]>" if budget else f"<[{closes}]>"
     return closed, "" if not budget else '""' if budget == 1 else f"({token}){{0,{budget - 1}}}"

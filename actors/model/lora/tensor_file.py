@@ -44,7 +44,7 @@ class FileTensor:
 
 
 class Header(NamedTuple):
-    """What stands before the numbers of a file, which has so many bytes in all."""
+    """The header of a file that has ``num_bytes`` in all."""
 
     file: str
     text: bytes
@@ -135,7 +135,7 @@ def read_numbers(file: Path, tensors: Sequence[FileTensor]) -> Numbers:
 
 
 def in_parts(tensors: Sequence[FileTensor], part_bytes: int) -> Iterator[list[FileTensor]]:
-    """Neighbours of at most so many bytes together, or one that is larger."""
+    """Neighbours of at most ``part_bytes`` together, or one that is larger."""
     part: list[FileTensor] = []
     size = 0
     for each in tensors:

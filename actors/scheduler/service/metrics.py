@@ -127,8 +127,7 @@ class SchedulerMetrics:
         self._waiting.set(len(core.waiting))
         self._waiting_for_room.set(len(core.waiting))
         for name in self._engines - core.replicas.keys():
-            self._show(name, 0, 0.0, 0.0, [])
-            self._show_disk(name, 0.0)
+            self._metrics.drop(engine=name)
         self._engines = set(core.replicas)
         for name, replica in core.replicas.items():
             pool = replica.pool

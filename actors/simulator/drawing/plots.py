@@ -38,7 +38,7 @@ class Run:
     """(milliseconds, share of values up to it) by name."""
 
     def has_blocks(self, num_blocks: int) -> None:
-        """The executor has so many blocks."""
+        """The executor has this many blocks."""
         self.num_blocks = num_blocks
 
     def show_latencies(self, curves: dict[str, list[Point]]) -> None:

@@ -41,7 +41,7 @@ class TraceError(ValueError):
 @dataclass(slots=True, kw_only=True)
 class Trace:
     """n requests as columns [n], sorted by arrival. ``prefix_groups`` -1: shares nothing. ``clients`` above 0 ignores
-    the arrivals: so many clients each send their next request when the one before has ended."""
+    the arrivals: that many clients each send their next request when the one before has ended."""
 
     arrival_s: Floats
     prompt_tokens: Ints

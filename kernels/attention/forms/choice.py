@@ -25,7 +25,7 @@ class FormChoice(NamedTuple):
 
 
 def choose_form(num_rows: int, heads: DecodeHeads, target: Target | None) -> FormChoice:
-    """The form of so many decodes in 16 bits, padding included."""
+    """The form of this many decodes in 16 bits, padding included."""
     return _choose(tokens_class(num_rows), heads, target)
 
 

@@ -68,7 +68,7 @@ class ExpertConstants(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What so many tokens bring in the mean: ``pairs``, ``hit`` experts, and their ``items``."""
+    """What some number of tokens brings on average: ``pairs``, ``hit`` experts, and their ``items``."""
 
     pairs: int
     hit: float
@@ -96,7 +96,7 @@ def constants() -> ExpertConstants:
 
 
 def load_of(num_tokens: int, shape: Shape, items: int) -> Load:
-    """With items of so many pairs. Beyond the first item the binomial distribution is taken as a normal one."""
+    """With items of this many pairs. Beyond the first item the binomial distribution is taken as a normal one."""
     share = min(1.0, shape.top_k / shape.experts)
     hit = 1 - (1 - share) ** num_tokens
     mean, deviation = num_tokens * share, sqrt(num_tokens * share * (1 - share))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from pagebus.actors.commands.before_start import check_settings, is_path
 from pagebus.actors.commands.cli import main
-from pagebus.actors.commands.serve import banner, bus_text, ready_text
+from pagebus.actors.commands.serve import banner, bus_text, ready_text, show
 from pagebus.actors.runtime.one_machine import check_one_process, uses_one_process
 from pagebus.actors.runtime.readiness import ingress_addresses
 from pagebus.actors.settings import Settings, SettingsError
@@ -83,6 +85,14 @@ def test_ready_text_is_a_usable_address() -> None:
     assert "http://127.0.0.1:8000" in ready_text(Settings(host="0.0.0.0"), ["0.0.0.0:8000"], 1.0)
     assert "http://[::1]:8000" in ready_text(Settings(host="::"), [":::8000"], 1.0)
     assert "Authorization" in ready_text(Settings(api_key=("k",)), ["h:1"], 1.0)
+
+
+def test_a_full_disk_under_the_output() -> None:
+    """Is no reason not to serve."""
+    with open("/dev/full", "w") as full, contextlib.redirect_stdout(full):
+        show("ready")
+        with open(os.devnull, "w") as nothing:  # or the end of the file would be an error
+            os.dup2(nothing.fileno(), full.fileno())
 
 
 def test_where_a_socket_answers() -> None:

@@ -19,9 +19,9 @@ from pagebus.actors.detokenizer.text import (
     SentencePieceDecoder,
     Vocabulary,
     WindowDecoder,
-    byte_alphabet,
     make_decoder,
 )
+from pagebus.actors.model.tokenizer import byte_alphabet
 from tests.grids import examples
 from tests.helpers.tokenizer_factory import CORPUS, byte_level, sentencepiece
 

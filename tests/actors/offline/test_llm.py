@@ -361,3 +361,15 @@ def test_after_the_end() -> None:
     llm.close()
     with pytest.raises(RuntimeError, match="this LLM is closed"):
         llm.generate("word")
+
+
+def test_after_an_end_of_its_own() -> None:
+    """A call tells why the system has ended, however long ago."""
+    llm = LLM(device="cpu", threads=1, max_num_seqs=8)
+    run = llm._system._begun.result()
+    run.loop.call_soon_threadsafe(run.stop)
+    llm._system._thread.join()
+    with pytest.raises(RuntimeError, match="the system has ended") as told:
+        llm.generate("word")
+    assert str(told.value.__cause__) == "the system was stopped"
+    llm.close()

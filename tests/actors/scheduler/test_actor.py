@@ -222,41 +222,6 @@ async def test_nobody_is_given_up_when_all_leases_vanish_at_once() -> None:
         await until(lambda: len(deployment.tokens()) == 2)
 
 
-async def begin_half(deployment: Deployment) -> None:
-    """An executor has given some of the 60 tokens of a request, and pauses."""
-    await deployment.add_executor()
-    deployment.pause_after = 10
-    await deployment.send(ask("a", max_tokens=60))
-    await until(lambda: len(deployment.tokens()) > 2)
-
-
-async def test_draining_finishes_what_runs() -> None:
-    """A drained scheduler ends after the last token of what it had taken in."""
-    deployment = Deployment()
-    async with deployment.running():
-        await begin_half(deployment)
-        deployment.scheduler.request_drain()
-        deployment.pause_after = None
-        await until(lambda: len(deployment.tokens()) == 60)
-    assert deployment.tokens() == expected_tokens(PROMPT, 60)
-
-
-async def test_draining_without_an_executor_leaves_the_rest_to_a_successor() -> None:
-    """As where a deployment stops with jobs under way: nobody could compute them, so nobody waits for them."""
-    deployment = Deployment()
-    async with deployment.running():
-        await begin_half(deployment)
-        await deployment.stop_executor("gpu-0")
-        await deployment.bus.release_lease("executor", "gpu-0", deployment.epochs["gpu-0"])
-        deployment.scheduler.request_drain()
-        await until(deployment.life.done)
-        deployment.pause_after = None
-        await deployment.start_scheduler()
-        await deployment.add_executor("gpu-1")
-        await until(lambda: len(deployment.tokens()) == 60)
-    assert deployment.tokens() == expected_tokens(PROMPT, 60)
-
-
 async def test_another_detokenizer_takes_over() -> None:
     """It is told of the sequence with all tokens that there are, and the request goes on."""
     async with Deployment().running() as deployment:

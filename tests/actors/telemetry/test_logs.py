@@ -19,6 +19,20 @@ def test_json_lines() -> None:
     assert line == {"actor": "tokenizer-0", "event": "tokenized", "level": "info", "request_id": "r1", "tokens": 3}
 
 
+def test_what_json_hardly_holds() -> None:
+    """An error whose text has half a character, and an integer beyond 64 bits, are lines too."""
+    out = io.StringIO()
+    logs.configure("info", "json", stream=out)
+    try:
+        raise ValueError("half \ud800")
+    except ValueError:
+        logs.get_logger().exception("failed")
+    logs.get_logger().info("counted", tokens=2**70)
+    failed, counted = map(json.loads, out.getvalue().splitlines())
+    assert failed["exception"].endswith("half \ud800")
+    assert (counted["event"], counted["tokens"]) == ("counted", 2**70)
+
+
 def test_console_lines() -> None:
     """For people: text, with the keys behind the event."""
     out = io.StringIO()

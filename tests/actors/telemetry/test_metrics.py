@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pagebus.actors.telemetry.metrics import Metrics, render, token_buckets
+from pagebus.actors.telemetry.metrics import Metrics, of_actor, render, token_buckets
 
 
 def test_counter_text() -> None:
@@ -68,6 +68,38 @@ def test_actors_are_summed() -> None:
     assert 'e{engine="0",model_name="m"} 0.25' in lines
     assert 'e{engine="1",model_name="m"} 0.5' in lines
     assert 'h_count{model_name="m"} 2.0' in lines
+
+
+def test_what_actors_have_counted_stays_apart() -> None:
+    """If one leaves, what the others have counted does not fall: Prometheus would take the rest for new. Gauges add up,
+    but for those of something that all have in common."""
+    told = {}
+    for actor, count in (("a", 3), ("b", 5)):
+        metrics = Metrics()
+        metrics.counter("c", "C.").inc(count)
+        metrics.counter("e", "E.", engine="x").inc(count)
+        metrics.gauge("g", "G.").set(count)
+        metrics.gauge("pagebus:jobs_queued", "All of them.").set(7)
+        metrics.histogram("h", "H.", (1.0,)).observe(1)
+        told[actor] = of_actor(metrics.snapshot(), actor)
+    both, one = (set(render(each).splitlines()) for each in (told.values(), [told["b"]]))
+    assert {line for line in both - one if line.startswith(("c_total", "h_count"))} == {
+        'c_total{actor="a"} 3.0', 'h_count{actor="a"} 1.0',
+    }  # fmt: skip
+    assert {'c_total{actor="b"} 5.0', 'h_count{actor="b"} 1.0'} <= one
+    assert {'e_total{engine="x"} 8.0', "g 8.0", "pagebus:jobs_queued 7.0"} <= both
+
+
+def test_gauges_of_what_is_gone() -> None:
+    """They can be taken away together; counters stay."""
+    metrics = Metrics()
+    for engine in ("a", "b"):
+        metrics.gauge("g", "G.", engine=engine, more="x").set(1)
+        metrics.counter("c", "C.", engine=engine).inc()
+    metrics.drop(engine="a")
+    assert [line for line in render([metrics.snapshot()]).splitlines() if "#" not in line] == [
+        'c_total{engine="a"} 1.0', 'c_total{engine="b"} 1.0', 'g{engine="b",more="x"} 1.0',
+    ]  # fmt: skip
 
 
 def test_histograms_of_two_versions() -> None:

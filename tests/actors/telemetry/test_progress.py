@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+from pathlib import Path
 
 import pytest
 
+from pagebus.actors.telemetry.last_words import say
 from pagebus.actors.telemetry.progress import READY, Progress, ProgressStream, bar, summary
 
 
@@ -72,3 +76,19 @@ def test_counts_are_no_phases_of_their_own() -> None:
     for done in range(101):
         progress.show("answered", done / 100, f"{done} of 100")
     assert out.getvalue().splitlines() == [f"answered {done} of 100: {done}%" for done in (0, 25, 50, 75, 100)]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_full_disk(tmp_path: Path, *, terminal: bool) -> None:
+    """Lines that find no room are lost, and nothing else; those that come once there is room are there."""
+    with open("/dev/full", "w") as full:
+        progress = Progress(full, terminal=terminal)
+        progress.show("weights", 0.5)
+        ProgressStream(progress, terminal).write("a line\n")
+        progress.done()
+        with contextlib.redirect_stderr(full):
+            say("a cause")
+        with (tmp_path / "file").open("w") as file:
+            os.dup2(file.fileno(), full.fileno())
+        progress.line("room")
+    assert (tmp_path / "file").read_text().endswith("room\n")

@@ -125,6 +125,13 @@ async def test_waiting_for_a_server_is_told_twice(launch: Launch, caplog: pytest
     assert told == [f"waiting up to {LIMIT_S:g} s for the bus", f"the bus at redis://127.0.0.1:{port} answers now"]
 
 
+def test_options_behind_sentinels_are_what_was_given() -> None:
+    """Also where they hold what has a meaning in URLs."""
+    url = with_tls_files("rediss+sentinel://h/main?ssl_password=a%26b%2Bc", ca="/my certs+x&y/ca.pem")
+    options = parse_redis_url(url).options
+    assert (options["ssl_password"], options["ssl_ca_certs"]) == ("a&b+c", "/my certs+x&y/ca.pem")
+
+
 async def test_sentinel_names_the_master_and_follows_a_failover(launch: Launch, tmp_path: Path) -> None:
     """The bus finds the master through Sentinel, and the new master after a failover."""
     first, second, sentinel = free_port(), free_port(), free_port()

@@ -52,6 +52,9 @@ async def test_other_origins(serve, http):
     async with http.get(served.url + "/v1/models", headers={"Origin": ORIGIN + ".evil.example"}) as response:
         assert allowed(response) == {}
         assert response.headers["Vary"] == "Origin"
+    async with http.get(served.url + "/", headers={"Origin": ORIGIN}) as response:
+        assert response.headers["Vary"] == "Accept, Accept-Encoding, Origin"
+        assert "X-Should-Retry" in response.headers["Access-Control-Expose-Headers"]
 
 
 @pytest.mark.parametrize(

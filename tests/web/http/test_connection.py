@@ -91,6 +91,26 @@ async def test_unknown_expectation(serve):
     assert (status, list(body)) == (417, ["error"])
 
 
+@pytest.mark.parametrize(
+    ("length", "key", "status"), [(14, b"secret-1", 200), (14, b"wrong", 401), (2**30, b"secret-1", 413)]
+)
+async def test_a_body_is_asked_for_once_it_is_wanted(serve, length, key, status):
+    """A client that waits with its body is told at once that it is refused, and need not send it."""
+    served = await serve(api_key=("secret-1",))
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.actor.port)
+    expects = b"Authorization: Bearer %b\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (key, length)
+    writer.write(POST + expects)
+
+    head = await reader.readuntil(b"\r\n\r\n")
+    if status == 200:
+        assert head == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b'{"prompt":"x"}')
+        head = await reader.readuntil(b"\r\n\r\n")
+
+    assert int(head.split()[1]) == status
+    writer.close()
+
+
 @pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"])
 async def test_a_head_that_does_not_end(serve, monkeypatch, before):
     """The connection is closed, also if it is not its first request."""

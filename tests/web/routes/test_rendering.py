@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagebus.web.answers.rendered import sampling_body
+from pagebus.web.http.limits import MAX_CHOICES
 from pagebus.web.requests.openai import parse_chat
 from pagebus.web.requests.token_body import parse_generate
 from tests.web.fake_backend import MODEL
@@ -44,6 +45,30 @@ async def test_offsets_of_a_chat(serve, http, wanted):
         answer = await post(http, served, path, messages=MESSAGES, return_token_offsets=True)
         assert "token_offsets" not in answer
     assert [each.return_token_offsets for each in served.backend.requests] == [wanted, False, False]
+
+
+@pytest.mark.parametrize("count", [2**31, 2**64 - 1, -1, 1.5])
+async def test_counts_of_tokens_that_no_answer_has(serve, http, count):
+    """They are refused, and not added up to a number that JSON cannot say."""
+    answer = {"choices": [{"token_ids": [5], "finish_reason": "stop"}]}
+    body = {"generate_responses": [answer, answer], "prompt_tokens": [count, count]}
+    async with http.post((await serve()).url + "/v1/completions/derender", json=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "prompt_tokens"
+
+
+async def test_answers_of_too_many_choices(serve, http):
+    """Each of them would be a request to the tokenizers."""
+    served = await serve()
+    choices = [{"token_ids": [5]}] * (MAX_CHOICES // 2 + 1)
+    for path, body, param in (
+        ("chat/completions", {"generate_response": {"choices": choices * 2}}, "generate_response.choices"),
+        ("completions", {"generate_responses": [{"choices": choices}] * 2}, "generate_responses"),
+    ):
+        async with http.post(f"{served.url}/v1/{path}/derender", json=body) as response:
+            assert response.status == 400
+            assert (await response.json())["error"]["param"] == param
+    assert served.backend.requests == []
 
 
 async def test_two_of_one_name(serve, http):

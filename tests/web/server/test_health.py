@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import pytest
 
@@ -11,7 +12,7 @@ from pagebus.actors.settings import SettingsError
 from pagebus.bus.contract import BusUnavailable
 from pagebus.web.ingress.membership import Membership
 from pagebus.web.server.listener import listen
-from tests.helpers.waiting import until
+from tests.helpers.waiting import eventually, until
 from tests.web.fake_backend import KINDS, Delta, batch
 
 
@@ -177,6 +178,39 @@ async def test_drain(serve, http):
         assert (await response.text()).endswith("data: [DONE]\n\n")
     await served.running
     assert served.backend.aborts == []
+
+
+async def test_drain_beside_another_ingress_at_the_same_port(serve, http):
+    """New connections go to the other one, as this one would refuse them; who is connected is told to leave."""
+    served = await serve(answers=False, drain_timeout_s=30, ingresses=2)
+    here = {"host": socket.gethostname(), "port": served.actor.port}
+    await served.backend.bus.acquire_lease("ingress", "ingress-1", {"state": "ready", **here}, ttl_s=1e6)
+    await served.refresh()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.actor.port)
+    asking = asyncio.create_task(http.post(served.url + "/v1/completions", json={"prompt": "x", "stream": True}))
+    (request,) = await served.backend.requested()
+    served.actor.request_drain()
+
+    async def refused() -> bool:
+        try:
+            _, other = await asyncio.open_connection("127.0.0.1", served.actor.port)
+        except ConnectionRefusedError:
+            return True
+        except ConnectionResetError:  # it was in the queue of connections when the socket was closed
+            return False
+        other.close()
+        return False
+
+    await eventually(refused)
+    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+    head = await reader.read()
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"\r\nConnection: close\r\n" in head
+    await served.backend.send(served.address, batch([Delta(request.request_id, "a", 1, finish_reason="stop")]))
+    async with await asking as response:
+        assert (await response.text()).endswith("data: [DONE]\n\n")
+    writer.close()
+    await served.running
 
 
 async def test_drain_times_out(serve, http):

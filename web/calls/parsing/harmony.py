@@ -20,8 +20,8 @@ RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 class HarmonyParser:
-    """Splits one text. ``calls``: whether there are tools that may be called; ``most``: calls beyond so many are left
-    out."""
+    """Splits one text. ``calls``: whether there are tools that may be called; ``most``: calls beyond that number are
+    left out."""
 
     def __init__(self, *, calls: bool, most: int | None = None) -> None:
         self._calls = calls

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -130,7 +131,9 @@ def literal(text: str) -> str:
         ValueError: it is none, or one that JSON cannot say.
     """
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know, and reads as they are: \d
+            node = ast.parse(text.strip(), mode="eval").body
         return json.dumps(_value(node), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise ValueError(str(error)) from error

@@ -50,7 +50,7 @@ class Call(Protocol):
 
 class ToolCallParser:
     """Finds the calls of one text. ``names``: the tools there are. ``named``: the one whose arguments the text is.
-    ``most``: calls beyond so many are left out. ``types``: of the tools' arguments, for formats that do not say."""
+    ``most``: calls beyond that number are left out. ``types``: of the tools' arguments, for formats that do not say."""
 
     def __init__(
         self,

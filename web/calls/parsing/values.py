@@ -14,13 +14,20 @@ MAX_DEPTH = 16
 _NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
-def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
-    """The types that a value may have by ``schema``, a part of ``root``, in which references are looked up."""
+def types_of(schema: object, root: Mapping[str, Any], followed: dict[str, Types], depth: int = 0) -> Types:
+    """The types that a value may have by ``schema``, a part of ``root``, in which references are looked up.
+
+    ``followed``: the types of references in this ``root``. Each is followed once: schemas may refer to themselves, and
+    many times.
+    """
     if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return STRING
     found: set[str] = set()
     if isinstance(target := schema.get("$ref"), str):
-        found |= types_of(_find(target, root), root, depth + 1)
+        if target not in followed:
+            followed[target] = frozenset()  # where it refers to itself
+            followed[target] = types_of(_find(target, root), root, followed, depth + 1)
+        found |= followed[target]
     said = schema.get("type")
     found |= {each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str)}
     known = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -28,7 +35,7 @@ def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> Types:
     for name in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(name)
         for part in parts if isinstance(parts, list) else ():
-            found |= types_of(part, root, depth + 1)
+            found |= types_of(part, root, followed, depth + 1)
     return frozenset(found) or STRING
 
 

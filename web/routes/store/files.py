@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, nullable, record
 from pagebus.web.http.errors import ApiError, as_unicode, bad_field, no_room, share_used
+from pagebus.web.http.expect import ask_for_body
 from pagebus.web.http.limits import MAX_NAME_CHARS
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.server.context import CONTEXT, Context
@@ -60,6 +61,8 @@ async def upload(request: web.Request) -> web.Response:
         raise ApiError(415, "The body must be multipart/form-data.", code="unsupported_media_type")
     try:
         with store.upload(owner) as beside:
+            await asyncio.to_thread(check_room)
+            await ask_for_body(request)
             async with asyncio.timeout(UPLOAD_TIMEOUT_S):
                 form = await _read_form(request, check_room, beside, context.settings.max_file_bytes)
             purpose, expires_s = _read_fields(form)

@@ -41,7 +41,7 @@ def empty_layout(
     scheme: Scheme, rows: Sequence[int], columns: int, device: torch.device, *,
     experts: int | None = None, by_rows: bool = False,
 ) -> Layout:  # fmt: skip
-    """A layout [N, K] without numbers for parts of so many ``rows``, or [E, N, K]. ``by_rows``: no scale is shared
+    """A layout [N, K] without numbers for parts of these ``rows``, or [E, N, K]. ``by_rows``: no scale is shared
     between rows, so that they can be reordered."""
     lead, count = () if experts is None else (experts,), sum(rows)
     height, width = scheme.block

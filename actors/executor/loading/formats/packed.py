@@ -129,7 +129,7 @@ def _ct_packed(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected
 
 
 def _words(count: int, bits: int) -> tuple[int, ...]:
-    """How many words so many numbers take: without gaps, or as older files have it, whole numbers in each word."""
+    """How many words this many numbers take: without gaps, or as in older files, with whole numbers in each word."""
     return tuple(dict.fromkeys((-(-count * bits // 32), -(-count // (32 // bits)))))
 
 

@@ -59,7 +59,7 @@ class Reader:
 
 
 def groups_of(scheme: Scheme, columns: int) -> int:
-    """Groups of a row of so many columns."""
+    """Groups of a row of this many columns."""
     return -(-columns // scheme.block[1]) if scheme.block[1] else 1
 
 

@@ -66,8 +66,12 @@ class Server:
                     sock.close()
                     continue
                 thread = threading.Thread(target=self._serve, args=(sock,), name="moves-sender", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # too many threads: this pull fails, later ones may not
+                    sock.close()
+                    continue
                 self._open[sock] = thread
-                thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
         """Answer the one request of a connection. Whatever goes wrong, the other side sees it closed."""

@@ -74,7 +74,13 @@ def test_arrivals_are_the_workloads_unless_given() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--workload", "nothing"), ("--extra-body", "{"), ("--extra-body", "[1]"), ("--header", "no value")],
+    [
+        ("--workload", "nothing"),
+        ("--extra-body", "{"),
+        ("--extra-body", "[1]"),
+        ("--header", "no value"),
+        ("--processes", "4", "--max-concurrency", "3"),
+    ],
     ids=str,
 )
 def test_unusable_options_are_refused(arguments: tuple[str, ...]) -> None:

@@ -169,6 +169,20 @@ def test_a_cut_off_file_is_refused(folder: Path) -> None:
             load(folder)
 
 
+def test_a_tensor_without_its_bytes_is_refused(folder: Path) -> None:
+    """What lies behind it in the file is not read in their place."""
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header[QUERY]["data_offsets"][1] -= 4
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+    with pytest.raises(ModelError, match=rf"{QUERY} in model.safetensors has 65532 bytes, its shape 65536"):
+        load(folder)
+
+
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     """Files that could run code are not read."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -124,6 +125,21 @@ def test_requests_that_are_too_large_are_refused(source: LocalCache) -> None:
         assert ask(source, head + count.to_bytes(4, "little")) == b""
     assert ask(source, b"GET / HTTP/1.1\r\n\r\n" + bytes(100)) == b""
     assert ask(source, wire.request(nonce, secret, ints([3]))) == wire.COMING + content(3).tobytes()
+
+
+def test_a_thread_that_cannot_be_started_costs_one_pull(source: LocalCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later ones are served, and the server ends as always."""
+    start, tries = threading.Thread.start, itertools.count()
+
+    def fails_once(thread: threading.Thread) -> None:
+        if thread.name == "moves-sender" and next(tries) == 0:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails_once)
+    request = wire.request(source.shared.nonce, bytes.fromhex(source.address.secret), ints([3]))
+    assert ask(source, request) == b""
+    assert ask(source, request) == wire.COMING + content(3).tobytes()
 
 
 def test_a_request_that_does_not_end_is_cut_off() -> None:

@@ -138,3 +138,21 @@ def test_pulled_blocks_and_their_tokens(fails: int, expected: dict[str, list[int
     series = {(name, labels.get("engine")): data.get("value") for name, labels, data in metrics.snapshot()["series"]}
     for engine, values in expected.items():
         assert [series[f"pagebus:{name}_total", engine] for name in names] == values
+
+
+def test_an_executor_that_has_left_has_no_gauges() -> None:
+    """Zeros would lower the means over executors for ever; what it has counted stays."""
+    world, metrics = World(), Metrics()
+    counts = SchedulerMetrics(metrics)
+    for name in ("gpu-0", "gpu-1"):
+        world.join(name=name)
+    counts.update(world.core)
+
+    world.kill("gpu-1")
+    counts.update(world.core)
+
+    shown = {(name, labels.get("engine")) for name, labels, _ in metrics.snapshot()["series"]}
+    usage, queries = "vllm:kv_cache_usage_perc", "vllm:prefix_cache_queries"
+    assert {each for each in shown if each[0] in (usage, queries)} == {
+        (usage, "gpu-0"), (queries, "gpu-0"), (queries, "gpu-1"),
+    }  # fmt: skip

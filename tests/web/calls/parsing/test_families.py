@@ -13,6 +13,7 @@ from pagebus.actors.model.reasoning import FORMATS as REASONING_FORMATS
 from pagebus.actors.settings import Settings
 from pagebus.web.calls.parsing.formats import FORMATS, HARMONY, PARSERS
 from pagebus.web.calls.parsing.output import OutputParser, Parsing
+from pagebus.web.calls.parsing.python_call import literal
 from pagebus.web.calls.parsing.values import STRING, typed, types_of
 
 NAMES = ("get_weather", "search")
@@ -27,7 +28,7 @@ SCHEMA = {
     },
     "$defs": {"place": {"type": "object"}},
 }
-TYPES = {"get_weather": {name: types_of(part, SCHEMA) for name, part in SCHEMA["properties"].items()}}
+TYPES = {"get_weather": {name: types_of(part, SCHEMA, {}) for name, part in SCHEMA["properties"].items()}}
 CITY = {"city": 'Bad "Ems"\n<b>, 你', "days": 3}
 C = json.dumps(CITY, ensure_ascii=False)
 WEATHER, SEARCH = ("get_weather", CITY), ("search", {})
@@ -271,7 +272,18 @@ def test_values_by_their_types(text, types, expected):
 def test_types_of_a_schema():
     """Through references, unions, enumerations; nothing said, or said in a circle, is a string."""
     circle = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
-    assert types_of({"enum": [1, None, "a"]}, {}) == {"integer", "null", "string"}
-    assert types_of({"anyOf": [{"type": "array"}, {"const": 1.5}]}, {}) == {"array", "number"}
+    assert types_of({"enum": [1, None, "a"]}, {}, {}) == {"integer", "null", "string"}
+    assert types_of({"anyOf": [{"type": "array"}, {"const": 1.5}]}, {}, {}) == {"array", "number"}
     assert TYPES["get_weather"]["where"] == {"object"}
-    assert types_of(circle, circle) == types_of({}, {}) == types_of(True, {}) == STRING
+    assert types_of(circle, circle, {}) == types_of({}, {}, {}) == types_of(True, {}, {}) == STRING
+
+
+def test_escapes_that_python_does_not_know():
+    """They stand for themselves, without a warning: expressions are full of them."""
+    assert literal(r"'\d+\n'") == json.dumps("\\d+\n")
+
+
+def test_a_schema_that_refers_to_itself_many_times():
+    """Each reference is followed once: otherwise a short schema would keep its reader busy for years."""
+    tree = {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 30 + [{"type": "integer"}]}}}
+    assert types_of(tree, tree, {}) == {"integer", "string"}

@@ -42,7 +42,7 @@ SPLITS = (1, 2, 4, 8)
 LIBRARY_SPLITS = (2, 3, 4)
 """Of products of the library: with more, adding up took longer than they gained at all sizes measured."""
 FIRST_ROWS = (12672, 16896, 25344, 33792)
-"""Of products in two: a whole number of rounds of tiles of 132 multiprocessors, by the sizes of the library's tiles."""
+"""Of the first of two products: 132 multiprocessors times 96, 128, 192 and 256, heights of the library's tiles."""
 PARTED_ROWS, FEWEST_PARTED = {96: (2560, 5120), 128: (2560, 5120), 192: (3584, 4096), 256: (2560, 5120)}, 8192
 """By buckets: below how many rows four parts of K were faster than two, and the most rows; the fewest inputs."""
 
@@ -67,14 +67,14 @@ def splits_of(form: str, config: DenseConfig) -> tuple[int, ...]:
     return SPLITS
 
 
-def in_parts(product: Product, bucket: int) -> list[Config]:
-    """The library's products in parts. The cost model does not rank them."""
+def parts_tried(product: Product, bucket: int) -> list[Config]:
+    """The library's products in parts that are timed. The cost model does not rank them."""
     parts = [*map(LibraryConfig, LIBRARY_SPLITS), *(LibraryConfig(first=rows) for rows in FIRST_ROWS)]
     return [config for config in parts if is_legal(product, bucket, config)]
 
 
-def library_in_parts(product: Product, bucket: int) -> LibraryConfig | None:
-    """The one that was faster on an H200 than all else, at nearly all sizes like this one; None: at too few."""
+def parts_by_rule(product: Product, bucket: int) -> LibraryConfig | None:
+    """The parts that were faster than all else on an H200, at nearly all sizes like this one; None: at too few."""
     fewest, most = PARTED_ROWS.get(bucket, (0, 0))
     config = LibraryConfig(4 if product.rows < fewest else 2)
     often = product.rows <= most and 2 * product.rows <= product.inputs <= 8 * product.rows

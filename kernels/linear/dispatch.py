@@ -17,7 +17,7 @@ from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import HOPPER, Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.common.user_tables import until_tables_change, user_folder
-from pagebus.kernels.linear.candidates import library_in_parts
+from pagebus.kernels.linear.candidates import parts_by_rule
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import (
@@ -187,10 +187,10 @@ def _residual_product(
         return chosen._replace(form="added")
     if chosen.config is None or isinstance(chosen.config, VectorConfig | FewConfig) or chosen.config.splits == 1:
         return chosen._replace(form="plain")
-    return _of(whole(chosen.config), chosen._replace(form="plain")) if biased else chosen
+    return _with_config(chosen._replace(form="plain"), whole(chosen.config)) if biased else chosen
 
 
-def _of(config: Config | None, chosen: LinearChoice) -> LinearChoice:
+def _with_config(chosen: LinearChoice, config: Config | None) -> LinearChoice:
     """The same with this launch shape; None: the library."""
     return chosen._replace(config=config, kernel=LinearKernel.CUBLAS if config is None else kernel_of(config))
 
@@ -214,7 +214,7 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
         return _Decision(config, source, f"{source}: {'the library was' if config is None else 'this was'} fastest")
     if prompts:
         return _of_prompts(product, tokens, target)
-    parts = library_in_parts(product, tokens) if target.capability == HOPPER else None
+    parts = parts_by_rule(product, tokens) if target.capability == HOPPER else None
     if parts is not None and model_of(target).machine.measured:
         return _Decision(parts, Source.RULE, "few rows and many inputs: parts were faster at nearly all sizes measured")
     return _modelled(product, tokens, target)

@@ -59,8 +59,8 @@ class Bucket:
 
 
 def decode_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, multiples of 8 up to 256, then sixteen sizes per doubling without slow ones, up to and including
-    ``largest``."""
+    """1, 2, 4, 8, multiples of 8 up to 256, then sixteen sizes per doubling, up to and including ``largest``; larger
+    ones in place of slow ones."""
     sizes, size = [each for each in (1, 2, 4) if each < largest], 8
     while size < largest:
         sizes.append(size)
@@ -69,8 +69,8 @@ def decode_sizes(largest: int) -> list[int]:
 
 
 def token_sizes(largest: int) -> list[int]:
-    """Multiples of 32 up to 256, then eight sizes per doubling (padding up to 12%) without slow ones, up to and
-    including ``largest``."""
+    """Multiples of 32 up to 256, then eight sizes per doubling (padding up to 12%), up to and including ``largest``;
+    larger ones in place of slow ones."""
     sizes, size = [], LEAST_TOKENS
     while size < largest:
         sizes.append(size)

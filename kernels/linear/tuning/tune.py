@@ -21,7 +21,7 @@ import torch
 
 from pagebus.kernels.common.target import Target, target_of
 from pagebus.kernels.common.user_tables import read_user_tables, user_path
-from pagebus.kernels.linear.candidates import in_parts
+from pagebus.kernels.linear.candidates import parts_tried
 from pagebus.kernels.linear.dispatch import choose_product, model_of
 from pagebus.kernels.linear.shapes import BUCKETS, Config, Product, pack
 from pagebus.kernels.linear.tables import merge_table, table_path
@@ -98,7 +98,7 @@ def _line(product: Product, bucket: int, config: Config | None, us: float) -> st
 def candidates_for(product: Product, bucket: int, target: Target, count: int) -> list[Config]:
     """The ``count`` launch shapes that the cost model finds best, and the library's products in parts."""
     ranked = model_of(target).ranked(product.form, product.rows, product.inputs, bucket, count)
-    return [*(config for _, config in ranked), *in_parts(product, bucket)]
+    return [*(config for _, config in ranked), *parts_tried(product, bucket)]
 
 
 def chosen_for(product: Product, bucket: int, target: Target) -> Config | None:

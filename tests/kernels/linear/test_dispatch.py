@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagebus.kernels.common.target import Target
-from pagebus.kernels.linear.candidates import SPECIALIZED_ROWS, in_parts
+from pagebus.kernels.linear.candidates import SPECIALIZED_ROWS, parts_tried
 from pagebus.kernels.linear.dispatch import (
     Source,
     choose,
@@ -228,15 +228,15 @@ def test_the_library_multiplies_parts() -> None:
 def test_parts_that_are_legal() -> None:
     """Of partial sums, which someone adds up, parts of K; of gated products two of rows; all of weights in 16 bits."""
     partial, gated = Product("partial", 3584, 18944), Product("gated", 28672, 4096)
-    assert in_parts(partial, 256) == [LibraryConfig(2), LibraryConfig(4)]
-    assert [config.first for config in in_parts(gated, 256)] == [12672, 16896, 25344]
-    assert in_parts(partial, 64) == in_parts(gated, 64) == []
+    assert parts_tried(partial, 256) == [LibraryConfig(2), LibraryConfig(4)]
+    assert [config.first for config in parts_tried(gated, 256)] == [12672, 16896, 25344]
+    assert parts_tried(partial, 64) == parts_tried(gated, 64) == []
     for form in ("plain", "wide", "residual"):
-        assert in_parts(partial._replace(form=form), 256) == []
+        assert parts_tried(partial._replace(form=form), 256) == []
     for product in (partial, gated):
-        assert in_parts(product._replace(layout="fp8-rounded"), 256) == []
+        assert parts_tried(product._replace(layout="fp8-rounded"), 256) == []
         assert not is_legal(product, 256, LibraryConfig())
-        assert not is_legal(product, 8192, in_parts(product, 256)[0])
-        assert set(in_parts(product, 256)) <= set(candidates_for(product, 256, H200, 1))
+        assert not is_legal(product, 8192, parts_tried(product, 256)[0])
+        assert set(parts_tried(product, 256)) <= set(candidates_for(product, 256, H200, 1))
     assert not is_legal(gated, 256, LibraryConfig(first=12672 + 64))
     assert not is_legal(gated, 256, LibraryConfig(2, first=12672))

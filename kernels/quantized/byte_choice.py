@@ -34,8 +34,8 @@ PROGRAMS, LEAST_PART = 2, 1024
 ALONE = {64: TileConfig(64, 128, 128, 6, 4, rounded=True), 128: TileConfig(128, 128, 128, 6, 8, rounded=True)}
 """Tiles of 128 tokens that fill a multiprocessor's shared memory, by their rows."""
 STEP_US, SUMS_US = {64: 0.25, 128: 0.43}, 3.0
-"""Of such a tile 128 columns, and of a part of K a million sums, with the norm that adds them up. With these, the choice
-took 2% more than the fastest of all in the mean of 100 products on an H200, and at most 14%."""
+"""Of such a tile 128 columns, and of a part of K a million sums, with the norm that adds them up. So the choice was
+2% slower than the fastest of all in the mean of 100 products on an H200, and at most 14%."""
 MANY_ROWS = 128
 """For each multiprocessor, from which on one token's programs are as small as can be."""
 

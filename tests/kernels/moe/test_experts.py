@@ -18,6 +18,7 @@ from pagebus.kernels.moe.experts import (
     shape_of,
 )
 from pagebus.kernels.moe.grouped import combine, combine_reference
+from pagebus.kernels.moe.hopper_experts import gather_pairs
 from pagebus.kernels.moe.launch.rule import choose_invariant
 from pagebus.kernels.moe.launch.shapes import (
     Config,
@@ -258,6 +259,18 @@ def same(given: SortedPairs, wanted: SortedPairs) -> None:
     assert torch.equal(given.items[:count, :3], wanted.items[:count, :3])
     assert torch.equal(given.order[:pairs], wanted.order[:pairs])
     assert torch.equal(given.counts, wanted.counts)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 48), (21, 1100), (70, 8)])
+def test_tokens_are_copied_into_the_order_of_their_pairs(count: int, size: int, device: torch.device) -> None:
+    """Of rows that are apart, wider than a program or not; what stands behind the last pair is never followed."""
+    x = torch.randn(count, size + 8, device=device)[:, :size]
+    order = torch.randperm(3 * count, device=device).int()
+    known = 3 * count - 2
+    order[known:] = torch.tensor([2**31 - 1, -(2**31)], device=device).int()
+    gathered = gather_pairs(x, order, 3)
+    assert gathered.shape == (3 * count, size)
+    assert torch.equal(gathered[:known], x[order[:known].long() // 3])
 
 
 def test_most_items() -> None:

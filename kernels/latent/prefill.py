@@ -8,9 +8,7 @@ import torch
 from pagebus.kernels.attention.prefill import PrefillPlan, merge_blocks
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
-from pagebus.kernels.latent.softmax import attend_latents, load_queries
-
-LOG2_E = 1.4426950408889634
+from pagebus.kernels.latent.softmax import LOG2_E, attend_latents, load_queries
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "query_start_ptr", "lens_ptr", "spans_ptr"])

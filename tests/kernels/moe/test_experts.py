@@ -169,7 +169,7 @@ def test_counts_launch_all_that_fewer_launch() -> None:
 def launched(tokens: int, shape: Shape, among: int = 0) -> tuple[object, ...]:
     """All that decides about kernels. ``among`` as in `brought_here`."""
     chosen, pairs = choose(*brought_here(tokens, shape, among), torch.bfloat16, H200), tokens * shape.top_k
-    invariant = choose_invariant(*brought_here(tokens, shape, among), torch.bfloat16, H200)
+    invariant = choose_invariant(*brought_here(tokens, shape, among), torch.bfloat16)
     sorted_by = min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs))), pairs > MOST_PAIRS
     return chosen, invariant, tokens > WIDE_GRID, sorted_by
 
@@ -234,7 +234,7 @@ def test_invariant(device: torch.device) -> None:
     widths = set()
     for count in (1, 4, 5, 33):
         assert torch.equal(moe_experts_invariant(*(each[:count] for each in tokens), layer), whole[:count])
-        widths.add(choose_invariant(count, shape_of(layer, 2), torch.float16, None).tokens)
+        widths.add(choose_invariant(count, shape_of(layer, 2), torch.float16).tokens)
     assert len(widths) > 1
 
 

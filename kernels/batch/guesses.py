@@ -161,6 +161,7 @@ def store_guesses(
     (rows, size), ranks = features.shape, len(logits) if logits.dim() == 3 else 0
     assert logits.stride(-1) == tokens.stride(1) == 1
     assert following.shape == features.shape
+    assert size == 0 or following.stride(1) == features.stride(1) == 1
     assert logits.shape[-2] == len(slots) == len(starts) == len(ends) == rows
     assert not ranks or logits.is_contiguous()
     same, vocab = size == 0 or following.data_ptr() == features.data_ptr(), logits.shape[-1]

@@ -130,6 +130,7 @@ def all_reduce_norm(
     assert x.dtype == (torch.float32 if x.dim() == 3 else residual.dtype)
     x = x.contiguous()
     out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device) if out is None else out
+    assert out.is_contiguous()
     row_bytes = columns * residual.element_size()
     chosen = choice or choice_for(num_rows * row_bytes, peers.world, peers.layout.limits, norm=True)
     most = getattr(peers.layout.limits, chosen.form) // row_bytes

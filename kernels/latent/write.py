@@ -102,6 +102,9 @@ def latent_write(
     assert q.stride(2) == latents.stride(1) == cache.stride(2) == 1
     assert cos_sin.is_contiguous()
     assert positions.shape == slot_mapping.shape == (num_tokens,)
+    assert positions.is_contiguous()
+    assert slot_mapping.is_contiguous()
+    assert norm.is_contiguous()
     if not num_tokens:
         return
     block_heads = min(HEADS, next_power_of_2(heads))

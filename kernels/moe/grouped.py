@@ -174,6 +174,10 @@ def combine(products: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     """products [T, k, N] and weights [T, k] float32 -> their weighted sum [T, N], choice by choice in float32; those of
     expert -1 are left out."""
     num_tokens, top_k, size = products.shape
+    assert weights.shape == experts.shape == (num_tokens, top_k)
+    assert products.is_contiguous()
+    assert weights.is_contiguous()
+    assert experts.is_contiguous()
     out = torch.empty((num_tokens, size), dtype=products.dtype, device=products.device)
     block, block_rows = min(512, next_power_of_2(size)), 4 if num_tokens > WIDE_GRID else 1
     _combine_kernel[(-(-num_tokens // block_rows) * -(-size // block),)](

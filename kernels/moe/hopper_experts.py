@@ -65,6 +65,8 @@ def _gather_kernel(
 def gather_pairs(x: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tensor:
     """x [T, K] and the pairs' ``order`` [P] -> the tokens of all pairs [P, K]."""
     num_pairs, size = len(order), x.shape[1]
+    assert x.stride(1) == 1
+    assert order.is_contiguous()
     out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
     block = min(1024, next_power_of_2(size))
     _gather_kernel[(-(-num_pairs // GATHERED) * -(-size // block),)](

@@ -70,7 +70,7 @@ def _part_guesses_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -127,7 +127,7 @@ def _store_guesses_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -161,6 +161,7 @@ def store_guesses(
     (rows, size), ranks = features.shape, len(logits) if logits.dim() == 3 else 0
     assert logits.stride(-1) == tokens.stride(1) == 1
     assert following.shape == features.shape
+    assert size == 0 or following.stride(1) == features.stride(1) == 1
     assert logits.shape[-2] == len(slots) == len(starts) == len(ends) == rows
     assert not ranks or logits.is_contiguous()
     same, vocab = size == 0 or following.data_ptr() == features.data_ptr(), logits.shape[-1]

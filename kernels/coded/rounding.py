@@ -149,6 +149,9 @@ def scale_sums(
     may be apart."""
     num_tokens, size = sums.shape
     assert sums.is_contiguous()
+    assert tokens.is_contiguous()
+    assert rows.is_contiguous()
+    assert bias is None or bias.is_contiguous()
     assert out.stride(1) == 1
     block = min(1024, next_power_of_2(size))
     _scale_sums_kernel[(num_tokens, -(-size // block))](

@@ -19,7 +19,7 @@ from pagebus.kernels.exchange.two_shot import _two_shot_kernel
 from pagebus.kernels.layers.norm import add_rms_norm_reference
 
 WHOLE = 7
-"""All parts of a call at once, as on GPUs."""
+"""All phases of a call at once, as on GPUs."""
 
 
 def all_reduce_reference(xs: list[torch.Tensor]) -> torch.Tensor:
@@ -101,7 +101,7 @@ def all_reduce(
     x: torch.Tensor, peers: Peers, choice: Choice | None = None, out: torch.Tensor | None = None, phases: int = WHOLE
 ) -> torch.Tensor:
     """The sum of x [...] over all ranks, as `all_reduce_reference`, in ``out`` (which may be x). Formats: float32,
-    float16, bfloat16. ``choice`` stands in for the table's."""
+    float16, bfloat16. ``choice`` stands in for the table's. ``phases``: of the kernel, for tests."""
     x = x.contiguous()
     out = torch.empty_like(x) if out is None else out
     assert out.is_contiguous()
@@ -121,7 +121,7 @@ def all_reduce_norm(
     choice: Choice | None = None, out: torch.Tensor | None = None, phases: int = WHOLE,
 ) -> torch.Tensor:  # fmt: skip
     """As `all_reduce_norm_reference`: x [T, D], or float32 [S, T, D], of this rank. ``weight`` is in the residual's
-    format or in float32. Returns [T, D]."""
+    format or in float32. Returns [T, D]. ``choice``, ``out`` and ``phases`` as of `all_reduce`."""
     parts, (num_rows, columns) = (1 if x.dim() == 2 else x.shape[0]), residual.shape
     assert x.shape[-2:] == residual.shape
     assert residual.stride(1) == 1
@@ -130,6 +130,7 @@ def all_reduce_norm(
     assert x.dtype == (torch.float32 if x.dim() == 3 else residual.dtype)
     x = x.contiguous()
     out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device) if out is None else out
+    assert out.is_contiguous()
     row_bytes = columns * residual.element_size()
     chosen = choice or choice_for(num_rows * row_bytes, peers.world, peers.layout.limits, norm=True)
     most = getattr(peers.layout.limits, chosen.form) // row_bytes

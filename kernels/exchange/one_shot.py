@@ -19,16 +19,13 @@ from pagebus.kernels.exchange.waiting import (
     wait_for_data,
 )
 
-TELL, TAKE = 1, 2
-"""The halves of a call, which tests without GPUs run one after the other."""
-
 
 @triton.jit(do_not_specialize=["rank", "num_rows", "patience_ns"])
 def _one_shot_kernel(
     x_ptr,  # [num_rows, SIZE]; with PARTS > 1 float32 [PARTS, num_rows, SIZE]; the last row may be short
     residual_ptr,  # [num_rows, SIZE] or None: then the sum is the result
     weight_ptr,  # [SIZE] or None: that of the norm of the new residual
-    out_ptr,  # as x, contiguous
+    out_ptr,  # [num_rows, SIZE], contiguous
     table_ptr,
     state_ptr,
     stride_part,
@@ -50,7 +47,7 @@ def _one_shot_kernel(
     PARTS: tl.constexpr,
     SCALED: tl.constexpr,
     WIDE: tl.constexpr,  # 32 bits
-    PHASES: tl.constexpr,
+    PHASES: tl.constexpr,  # 1: tell, 2: take; tests without GPUs run one after the other
     PDL: tl.constexpr,
 ):
     TYPE: tl.constexpr = out_ptr.dtype.element_ty

@@ -15,9 +15,6 @@ from pagebus.kernels.exchange.rows import into_residual, own_part
 from pagebus.kernels.exchange.waiting import begin_call, end_call, pointer_to, signal_all, slot_address, wait_all
 from pagebus.kernels.layers.norm import norm_rows
 
-SCATTER, REDUCE, COLLECT = 1, 2, 4
-"""The parts of a call, which tests without GPUs run one after the other."""
-
 
 @triton.jit
 def _places(begin, owner, share, num_rows, numel, SIZE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
@@ -128,7 +125,7 @@ def _two_shot_kernel(
     TILE: tl.constexpr,  # rows at a time
     PARTS: tl.constexpr,
     SCALED: tl.constexpr,
-    PHASES: tl.constexpr,
+    PHASES: tl.constexpr,  # 1: scatter, 2: reduce, 4: collect; tests without GPUs run one after the other
     PDL: tl.constexpr,
 ):
     TYPE: tl.constexpr = out_ptr.dtype.element_ty

@@ -10,9 +10,7 @@ from pagebus.kernels.attention.merge import merge_pieces, merge_shape
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.latent.shape import LatentShape
-from pagebus.kernels.latent.softmax import attend_latents, load_queries
-
-LOG2_E = 1.4426950408889634
+from pagebus.kernels.latent.softmax import LOG2_E, attend_latents, load_queries
 
 
 @triton.jit

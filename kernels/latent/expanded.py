@@ -13,8 +13,8 @@ from pagebus.kernels.attention.cudnn_prefill import LongRow
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.latent.expanded_plan import DevicePiece, Sizes, pieces_on
+from pagebus.kernels.latent.softmax import LOG2_E
 
-LOG2_E = 1.4426950408889634
 GATHERED = 32
 """Tokens that a program copies."""
 

@@ -8,9 +8,7 @@ import torch
 from pagebus.kernels.attention.prefill import PrefillPlan, merge_blocks
 from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
-from pagebus.kernels.latent.softmax import attend_latents, load_queries
-
-LOG2_E = 1.4426950408889634
+from pagebus.kernels.latent.softmax import LOG2_E, attend_latents, load_queries
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "query_start_ptr", "lens_ptr", "spans_ptr"])
@@ -48,7 +46,8 @@ def _latent_prefill_kernel(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    span = spans_ptr + 5 * tl.program_id(1)
+    blocks = tl.cdiv(num_heads, HEADS)  # of a span
+    span = spans_ptr + 5 * (tl.program_id(0) // blocks)
     row = tl.load(span)
     query = tl.load(span + 1)
     begin = 0
@@ -65,7 +64,7 @@ def _latent_prefill_kernel(
     num_queries = tl.load(query_start_ptr + row + 1) - first
     length = tl.load(lens_ptr + row)
     place = tl.arange(0, BLOCK_QUERIES * HEADS)  # all heads of the first query, then all of the next
-    head = tl.program_id(0) * HEADS + place % HEADS
+    head = tl.program_id(0) % blocks * HEADS + place % HEADS
     member = query + place // HEADS
     exists = (member < num_queries) & (head < num_heads)
     token = (first + member).to(tl.int64)
@@ -106,7 +105,7 @@ def latent_prefills(
     if not len(plan.spans):
         return
     config, (_, num_heads, rank) = plan.config, q.shape
-    _latent_prefill_kernel[(-(-num_heads // config.heads), len(plan.spans))](
+    _latent_prefill_kernel[(len(plan.spans) * -(-num_heads // config.heads),)](
         q, q_rope, cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
         scale * LOG2_E, num_heads, *q.stride()[:2], *q_rope.stride()[:2], cache.stride(0), *out.stride()[:2],
         block_tables.stride(0),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from pagebus.kernels.common.triton import tl, triton
 
+LOG2_E = 1.4426950408889634
+"""Scores are multiplied by it, so that exponentials are powers of two."""
+
 
 @triton.jit
 def load_queries(

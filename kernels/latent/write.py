@@ -55,9 +55,10 @@ def _latent_write_kernel(
     BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,  # programs of a token: those of its heads, and one behind them
     PDL: tl.constexpr,
 ):
-    part, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part, token = tl.program_id(0) % PARTS, (tl.program_id(0) // PARTS).to(tl.int64)
     half = tl.arange(0, BLOCK_HALF)
     if PDL:
         gdc_wait()
@@ -65,7 +66,7 @@ def _latent_write_kernel(
     angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + half
     cos = tl.load(angle, mask=half < HALF, other=0.0)
     sin = tl.load(angle + HALF, mask=half < HALF, other=0.0)
-    if part == tl.num_programs(0) - 1:  # the program behind those of the heads
+    if part == PARTS - 1:
         place = tl.load(mapping_ptr + token)
         if place >= 0:
             target = cache_ptr + place // BLOCK_SIZE * stride_block + place % BLOCK_SIZE * stride_token
@@ -101,12 +102,17 @@ def latent_write(
     assert q.stride(2) == latents.stride(1) == cache.stride(2) == 1
     assert cos_sin.is_contiguous()
     assert positions.shape == slot_mapping.shape == (num_tokens,)
+    assert positions.is_contiguous()
+    assert slot_mapping.is_contiguous()
+    assert norm.is_contiguous()
     if not num_tokens:
         return
     block_heads = min(HEADS, next_power_of_2(heads))
-    _latent_write_kernel[(-(-heads // block_heads) + 1, num_tokens)](
+    parts = -(-heads // block_heads) + 1
+    _latent_write_kernel[(num_tokens * parts,)](
         q[..., -turned:], latents, positions, cos_sin, cache, slot_mapping, norm, eps, heads, *q.stride()[:2],
         latents.stride(0), *cache.stride()[:2],
         RANK=rank, HALF=turned // 2, BLOCK_RANK=next_power_of_2(rank), BLOCK_HALF=next_power_of_2(turned // 2),
-        BLOCK_SIZE=cache.shape[1], BLOCK_HEADS=block_heads, enable_fp_fusion=False, **pdl(q.device), num_warps=2,
+        BLOCK_SIZE=cache.shape[1], BLOCK_HEADS=block_heads, PARTS=parts, enable_fp_fusion=False, **pdl(q.device),
+        num_warps=2,
     )  # fmt: skip

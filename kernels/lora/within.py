@@ -45,8 +45,8 @@ NUMBERS = (
 
 
 def within(x: torch.Tensor, table: PagedTable, plan: AdapterPlan) -> Expansion | None:
-    """What a product of tiles adds to them, of x [T, K], both halves; None: as many products of the pass do so as
-    can."""
+    """What a product of tiles adds to them, both halves, of x [T, K]; None: the plan has no count left for another
+    product."""
     turn = None if plan.arrivals is None else plan.arrivals.take()
     if turn is None:
         return None

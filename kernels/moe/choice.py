@@ -76,7 +76,7 @@ def choose_experts(
     if target is None:
         return ExpertsChoice(ExpertsKernel.TORCH, "experts", None, "a CPU")
     if invariant:
-        config = choose_invariant(num_tokens, shape, dtype, target)
+        config = choose_invariant(num_tokens, shape, dtype)
         why = "--deterministic: one order of sums for any number of tokens"
         return ExpertsChoice(kernel_of(config), "experts", config, why)
     found = decide(num_tokens, shape, dtype, target)

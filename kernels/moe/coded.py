@@ -188,7 +188,8 @@ def _launch(
     size, num_rows = weight.inputs, weight.rows
     x, numbers, tokens, meaning = tile_operands(x, weight, rounded=config.rounded)
     assert x.stride(1) == 1
-    assert all(part is None or part.is_contiguous() for part in (weight.numbers, weight.scale, weight.zero, weight.low))
+    for part in (weight.numbers, weight.scale, weight.zero, weight.low, weight.whole):
+        assert part is None or part.is_contiguous()
     _coded_kernel[(len(items) * config.tiles(num_rows),)](
         x, numbers, bias, out, *items.arguments, x.stride(0), num_rows, size, weight.numbers.stride(0),
         weight.scale.stride(0), gate.alpha, gate.limit,

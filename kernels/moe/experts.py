@@ -70,7 +70,7 @@ def moe_experts_invariant(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, layer: ExpertWeights
 ) -> torch.Tensor:
     """`moe_experts`, of each token alone."""
-    config = choose_invariant(*_brought(x, experts, layer), x.dtype, target_of(x.device))
+    config = choose_invariant(*_brought(x, experts, layer), x.dtype)
     return moe_experts(x, weights, experts, layer, config)
 
 

@@ -143,8 +143,9 @@ def _combine_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    token = tl.program_id(1).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    BLOCKS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     mask = (token < num_tokens)[:, None] & (column < SIZE)[None, :]
     if PDL:
         gdc_launch_dependents()
@@ -173,9 +174,13 @@ def combine(products: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor
     """products [T, k, N] and weights [T, k] float32 -> their weighted sum [T, N], choice by choice in float32; those of
     expert -1 are left out."""
     num_tokens, top_k, size = products.shape
+    assert weights.shape == experts.shape == (num_tokens, top_k)
+    assert products.is_contiguous()
+    assert weights.is_contiguous()
+    assert experts.is_contiguous()
     out = torch.empty((num_tokens, size), dtype=products.dtype, device=products.device)
     block, block_rows = min(512, next_power_of_2(size)), 4 if num_tokens > WIDE_GRID else 1
-    _combine_kernel[(-(-size // block), -(-num_tokens // block_rows))](
+    _combine_kernel[(-(-num_tokens // block_rows) * -(-size // block),)](
         products, weights, experts, out, num_tokens,
         SIZE=size, TOP_K=top_k, BLOCK_ROWS=block_rows, BLOCK=block, num_warps=4 if block_rows > 1 else 2,
         **pdl(products.device),

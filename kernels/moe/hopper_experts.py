@@ -45,8 +45,9 @@ def _gather_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    place = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    BLOCKS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    place = tl.program_id(0) // BLOCKS * PAIRS + tl.arange(0, PAIRS)
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -64,9 +65,11 @@ def _gather_kernel(
 def gather_pairs(x: torch.Tensor, order: torch.Tensor, top_k: int) -> torch.Tensor:
     """x [T, K] and the pairs' ``order`` [P] -> the tokens of all pairs [P, K]."""
     num_pairs, size = len(order), x.shape[1]
+    assert x.stride(1) == 1
+    assert order.is_contiguous()
     out = torch.empty((num_pairs, size), dtype=x.dtype, device=x.device)
     block = min(1024, next_power_of_2(size))
-    _gather_kernel[(-(-size // block), -(-num_pairs // GATHERED))](
+    _gather_kernel[(-(-num_pairs // GATHERED) * -(-size // block),)](
         x, order, out, x.stride(0), num_pairs, SIZE=size, TOP_K=top_k, PAIRS=GATHERED, BLOCK=block, num_warps=4,
         **pdl(x.device),
     )  # fmt: skip

@@ -143,6 +143,9 @@ def pair_experts(
     """`moe_experts` of a few tokens."""
     (num_tokens, size), (_, num_rows, width) = x.shape, layer.down.shape
     top_k, num_pairs = experts.shape[1], experts.numel()
+    assert x.stride(1) == 1
+    for each in (weights, experts, layer.gate_up, layer.down):
+        assert each.is_contiguous()
     partial = layer.among > len(layer.down)
     hidden = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     out = torch.empty((num_tokens, num_rows), dtype=x.dtype, device=x.device)

@@ -12,7 +12,7 @@ from pagebus.kernels.coded.scales import load_scale
 from pagebus.kernels.coded.unpack import widen, widen_words, word_offset
 from pagebus.kernels.coded.weights import WORDS, Code, instructions_for
 from pagebus.kernels.common.triton import tl, triton
-from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows
+from pagebus.kernels.quantized.layouts import Layout, W4Words, W8Blocks, W8Rows, tensors_of
 
 ROWS, COLUMNS = 16, 128
 ROWS_OF_WORDS = 64
@@ -129,6 +129,7 @@ def dequantize(layout: Layout, out: torch.Tensor, start: int) -> torch.Tensor:
     """Rows of a layout [N, K] from ``start`` on, as many as ``out`` [n, K] has, their columns in the stored order."""
     rows, columns = out.shape
     assert out.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in tensors_of(layout))
     assert start + rows <= layout.shape[-2]
     assert columns == layout.shape[-1]
     if isinstance(layout, W4Words) and reads_whole_words(layout, out.dtype):

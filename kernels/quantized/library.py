@@ -28,11 +28,11 @@ def library_product(
     """x [T, K] times ``weight`` [N, K], whose columns are in their stored order, plus bias [N] -> [T, N] of ``dtype``,
     by default that of x. ``invariant``: a token's result does not depend on others. Tokens that are rounded already are
     for products of 8 bits."""
-    dtype = dtype or x.dtype
+    dtype, given = dtype or x.dtype, x.values if isinstance(x, RoundedTokens) else x
+    if len(given) == 0:
+        return torch.empty((0, weight.shape[-2]), dtype=dtype, device=given.device)
     if isinstance(x, RoundedTokens):
         return (_scaled if kernel is LinearKernel.SCALED_MM else _whole)(x, weight, bias, dtype)
-    if len(x) == 0:
-        return torch.empty((0, weight.shape[-2]), dtype=dtype, device=x.device)
     if kernel is LinearKernel.SCALED_MM:
         return _scaled(RoundedTokens(*round_tokens(x, torch.float8_e4m3fn), x.dtype), weight, bias, dtype)
     if kernel is LinearKernel.INT_MM:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pagebus.kernels.common.triton import tl, triton
+from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 
 BLOCK = 2048  # values whose largest is kept; a chosen one's successor is found among them
 
@@ -132,7 +132,7 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> 
     assert 0 <= num_top <= vocab
     result = torch.empty((num_rows, 2 + 2 * num_top), dtype=torch.int32, device=logits.device)
     if num_rows:
-        chunks = triton.next_power_of_2(-(-vocab // BLOCK))
+        chunks = next_power_of_2(-(-vocab // BLOCK))
         _logprobs_kernel[(num_rows,)](
             logits, tokens, result, num_top, logits.stride(0), result.stride(0),
             VOCAB=vocab, CHUNKS=chunks, BLOCK=BLOCK, num_warps=8,

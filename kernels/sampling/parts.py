@@ -232,7 +232,7 @@ def part_best(
 def rank_best(told: torch.Tensor) -> torch.Tensor:
     """As `rank_best_reference`, of ``told`` [N, R, 2] whose rows are contiguous."""
     num_ranks, num_rows, _ = told.shape
-    assert told.stride(2) == 1
+    assert told.stride()[1:] == (2, 1)
     out = torch.empty(num_rows, dtype=torch.int32, device=told.device)
     if num_rows:
         _rank_best_kernel[(-(-num_rows // 128),)](

@@ -16,6 +16,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import constant, next_power_of_2, tl, triton
 from pagebus.kernels.sampling.draw import CHUNK, best_within, chunked, draw_chunk
 from pagebus.kernels.sampling.limits import sampling_cuts
+from pagebus.kernels.sampling.logprobs import without_nan
 from pagebus.kernels.sampling.noise import exponential, row_keys, row_keys_reference, token_hash
 
 GREEDY_BELOW = 1e-5  # temperatures below it mean greedy
@@ -49,6 +50,15 @@ def thresholds_reference(
     return torch.maximum(cut, top_p_cut)
 
 
+def largest_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits [R, V], in which NaN is -inf, and the id [R] of the largest of each row."""
+    largest = logits.argmax(1)
+    if bool(logits.gather(1, largest.unsqueeze(1)).isnan().any()):  # of a row with a NaN it is that
+        logits = without_nan(logits)
+        largest = logits.argmax(1)
+    return logits, largest
+
+
 def sample_reference(
     logits: torch.Tensor,
     slots: torch.Tensor,
@@ -69,9 +79,9 @@ def sample_reference(
     logits / temperature over the tokens kept by min_p (> 0), then top_k (> 0), then top_p (< 1); each keeps all tokens
     whose logit is at least the smallest it needs, so ties stay together. The noise is a function of seed and index, see
     `_draw_reference`. A row with such limits needs any_truncation, a row with a temperature any_random: without the
-    flag they are ignored.
+    flag they are ignored. NaN counts as -inf.
     """
-    chosen = logits.argmax(1)
+    logits, chosen = largest_reference(logits)
     if not any_random:
         return chosen.to(torch.int32)
     rows = (temperature[slots] >= GREEDY_BELOW).nonzero().squeeze(1)

@@ -43,26 +43,23 @@ from pagebus.kernels.layers.embedding import embedding
 from pagebus.kernels.layers.logits import cap_logits
 from pagebus.kernels.layers.norm import NextNorm, add_rms_norm, rms_norm
 from pagebus.kernels.layers.rotary_kv_write import MANY_TOKENS, rotary_kv_write
+from pagebus.kernels.linear.activation import silu_mul
 from pagebus.kernels.linear.dispatch import invariant_config
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.linear import gated_linear, linear, partial_linear, residual_linear
 from pagebus.kernels.linear.shapes import Config
 from pagebus.kernels.linear.skinny_gemm import TileConfig
-from pagebus.kernels.sampling.bad_words import apply_bad_words
-from pagebus.kernels.sampling.logprobs import token_logprobs
-from pagebus.kernels.sampling.parts import Part, Wanted, chunk_scores, part_best, rank_best
-from pagebus.kernels.sampling.sampling import sample
-from pagebus.kernels.sampling.token_masks import apply_token_masks
 from pagebus.kernels.specialized.hopper_gemm import SpecializedConfig
 from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 from tests.grids import chosen
 from tests.kernels.assembler import keep_reports
 from tests.kernels.attention.launches import attentions, meta, meta_cache
-from tests.kernels.batch.launches import drafts_and_parts
+from tests.kernels.batch.launches import drafts_and_parts, inputs
 from tests.kernels.exchange.launches import exchanges
 from tests.kernels.latent.launches import latents
 from tests.kernels.lora.launches import adapters
 from tests.kernels.moe.launches import mixtures
+from tests.kernels.sampling.launches import samplings
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64",
@@ -223,23 +220,6 @@ def launch_write(q_heads: int, kv_heads: int, head_dim: int, cache_dtype: torch.
         )  # fmt: skip
 
 
-def launch_sampling(rows: int, vocab: int) -> None:
-    global case
-    for dtype, truncation in ((torch.bfloat16, False), (torch.float32, False), (torch.float32, True)):
-        case = f"sample {rows}x{vocab} {dtype.itemsize} bytes truncation {truncation}"
-        ints, floats = meta(rows), meta(rows, dtype=torch.float32)
-        sample(
-            meta(rows, vocab, dtype=dtype), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
-            any_random=True, any_truncation=truncation,
-        )  # fmt: skip
-    case, part = f"sample {rows}x{vocab} as rank 1 of 2", Part(1, 2, vocab)
-    logits, told = meta(rows, len(part.own), dtype=torch.float32), meta(2, rows, part.most_chunks, dtype=torch.float32)
-    wanted = Wanted(ints, ints, floats, meta(rows, dtype=torch.int64))
-    chunk_scores(logits, part, wanted, any_random=True)
-    best = part_best(logits, told, part, wanted, any_random=True)
-    rank_best(meta(2, *best.shape, dtype=best.dtype))  # torch.stack, without memory, imports its compiler: two seconds
-
-
 def launch_linear(
     call: Callable[..., object], tokens: int, config: Config, dtype: torch.dtype = torch.bfloat16, rows: int = 28672
 ) -> None:
@@ -312,12 +292,6 @@ def launch_all() -> None:
     gather_tokens(*pages, meta(1), 2048, copies[0], copies[1], meta(64, 512), scales)
     heads, sums = meta(8192, 32, 128, dtype=bf16), meta(32, 8192, dtype=fp32).t()
     merge_attention(heads, sums, heads, sums)
-    launch_sampling(256, 128256)
-    case = "scores"
-    logits, rows, table = meta(256, 128256, dtype=fp32), meta(256), meta(257, 512)
-    token_logprobs(logits, rows, 20)
-    apply_token_masks(logits, rows, meta(257, 4008))
-    apply_bad_words(logits, meta(257, 8192), rows, rows, rows, table, table)
     launch_linear(linear, 1, VectorConfig(8, 512, 4))
     launch_linear(gated_linear, 1, VectorConfig(4, 1024, 4, 2))
     launch_linear(linear, 8, TileConfig(48, 16, 256, 3, 4))
@@ -343,9 +317,12 @@ def launch_all() -> None:
     launch_linear(partial_linear, 256, SpecializedConfig(256, 4))
     for tokens, dtype in ((1, bf16), (3000, bf16), (3000, fp32)):
         launch_linear(linear, tokens, invariant_config(tokens, dtype), dtype)
-    for name, launch in (*attentions(), *mixtures(), *latents(), *drafts_and_parts(), *adapters(), *exchanges()):
+    rooms = attentions, mixtures, latents, inputs, drafts_and_parts, samplings, adapters, exchanges
+    for name, launch in (each for room in rooms for each in room()):
         case = name
         launch()
+    case = "activation"
+    silu_mul(meta(256, 28672, dtype=bf16))
     case = "embedding"
     embedding(meta(256), meta(128256, 4096, dtype=bf16))
     embedding(meta(256), meta(128256, 4096, dtype=bf16), 55.5)

@@ -19,7 +19,7 @@ from pagebus.actors.model.shards.shard import Shard, share
 from pagebus.kernels.sampling.candidates import Limits, cuts_of, joined, own_candidates
 from pagebus.kernels.sampling.draw import Keys, best_within, chunked, chunks_of, draw_chunk, joined_sums
 from pagebus.kernels.sampling.noise import row_keys_reference
-from pagebus.kernels.sampling.sampling import GREEDY_BELOW, thresholds_reference
+from pagebus.kernels.sampling.sampling import GREEDY_BELOW, largest_reference, thresholds_reference
 
 CANDIDATES = 256
 """The largest logits that each rank tells of a row with limits: 1 KiB."""
@@ -61,8 +61,8 @@ class RankSampling:
         any_truncation: bool,
     ) -> torch.Tensor:  # fmt: skip
         """Tokens [R] int32 from this rank's logits [R, W]; all else as in `sample_reference`."""
-        places = logits.argmax(1, keepdim=True)
-        scores, ids = logits.gather(1, places).squeeze(1).float(), places.squeeze(1) + self._own.start
+        logits, largest = largest_reference(logits)
+        scores, ids = logits.gather(1, largest.unsqueeze(1)).squeeze(1).float(), largest + self._own.start
         rows = (temperature[slots] >= GREEDY_BELOW).nonzero().squeeze(1) if any_random else slots[:0]
         if len(rows):
             mine = slots[rows]

@@ -131,6 +131,6 @@ def _products(x: torch.Tensor, experts: torch.Tensor, layer: Experts) -> tuple[i
             return config.gate_up.tokens, gate_up, down
         layer = dequantized_layer(layer, x.dtype)
     assert isinstance(layer, ExpertWeights)
-    chosen = choose_invariant(*brought_here(len(x), shape_of(layer, top_k), layer.among), x.dtype, target)
+    chosen = choose_invariant(*brought_here(len(x), shape_of(layer, top_k), layer.among), x.dtype)
     gate_up, down = grouped_pairs(layer, top_k, chosen)
     return chosen.tokens, gate_up, down

@@ -31,9 +31,9 @@ def by_rule(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | 
     return _sorted(item_size(-(-pairs // shape.experts)), shape, dtype, target)
 
 
-def choose_invariant(num_tokens: int, shape: Shape, dtype: torch.dtype, target: Target | None) -> Grouped:
-    """The same with which a token's result does not depend on others: each sum is one chain along K, whatever the width
-    of its tile; tiles of 64 rows and more take the same matrix instructions."""
+def choose_invariant(num_tokens: int, shape: Shape, dtype: torch.dtype) -> Grouped:
+    """Launch shapes with which a token's result does not depend on others: each sum is one chain along K, whatever the
+    width of its tile; tiles of 64 rows and more take the same matrix instructions."""
     tokens = item_size(-(-num_tokens * shape.top_k // shape.experts))
     if dtype.itemsize > 2:
         both = GroupConfig(64, 32, 2, 8)

@@ -84,7 +84,7 @@ def line(name: str, bench: Bench, chosen: Config, *, parts: bool) -> None:
     """One number of tokens with the launch shape that is chosen."""
     model, tokens = bench.model, bench.tokens
     floor, took, routed = model.floor(tokens, bench.hit), bench.experts(chosen), bench.routing()
-    invariant = bench.experts(choose_invariant(tokens, model.shape, torch.bfloat16, target_of(torch.device(CUDA, 0))))
+    invariant = bench.experts(choose_invariant(tokens, model.shape, torch.bfloat16))
     speed = model.operations(tokens) / took / 1e6
     print(
         f"{name:18} {tokens:>6} {bench.hit:6.1f} {floor:8.1f} {took:8.1f} {floor / took:6.0%} {speed:8.0f} "

@@ -1,4 +1,4 @@
-"""Launches of the kernels of drafts and of pooled parts, for those who compile them without a GPU."""
+"""Launches of the kernels of batches, of drafts and of pooled parts, for those who compile them without a GPU."""
 
 from __future__ import annotations
 
@@ -9,8 +9,26 @@ import torch
 from pagebus.kernels.batch.draft_lookup import look_up_drafts
 from pagebus.kernels.batch.drafts import accept_drafts, resolve_starts
 from pagebus.kernels.batch.guesses import begin_chain, keep_features, part_guesses, store_guesses
+from pagebus.kernels.batch.inputs import prepare_inputs, store_sampled
+from pagebus.kernels.batch.scatter_words import scatter_words
 from pagebus.kernels.layers.parts import sum_parts
 from tests.kernels.attention.launches import meta
+
+
+def inputs() -> Iterator[tuple[str, Callable[[], None]]]:
+    """What a step begins and ends with, by name."""
+    yield "inputs", launch_inputs
+
+
+def launch_inputs() -> None:
+    """Of 256 rows with 2048 tokens, of which 256 are sampled, and a step's changes."""
+    tokens, rows, words = meta(257, 8192), meta(256), meta(1000)
+    prepare_inputs(
+        tokens, meta(2, 257, 512), rows, rows, meta(257), 16, input_ids=meta(2048), positions=meta(2048),
+        slot_mapping=meta(2, 2048, dtype=torch.int64), context_lens=rows,
+    )  # fmt: skip
+    store_sampled(tokens, rows, rows, rows)
+    scatter_words(meta(1 << 20), words, words)
 
 
 def drafts_and_parts() -> Iterator[tuple[str, Callable[[], None]]]:

@@ -12,7 +12,7 @@ from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.choice import choose
 from pagebus.kernels.moe.experts import moe_experts
 from pagebus.kernels.moe.launch.rule import choose_invariant
-from pagebus.kernels.moe.launch.shapes import Shape
+from pagebus.kernels.moe.launch.shapes import Config, Shape
 from pagebus.kernels.moe.routing import Routing, Score, route
 from pagebus.kernels.moe.shared import add_shared
 from pagebus.kernels.moe.weights import ExpertWeights
@@ -53,7 +53,10 @@ def _experts(shape: Shape, gate: Gate, tokens: int, *, biased: bool = False, inv
     experts, top_k, hidden, width = shape
     biases = (_meta(experts, 2 * width), _meta(experts, hidden)) if biased else (None, None)
     layer = ExpertWeights(_meta(experts, 2 * width, hidden), _meta(experts, hidden, width), *biases, gate)
-    config = (choose_invariant if invariant else choose)(tokens, shape, torch.bfloat16, target_of(layer.down.device))
+    if invariant:
+        config: Config = choose_invariant(tokens, shape, torch.bfloat16)
+    else:
+        config = choose(tokens, shape, torch.bfloat16, target_of(layer.down.device))
     weights, chosen = _meta(tokens, top_k, dtype=torch.float32), _meta(tokens, top_k, dtype=torch.int32)
     moe_experts(_meta(tokens, hidden), weights, chosen, layer, config)
 

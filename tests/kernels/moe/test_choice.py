@@ -30,7 +30,8 @@ def test_stages_fit_shared_memory(
 ) -> None:
     """Of both products. Hopper and later hold every stage; before, what is multiplied next is in registers."""
     target = Target(capability, 100)
-    config = (choose_invariant if invariant else choose)(num_tokens, shape, dtype, target)
+    given_ = num_tokens, shape, dtype
+    config = choose_invariant(*given_) if invariant else choose(*given_, target)
     if not isinstance(config, Grouped):
         return
     for halves, each in ((2, config.gate_up), (1, config.down)):

@@ -18,6 +18,7 @@ from pagebus.kernels.moe.experts import (
     shape_of,
 )
 from pagebus.kernels.moe.grouped import combine, combine_reference
+from pagebus.kernels.moe.hopper_experts import gather_pairs
 from pagebus.kernels.moe.launch.rule import choose_invariant
 from pagebus.kernels.moe.launch.shapes import (
     Config,
@@ -168,7 +169,7 @@ def test_counts_launch_all_that_fewer_launch() -> None:
 def launched(tokens: int, shape: Shape, among: int = 0) -> tuple[object, ...]:
     """All that decides about kernels. ``among`` as in `brought_here`."""
     chosen, pairs = choose(*brought_here(tokens, shape, among), torch.bfloat16, H200), tokens * shape.top_k
-    invariant = choose_invariant(*brought_here(tokens, shape, among), torch.bfloat16, H200)
+    invariant = choose_invariant(*brought_here(tokens, shape, among), torch.bfloat16)
     sorted_by = min(MOST_PAIRS, max(FEW_PAIRS, next_power_of_2(pairs))), pairs > MOST_PAIRS
     return chosen, invariant, tokens > WIDE_GRID, sorted_by
 
@@ -233,7 +234,7 @@ def test_invariant(device: torch.device) -> None:
     widths = set()
     for count in (1, 4, 5, 33):
         assert torch.equal(moe_experts_invariant(*(each[:count] for each in tokens), layer), whole[:count])
-        widths.add(choose_invariant(count, shape_of(layer, 2), torch.float16, None).tokens)
+        widths.add(choose_invariant(count, shape_of(layer, 2), torch.float16).tokens)
     assert len(widths) > 1
 
 
@@ -258,6 +259,18 @@ def same(given: SortedPairs, wanted: SortedPairs) -> None:
     assert torch.equal(given.items[:count, :3], wanted.items[:count, :3])
     assert torch.equal(given.order[:pairs], wanted.order[:pairs])
     assert torch.equal(given.counts, wanted.counts)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 48), (21, 1100), (70, 8)])
+def test_tokens_are_copied_into_the_order_of_their_pairs(count: int, size: int, device: torch.device) -> None:
+    """Of rows that are apart, wider than a program or not; what stands behind the last pair is never followed."""
+    x = torch.randn(count, size + 8, device=device)[:, :size]
+    order = torch.randperm(3 * count, device=device).int()
+    known = 3 * count - 2
+    order[known:] = torch.tensor([2**31 - 1, -(2**31)], device=device).int()
+    gathered = gather_pairs(x, order, 3)
+    assert gathered.shape == (3 * count, size)
+    assert torch.equal(gathered[:known], x[order[:known].long() // 3])
 
 
 def test_most_items() -> None:

@@ -14,6 +14,7 @@ from pagebus.kernels.coded.rounding import (
     RoundedTokens,
     round_tokens,
     round_tokens_reference,
+    rounded_like,
     scale_sums,
     scale_sums_reference,
 )
@@ -22,7 +23,7 @@ from pagebus.kernels.layers.norm import add_rms_norm
 from pagebus.kernels.linear.activation import activation_mul, rounded_activation_mul
 from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.quantized.library import library_product, pieces
-from pagebus.kernels.quantized.products import linear, partial_linear, rounding_of
+from pagebus.kernels.quantized.products import gated_linear, linear, partial_linear, rounding_of
 from tests.helpers.quantized.random_layouts import LAYOUTS, OTHERS, w8_rows
 
 
@@ -120,6 +121,19 @@ def test_rounded_tokens_are_multiplied_as_they_are(device: torch.device) -> None
     product = partial_linear(tokens, layout)
     assert isinstance(product, torch.Tensor)
     assert torch.allclose(product.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_no_tokens_that_are_rounded(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty pass is no error: a chunk of a prompt samples nothing, and the last layer goes on with no token."""
+    monkeypatch.setattr(products, "target_of", lambda _: Target(90, 132))
+    layout = replace(w8_rows(48, 64, dtype, torch.device("cpu")), rounded=True)
+    none = torch.empty(0, 64, dtype=torch.bfloat16)
+    for form, product in (("plain", linear), ("gated", gated_linear), ("partial", partial_linear)):
+        assert rounding_of(none, layout, form) == dtype
+        result = product(rounded_like(none, dtype), layout)
+        assert isinstance(result, torch.Tensor)
+        assert (result.shape, result.dtype) == ((0, 24 if form == "gated" else 48), torch.bfloat16)
 
 
 def test_where_tokens_are_rounded_before(monkeypatch: pytest.MonkeyPatch) -> None:

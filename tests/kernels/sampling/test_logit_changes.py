@@ -1,4 +1,4 @@
-"""Logit rules and penalties."""
+"""Logit rules and penalties; and that each change of logits takes a range of the vocabulary as it takes all of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pagebus.kernels.sampling.bad_words import apply_bad_words, apply_bad_words_reference
 from pagebus.kernels.sampling.logit_bias import apply_logit_rules, apply_logit_rules_reference
 from pagebus.kernels.sampling.penalties import apply_penalties, apply_penalties_reference
+from pagebus.kernels.sampling.token_masks import apply_token_masks, apply_token_masks_reference
 
 
 @pytest.mark.parametrize("apply", [apply_logit_rules, apply_logit_rules_reference])
@@ -65,3 +67,54 @@ def test_penalties(apply: Callable[..., None], device: torch.device) -> None:
     apply(result, *(x.to(device) for x in (tokens, slots, prompt_lens, lens, repetition, presence, frequency)))
     torch.testing.assert_close(result.cpu(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(result.cpu()[3], logits[3])
+
+
+ROWS, SLOTS, VOCAB = 3, 4, 1100
+Arguments = tuple[torch.Tensor, ...]
+
+
+def some_rules() -> Arguments:
+    ids, until = torch.randint(-1, VOCAB, (SLOTS, 300)).int(), torch.full((SLOTS, 300), 9).int()
+    return torch.tensor([3, 0, 2]).int(), torch.tensor([2, 0, 5]).int(), ids, torch.randn(SLOTS, 300), until
+
+
+def some_penalties() -> Arguments:
+    tokens, ends = torch.randint(VOCAB, (SLOTS, 40)).int(), torch.tensor([20, 0, 35]).int()
+    return tokens, torch.tensor([3, 0, 2]).int(), ends, ends + 5, *(torch.rand(3, ROWS) + 0.5)
+
+
+def some_masks() -> Arguments:
+    return torch.tensor([2, -1, 4]).int(), torch.randint(-(2**31), 2**31, (5, -(-VOCAB // 32))).int()
+
+
+def some_words() -> Arguments:
+    """One of two tokens, whose first has just been written, and many of one."""
+    tokens, words, lens = (torch.randint(VOCAB, (SLOTS, count)).int() for count in (40, 50, 50))
+    slots, ends = torch.tensor([3, 0, 2]).int(), torch.tensor([20, 20, 20]).int()
+    lens.fill_(1)
+    lens[:, 0], lens[:, 1], words[3, 0] = 0, 2, tokens[3, 21]
+    return tokens, slots, ends, torch.tensor([2, 0, 5]).int(), words, lens
+
+
+@pytest.mark.parametrize(
+    ("applies", "make"),
+    [
+        ((apply_logit_rules, apply_logit_rules_reference), some_rules),
+        ((apply_penalties, apply_penalties_reference), some_penalties),
+        ((apply_token_masks, apply_token_masks_reference), some_masks),
+        ((apply_bad_words, apply_bad_words_reference), some_words),
+    ],
+)
+def test_ranges_change_as_the_whole_does(
+    applies: tuple[Callable[..., None], ...], make: Callable[[], Arguments], device: torch.device
+) -> None:
+    """Of ranges that begin anywhere, also within a word of a mask: logits of other tokens are others' to change."""
+    given, logits = [each.to(device) for each in make()], torch.randn(ROWS, VOCAB, device=device)
+    for apply in applies:
+        whole = logits.clone()
+        apply(whole, *given)
+        assert (whole != logits).any(1).sum() >= 2
+        for start, end in ((0, 37), (37, 700), (700, VOCAB)):
+            part = logits[:, start:end].clone()
+            apply(part, *given, first=start)
+            torch.testing.assert_close(part, whole[:, start:end], rtol=0, atol=1e-6)

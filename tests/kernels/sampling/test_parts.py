@@ -19,16 +19,17 @@ KERNELS = parts.chunk_scores, parts.part_best, parts.rank_best
 
 
 def sampled(
-    logits: torch.Tensor, wanted: Wanted, world: int, ways: tuple[Callable[..., torch.Tensor], ...], any_random: bool
-) -> torch.Tensor:
+    logits: torch.Tensor, wanted: Wanted, world: int, ways: tuple[Callable[..., torch.Tensor], ...], any_random: bool,
+    cuts: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """The tokens that ``world`` ranks agree upon."""
     scores, best, winner = ways
     found = [Part(rank, world, logits.shape[1]) for rank in range(world)]
     own = [logits[:, part.own.start : part.own.stop].contiguous() for part in found]
     told = torch.stack(
-        [scores(each, part, wanted, any_random=any_random) for each, part in zip(own, found, strict=True)]
+        [scores(each, part, wanted, any_random=any_random, cuts=cuts) for each, part in zip(own, found, strict=True)]
     )
-    each = [best(x, told, part, wanted, any_random=any_random) for x, part in zip(own, found, strict=True)]
+    each = [best(x, told, part, wanted, any_random=any_random, cuts=cuts) for x, part in zip(own, found, strict=True)]
     return winner(torch.stack(each))
 
 
@@ -52,3 +53,18 @@ def test_ranks_give_the_tokens_of_the_whole(
         )
         wanted = Wanted(slots, indexes, heat, seeds)
         assert sampled(logits, wanted, world, ways, any_random).tolist() == expected.tolist()
+
+
+def test_ranks_leave_out_what_is_cut(device: torch.device) -> None:
+    """Of random rows alone, though a chunk or a rank has nothing left; what is as large as the cut stays."""
+    vocab, kept = 2500, torch.tensor([1, 1, 2, 7, 300, 2499], device=device)
+    logits = torch.randn(ROWS, vocab, device=device) * 3
+    heat = torch.tensor([0.0, 0.3, 1.0, 1.5, 0.7, 1.0], device=device)
+    slots, seeds = torch.arange(ROWS, dtype=torch.int32, device=device), torch.arange(ROWS, device=device) * 977
+    cuts = logits.sort(dim=1, descending=True).values.gather(1, kept.unsqueeze(1) - 1).squeeze(1)
+    cuts[0] = torch.inf  # which a greedy row does not read
+    wanted, none = Wanted(slots, slots, heat, seeds), torch.zeros(ROWS, device=device)
+    given = slots, heat, kept.int(), none + 1, none, seeds, slots
+    expected = sample_reference(logits, *given, any_random=True, any_truncation=True)
+    for ways in (REFERENCE, KERNELS):
+        assert sampled(logits, wanted, 3, ways, any_random=True, cuts=cuts).tolist() == expected.tolist()

@@ -181,6 +181,23 @@ def test_greedy_takes_the_lowest_of_equals(run: object, device: torch.device) ->
     assert 0 <= result[2] < 5000
 
 
+def test_what_is_no_number_is_never_drawn(device: torch.device) -> None:
+    """As if it were banned, in rows of every kind; a row without any number still gives a token of the range. The
+    interpreter's maximum of a NaN and a number is NaN, so there the kernel is left out."""
+    logits = torch.randn(len(LIMITS) + 1, 1500, device=device)
+    logits[:, 3::2] = torch.nan
+    banned = logits.nan_to_num(nan=-math.inf)
+    logits[-1] = torch.nan
+    words = parameters([*LIMITS, (1.0, 0, 1.0, 0.0)], device)
+    for flags in ((False, False), (True, False), (True, True)):
+        given = {**words, "any_random": flags[0], "any_truncation": flags[1]}
+        expected = sample_reference(banned, **given).tolist()
+        for run in (sample_reference, sample) if device.type == "cuda" else (sample_reference,):
+            result = run(logits, **given).tolist()
+            assert result[:-1] == expected[:-1]
+            assert 0 <= result[-1] < 1500
+
+
 @pytest.mark.parametrize("run", [sample, sample_reference])
 def test_rows_do_not_depend_on_each_other(run: object, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's token is the same alone and in any batch, from whichever slot it takes what it wants."""

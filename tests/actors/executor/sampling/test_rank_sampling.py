@@ -57,6 +57,19 @@ def rows_of(seed: int, vocab: int, *, ties: bool) -> tuple[torch.Tensor, dict[st
     return logits, wanted
 
 
+def test_what_is_no_number_counts_as_banned_for_all_ranks() -> None:
+    """A NaN on one rank does not win over what the others have."""
+    logits, wanted = rows_of(4, 129, ties=False)
+    expected = WHOLE.sample(logits.index_fill(1, torch.arange(3, 129, 2), -torch.inf), **wanted)
+    logits[:, 3::2] = torch.nan
+
+    def sample(comm: ThreadComm) -> torch.Tensor:
+        ops, own = part_ops(comm, 129)
+        return ops.sample(logits[:, own.start : own.stop].contiguous(), **wanted)
+
+    assert all(tokens.tolist() == expected.tolist() for tokens in together(3, sample))
+
+
 @pytest.mark.parametrize("count", [4, 256])
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([7, 129, 2500]), st.integers(2, 4), st.booleans())

@@ -150,10 +150,11 @@ def _rotary_kv_write_kernel(
     PDL: tl.constexpr,
 ):
     # A program has some heads of one token: of its queries, of its keys or of its values.
-    part = tl.program_id(0)
-    token = tl.program_id(1).to(tl.int64)
     Q_PARTS: tl.constexpr = (Q_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     KV_PARTS: tl.constexpr = (KV_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
+    PARTS: tl.constexpr = Q_PARTS + 2 * KV_PARTS
+    part = tl.program_id(0) % PARTS
+    token = (tl.program_id(0) // PARTS).to(tl.int64)
     is_query, is_value = part < Q_PARTS, part >= Q_PARTS + KV_PARTS
     first_head = tl.where(is_query, 0, tl.where(is_value, Q_HEADS + KV_HEADS, Q_HEADS))
     part -= tl.where(is_query, 0, tl.where(is_value, Q_PARTS + KV_PARTS, Q_PARTS))
@@ -318,7 +319,7 @@ def rotary_kv_write(
         return q
     block_heads = min(8, next_power_of_2(max(q_heads, kv_heads)))
     parts = -(-q_heads // block_heads) + 2 * -(-kv_heads // block_heads)
-    _rotary_kv_write_kernel[(parts, num_tokens)](*arguments, BLOCK_HEADS=block_heads, **common, num_warps=2)
+    _rotary_kv_write_kernel[(num_tokens * parts,)](*arguments, BLOCK_HEADS=block_heads, **common, num_warps=2)
     return q
 
 

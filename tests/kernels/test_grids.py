@@ -16,6 +16,7 @@ from pagebus.kernels.latent.head_product import head_product
 from pagebus.kernels.latent.prefill import latent_prefills
 from pagebus.kernels.latent.shape import LatentShape
 from pagebus.kernels.latent.write import latent_write
+from pagebus.kernels.layers.rotary_kv_write import rotary_kv_write_invariant
 from pagebus.kernels.lora.embedding import add_to_embedding
 from pagebus.kernels.moe.activation import Gate
 from pagebus.kernels.moe.adapted.gates import gate_rows
@@ -40,6 +41,15 @@ def write_latents() -> None:
     latent_write(
         product[:, :3072].view(TOKENS, 16, 192), product[:, 3072:], meta(TOKENS), meta(4096, 64, dtype=FP32),
         meta(1024, 16, 576, dtype=BF16), meta(TOKENS, dtype=torch.int64), norm=meta(512, dtype=BF16), eps=1e-6,
+    )  # fmt: skip
+
+
+def write_heads() -> None:
+    """With ``--deterministic``, where programs have the same heads for any number of tokens."""
+    cache = meta(1024, 16, 8, 128, dtype=BF16)
+    rotary_kv_write_invariant(
+        meta(TOKENS, 48, 128, dtype=BF16), meta(TOKENS), meta(4096, 128, dtype=FP32), cache, cache,
+        meta(TOKENS, dtype=torch.int64),
     )  # fmt: skip
 
 
@@ -84,7 +94,7 @@ def adapt_embeddings() -> None:
 
 @pytest.mark.parametrize(
     "launch",
-    [write_latents, attend_latents, multiply_heads, sort_and_combine, share_and_route, round_and_scale,
+    [write_heads, write_latents, attend_latents, multiply_heads, sort_and_combine, share_and_route, round_and_scale,
      adapt_embeddings],
 )  # fmt: skip
 def test_grids_have_room_for_the_largest_step(launch: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:

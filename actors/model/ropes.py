@@ -88,8 +88,8 @@ def _scaling(kind: RopeKind, said: Fields, fields: Fields, dims: int) -> Mapping
 
 def _llama3(said: Fields, original: int) -> dict[str, Any]:
     low, high = said.number("low_freq_factor"), said.number("high_freq_factor")
-    if low >= high:
-        raise ModelError(f"config.json: rope low_freq_factor {low} is not below high_freq_factor {high}")
+    if low > high:
+        raise ModelError(f"config.json: rope low_freq_factor {low} is above high_freq_factor {high}")
     return {"factor": said.number("factor"), "original": original, "low": low, "high": high}
 
 

@@ -172,7 +172,7 @@ def test_generation_config_decides_ends_and_defaults() -> None:
         ({"rope_parameters": {"rope_type": "dynamic"}}, "config.json has no factor"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope short_factor must list 8 numbers above 0"),
         ({"rope_scaling": {"type": "linear"}}, "config.json has no factor"),
-        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 5.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),

@@ -94,10 +94,13 @@ def _llama3(said: Fields, original: int) -> dict[str, Any]:
 
 
 def _yarn(said: Fields, factor: float, original: int) -> dict[str, Any]:
+    """``attn_factor`` multiplies the growth that is calculated. vLLM knows it, and DeepSeek-R1-0528-Qwen3-8B has it so
+    that nothing grows; transformers passes over it."""
     attention = said.get("attention_factor")
     if attention is None:
         one, all_dims = said.get("mscale"), said.get("mscale_all_dim")
         attention = _growth(factor, one) / _growth(factor, all_dims) if one and all_dims else _growth(factor, 1.0)
+        attention *= said.number("attn_factor", 1.0)
     return {
         "factor": factor, "original": original, "attention_factor": float(attention),
         "low": said.number("beta_slow", BETA_SLOW), "high": said.number("beta_fast", BETA_FAST),

@@ -160,6 +160,18 @@ def test_generation_config_decides_ends_and_defaults() -> None:
     assert parse(eos_token_id=None).eos_token_ids == ()
 
 
+def test_yarn_may_say_by_how_much_its_growth_is_multiplied() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B, in which that undoes the growth; a whole factor counts before it."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    undone = {**rope, "attn_factor": 0.8782488562869419}
+    found = [
+        parse(rope_scaling=each).spec.rope[0].attention_factor
+        for each in (rope, undone, {**undone, "attention_factor": 1.5})
+    ]
+
+    assert found == pytest.approx([1 / 0.8782488562869419, 1.0, 1.5])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

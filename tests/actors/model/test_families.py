@@ -105,6 +105,15 @@ def test_mistral3_is_mistral_or_ministral() -> None:
     assert (scale.beta, scale.original) == (0.1, 256)
 
 
+def test_nulls_of_a_text_model_leave_a_field_to_the_outer_object() -> None:
+    """As files do that transformers 4 has written anew."""
+    text = {**BASE, "model_type": "mistral", "torch_dtype": None, "eos_token_id": None}
+    raw = {"architectures": ["Mistral3ForConditionalGeneration"], "torch_dtype": "bfloat16", "eos_token_id": 2}
+    config = parse_config({**raw, "text_config": text}, {})
+
+    assert (config.dtype, config.eos_token_ids) == ("bfloat16", (2,))
+
+
 def test_positions_by_kind_of_rope() -> None:
     """Dynamic scaling is taken only if more positions are asked for; yarn's positions are those it stretches to."""
     dynamic = parse("LlamaForCausalLM", rope_scaling={"type": "dynamic", "factor": 2.0})

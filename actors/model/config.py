@@ -27,7 +27,7 @@ from pagebus.actors.model.gguf.files import choose, file_of, is_gguf, read_file,
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
 from pagebus.actors.model.pooling.modules import Modules, read_modules
 from pagebus.actors.model.pooling.pooler import Pooler
-from pagebus.actors.model.quantization.parsing import parse_quantization
+from pagebus.actors.model.quantization.parsing import parse_quantization, quantization_fields
 from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.model.shards.stage import Stage, stage_groups
@@ -343,7 +343,7 @@ def parse_config(
         dtype=_dtype(fields.raw),
         eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab, family.end_tokens),
         default_sampling=_default_sampling(generation),
-        quantization=parse_quantization(fields.get("quantization_config"), quantization or {}),
+        quantization=parse_quantization(quantization_fields(fields), quantization or {}),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
         pooler=pooler,
         reasoning_parser=family.reasoning,

@@ -8,6 +8,7 @@ import torch
 
 from pagebus.actors.executor.loading.formats.eight_bits import STATIC
 from pagebus.actors.executor.loading.formats.reading import (
+    BIAS,
     FLOATS,
     Codes,
     Expected,
@@ -37,16 +38,20 @@ def centred(codes: torch.Tensor, zero: torch.Tensor | None, bits: int) -> tuple[
 
 
 def _gptq(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    """AutoGPTQ gave every module a bias, of zeros where the model has none (Qwen2.5-7B-Instruct-GPTQ-Int4)."""
     groups, bits = groups_of(scheme, columns), scheme.bits
     return {
         "qweight": Expected(INTEGERS, ((-(-columns * bits // 32), rows),)),
         "qzeros": Expected(INTEGERS, ((groups, -(-rows * bits // 32)),), needed=scheme.zeros),
         "scales": Expected(FLOATS, ((groups, rows),)),
         "g_idx": Expected(INTEGERS, ((columns,),), needed=scheme.ordered),
+        BIAS: Expected(FLOATS, ((rows,),), needed=False),
     }
 
 
 def _read_gptq(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    if BIAS in tensors and bool(tensors[BIAS].any()):
+        raise FormatError("has a bias that is not 0, and config.json asks for none")
     codes = unpack_bits(tensors["qweight"].t(), scheme.bits, columns)
     zero = _gptq_zeros(tensors.get("qzeros"), scheme, rows)
     values, zero = centred(codes, None if zero is None else zero.t(), scheme.bits)

@@ -13,6 +13,8 @@ Shape = tuple[int, ...]
 FLOATS = ("F32", "BF16", "F16")
 E4M3 = ("F8_E4M3",)
 E8M0 = ("U8", "F8_E8M0")
+BIAS = "bias"
+"""Of a module for which the model has a bias it is the model's, and no reader sees it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,23 @@ def test_act_order_that_is_not_announced_is_refused(tmp_path: Path) -> None:
         load(quantized)
 
 
+def test_gptq_biases_of_zeros_are_no_others_than_none(tmp_path: Path) -> None:
+    """AutoGPTQ wrote them for every product (Qwen2-7B-Instruct-GPTQ-Int8, TheBloke's); Qwen 2 has its own of some."""
+    model = make_model(tmp_path / "model", "qwen2", seed=1, **WIDE)
+    quantized, dense = quantize(model, tmp_path, gptq(4, 32, sym=True))
+    down = "model.layers.0.mlp.down_proj.bias"
+    change(quantized, lambda tensors: tensors.update({down: torch.zeros(64)}))
+    attention = load(quantized).layers[0].attention
+    stored = tensors_of(dense)
+    assert attention.qkv.bias is not None
+    assert torch.equal(
+        attention.qkv.bias, torch.cat([stored[f"model.layers.0.self_attn.{p}_proj.bias"] for p in "qkv"])
+    )
+    change(quantized, lambda tensors: tensors.update({down: torch.ones(64)}))
+    with pytest.raises(ModelError, match=r"down_proj has a bias that is not 0, and config\.json asks for none \(gptq"):
+        load(quantized)
+
+
 def test_exponents_of_two_are_exact_at_both_ends() -> None:
     """E8M0 0 is 2 ** -127, 254 is 2 ** 127; both times 0.5 ... 6 of every code, bit for bit."""
     packed = torch.arange(256, dtype=torch.uint8).view(16, 16)

@@ -130,7 +130,8 @@ def _full_name(module: str, suffix: str, shape: tuple[int, ...]) -> str:
 
 def _any(module: str, scheme: Scheme, shape: tuple[int, ...], stored: Stored) -> bool:
     """Whether the files have a tensor of the module."""
-    return any(_full_name(module, suffix, shape) in stored for suffix in _expected(scheme, shape))
+    expected = _expected(scheme, shape).items()
+    return any(_full_name(module, name, shape) in stored for suffix, each in expected for name in each.names(suffix))
 
 
 def _tensors(
@@ -139,7 +140,8 @@ def _tensors(
     """A module's tensors, and the names of all that are its own. Those of ``views`` are the model's."""
     found, taken = {}, set()
     for suffix, expected in _expected(scheme, shape).items():
-        name = _full_name(module, suffix, shape)
+        names = [_full_name(module, each, shape) for each in expected.names(suffix)]
+        name = next((each for each in names if each in stored), names[0])
         tensor = None if suffix == BIAS and name in views else stored.get(name)
         if tensor is None:
             if expected.needed:

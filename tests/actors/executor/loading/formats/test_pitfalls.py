@@ -22,7 +22,7 @@ from pagebus.kernels.quantized.layouts import W4Words, W8Blocks
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import change, noise, quantize, tensors_of
 from tests.helpers.quantized.layouts import CPU, layout_of, parsed, read
-from tests.helpers.quantized.packers import PACKERS, SIGNED, bit_rows, bnb_4bit, e4m3, fp8, gptq, gptq_zeros
+from tests.helpers.quantized.packers import PACKERS, SIGNED, Tensors, bit_rows, bnb_4bit, e4m3, fp8, gptq, gptq_zeros
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
@@ -38,6 +38,22 @@ def test_weight_scale_inv_multiplies() -> None:
     scheme = parsed(fp8(16))
     tensors = {"weight": torch.full((16, 16), 2.0).to(torch.float8_e4m3fn), "weight_scale_inv": torch.tensor([[3.0]])}
     assert layout_of(scheme, tensors, 16, 16).dense().unique().tolist() == [6.0]
+
+
+def test_a_scale_of_a_whole_tensor_may_have_the_name_of_those_of_blocks(tmp_path: Path) -> None:
+    """transformers writes it so, and Ministral-3-8B-Instruct-2512 has it; so is what it calls input_scale."""
+    model = make_model(tmp_path / "model", "llama3", seed=1, **WIDE)
+    quantized, dense = quantize(model, tmp_path, fp8(static=True))
+    change(quantized, _as_transformers_writes)
+    weight = load(quantized).layers[0].mlp.down.weight
+    assert not isinstance(weight, torch.Tensor)
+    assert torch.equal(weight.dense(), tensors_of(dense)["model.layers.0.mlp.down_proj.weight"])
+
+
+def _as_transformers_writes(tensors: Tensors) -> None:
+    for name in list(tensors):
+        new = name.replace("weight_scale", "weight_scale_inv").replace("input_scale", "activation_scale")
+        tensors[new] = tensors.pop(name)
 
 
 def test_nvfp4_global_scale_divides_in_compressed_tensors_and_multiplies_in_modelopt() -> None:

@@ -91,6 +91,12 @@ def test_methods(fields: dict[str, Any], said: str) -> None:
     [
         (INT4, "pack-quantized", "ct_packed, 4 bits, groups of 128"),
         (
+            {"weights": {**INT4["weights"], "actorder": "dynamic"}},
+            "pack-quantized",
+            "ct_packed, 4 bits, groups of 128, act-order",
+        ),
+        ({"weights": {**INT4["weights"], "actorder": "static"}}, "pack-quantized", "ct_packed, 4 bits, groups of 128"),
+        (
             {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "input_activations": TOKENS},
             "int-quantized",
             "ct_plain, int8, rows, dynamic activations",

@@ -22,7 +22,19 @@ from pagebus.kernels.quantized.layouts import W4Words, W8Blocks
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import change, noise, quantize, tensors_of
 from tests.helpers.quantized.layouts import CPU, layout_of, parsed, read
-from tests.helpers.quantized.packers import PACKERS, SIGNED, Tensors, bit_rows, bnb_4bit, e4m3, fp8, gptq, gptq_zeros
+from tests.helpers.quantized.packers import (
+    PACKERS,
+    SIGNED,
+    Packer,
+    Tensors,
+    bit_rows,
+    bnb_4bit,
+    ct_packed,
+    e4m3,
+    fp8,
+    gptq,
+    gptq_zeros,
+)
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
@@ -193,12 +205,18 @@ def test_parts_of_a_product_need_one_order_of_columns(tmp_path: Path) -> None:
         load(quantized)
 
 
-def test_act_order_that_is_not_announced_is_refused(tmp_path: Path) -> None:
-    """A file whose g_idx is no ramp, without desc_act."""
+@pytest.mark.parametrize(
+    ("packer", "name", "field"),
+    [(PACKERS["gptq-4-zeros"], "g_idx", "desc_act"), (ct_packed(4, 16, sym=True), "weight_g_idx", "actorder")],
+    ids=["gptq", "compressed-tensors"],
+)
+def test_act_order_that_is_not_announced_is_refused(packer: Packer, name: str, field: str, tmp_path: Path) -> None:
+    """A file whose g_idx is no ramp, without the field that says so."""
     model = make_model(tmp_path / "model", "llama3", seed=1, **WIDE)
-    quantized, _ = quantize(model, tmp_path, PACKERS["gptq-4-zeros"])
-    change(quantized, lambda tensors: tensors["model.layers.0.mlp.up_proj.g_idx"].copy_(torch.arange(64) % 4))
-    with pytest.raises(ModelError, match=r"up_proj has columns in an order of their own"):
+    quantized, _ = quantize(model, tmp_path, packer)
+    order = {f"model.layers.0.mlp.up_proj.{name}": (torch.arange(64) % 4).int()}
+    change(quantized, lambda tensors: tensors.update(order))
+    with pytest.raises(ModelError, match=rf"up_proj has columns in an order of their own \({name}\), .* no {field}"):
         load(quantized)
 
 
@@ -208,12 +226,9 @@ def test_gptq_biases_of_zeros_are_no_others_than_none(tmp_path: Path) -> None:
     quantized, dense = quantize(model, tmp_path, gptq(4, 32, sym=True))
     down = "model.layers.0.mlp.down_proj.bias"
     change(quantized, lambda tensors: tensors.update({down: torch.zeros(64)}))
-    attention = load(quantized).layers[0].attention
-    stored = tensors_of(dense)
-    assert attention.qkv.bias is not None
-    assert torch.equal(
-        attention.qkv.bias, torch.cat([stored[f"model.layers.0.self_attn.{p}_proj.bias"] for p in "qkv"])
-    )
+    bias, stored = load(quantized).layers[0].attention.qkv.bias, tensors_of(dense)
+    assert bias is not None
+    assert torch.equal(bias, torch.cat([stored[f"model.layers.0.self_attn.{part}_proj.bias"] for part in "qkv"]))
     change(quantized, lambda tensors: tensors.update({down: torch.ones(64)}))
     with pytest.raises(ModelError, match=r"down_proj has a bias that is not 0, and config\.json asks for none \(gptq"):
         load(quantized)

@@ -44,6 +44,8 @@ QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_con
 """Where ModelOpt, AutoGPTQ and AWQ kept what config.json has today."""
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
+COPIES = ("consolidated*", "original/*")
+"""Of the same weights in their authors' own formats: Mistral's, and those of gpt-oss."""
 CONFIG_FILE = "config.json"
 
 
@@ -275,7 +277,8 @@ def snapshot(name: str, revision: str | None, patterns: tuple[str, ...], what: s
     from huggingface_hub import errors
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": list(COPIES)}
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, **wanted))
     except errors.HFValidationError as error:
         raise ModelError(f"{what} {name!r} is neither a folder nor an id of the Hugging Face hub") from error
     except errors.GatedRepoError as error:

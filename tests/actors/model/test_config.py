@@ -287,6 +287,41 @@ def test_names_a_model_that_cannot_be_found(name: str, message: str, monkeypatch
         resolve_folder(name, None, weights=False)
 
 
+@pytest.mark.parametrize(
+    ("names", "fetched"),
+    [
+        (
+            ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+             "consolidated.safetensors", "params.json", "tekken.json", "README.md"],
+            ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+             "params.json", "tekken.json"],
+        ),
+        (
+            ["config.json", "chat_template.jinja", "model.safetensors", "original/model.safetensors",
+             "original/dtypes.json", "metal/model.bin", "2_Dense/model.safetensors"],
+            ["config.json", "chat_template.jinja", "model.safetensors", "2_Dense/model.safetensors"],
+        ),
+    ],
+    ids=["mistral", "gpt-oss"],
+)  # fmt: skip
+def test_weights_are_fetched_once(
+    names: list[str], fetched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies in the authors' own formats, which double a download, are not."""
+    import huggingface_hub
+
+    asked: list[dict[str, list[str]]] = []
+
+    def snapshot_download(name: str, revision: str | None, **patterns: list[str]) -> str:
+        asked.append(patterns)
+        return str(tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    resolve_folder("org/name", None, weights=True)
+    assert list(huggingface_hub.utils.filter_repo_objects(names, **asked[0])) == fetched
+
+
 def test_names_a_broken_file(tmp_path: Path) -> None:
     """No config.json, no JSON, and JSON that is no object are each said."""
     contents = {None: "not a Hugging Face model folder", "{": "cannot be read", "[]": "no JSON object"}

@@ -34,6 +34,8 @@ TOKENIZER_FILES = (
 
 TEMPLATE_FILE = "chat_template.jinja"
 """Where newer checkpoints have their chat template, instead of in the configuration."""
+PROCESSOR_FILE = "chat_template.json"
+"""Where checkpoints with images had it, for the class that reads images beside text (Mistral Small 3.1)."""
 PATH_FIELDS = ("vocab_file", "merges_file", "tokenizer_file", "chat_template_file", "name_or_path")
 GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 OWN_CLASS = {
@@ -75,6 +77,7 @@ def load_tokenizer(folder: Path) -> Any | None:
         raise TokenizerError(f"{folder}: {type(tokenizer).__name__} has no tokenizer.json to load")
     backend.no_padding()
     backend.no_truncation()
+    tokenizer.chat_template = tokenizer.chat_template or _processor_template(folder)
     return tokenizer
 
 
@@ -120,7 +123,17 @@ def read_info(folder: Path, template: str | None) -> dict[str, Any]:
     file = folder / TEMPLATE_FILE
     if template is not None or file.is_file():
         info["chat_template"] = read_template(template if template is not None else str(file))
+    elif not info.get("chat_template") and (found := _processor_template(folder)) is not None:
+        info["chat_template"] = found
     return info
+
+
+def _processor_template(folder: Path) -> str | None:
+    """The template in PROCESSOR_FILE, None if there is none. Raises TokenizerError."""
+    found = _read_json(folder / PROCESSOR_FILE).get("chat_template")
+    if not isinstance(found, str | None):
+        raise TokenizerError(f"{folder / PROCESSOR_FILE}: chat_template is no text")
+    return found
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -103,10 +103,25 @@ def test_modules(tmp_path: Path) -> None:
     assert pooler.width(64) == 8
 
 
+def test_a_reranker_that_compares_tokens_generates(tmp_path: Path) -> None:
+    """Qwen3-Reranker, zerank-2: until the tokens are named."""
+    modules = [
+        {"idx": 0, "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {
+            "idx": 1,
+            "path": "1_LogitScore",
+            "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
+        },
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert read_modules(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"1_Pooling/config.json": {"pooling_mode_max_tokens": True}}, "pooling_mode_max_tokens"),
+        ({"1_Pooling/config.json": {"pooling_mode": ["cls", "mean"]}}, r"pooling_mode \['cls', 'mean'\] is not"),
         ({"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "and"),
         ({"modules.json": [{"type": "a.Pooling", "path": "../x"}]}, "outside"),
         ({"modules.json": [{"type": "a.WeightedLayerPooling", "path": "1_Pooling"}]}, "WeightedLayerPooling"),

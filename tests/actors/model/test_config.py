@@ -113,6 +113,7 @@ def test_biases_by_architecture(architecture: str, expected: tuple[bool, ...]) -
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0, 0, 0)),
         ({"architectures": ["LlamaForCausalLM"], "sliding_window": 8}, (0, 0, 0)),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, (0, 0, 0)),
+        ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": None}, (0, 0, 0)),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, (0, 0, 0)),
         (
             {
@@ -188,6 +189,7 @@ def test_yarn_may_say_by_how_much_its_growth_is_multiplied() -> None:
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
+        ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": "all"}, "max_window_layers is 'all'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_attention_heads": 5, "hidden_size": 80}, "5 attention heads cannot share 2"),
         ({"num_attention_heads": 6}, "hidden_size 64 is not a multiple of 6 heads"),

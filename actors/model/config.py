@@ -18,6 +18,7 @@ from typing import Any
 from pagebus.actors import shipped_model
 from pagebus.actors.model import ropes
 from pagebus.actors.model.cache_groups import CacheGroups, cache_groups
+from pagebus.actors.model.end_tokens import end_token_ids, tokenizer_end
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
@@ -126,8 +127,9 @@ class ModelConfig:
 
     @classmethod
     def load(cls, path: Path, classifier_from_token: tuple[str, ...] = ()) -> ModelConfig:
-        """Read ``path/config.json`` and, if they are there, ``path/generation_config.json`` and the files of
-        sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the setting.
+        """Read ``path/config.json`` and, if they are there, ``path/generation_config.json``, the tokenizer's end token
+        and the files of sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the
+        setting.
 
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
@@ -139,7 +141,7 @@ class ModelConfig:
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
         between = tokens_between(path, raw, classifier_from_token)
-        return parse_config(raw, generation, read_modules(path), between, side)
+        return parse_config(raw, generation, read_modules(path), between, side, tokenizer_end(path))
 
 
 def _of_gguf(path: Path) -> ModelConfig:
@@ -315,11 +317,11 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def parse_config(
     raw: Mapping[str, Any], generation: Mapping[str, Any], modules: Modules | None = None,
-    between: tuple[int, int] | None = None, quantization: Mapping[str, Any] | None = None,
+    between: tuple[int, int] | None = None, quantization: Mapping[str, Any] | None = None, ends: tuple[int, ...] = (),
 ) -> ModelConfig:  # fmt: skip
     """The files' objects as a :class:`ModelConfig`, with the defaults that transformers has. ``modules`` and
     ``between``: as in :func:`~pagebus.actors.model.pooling.heads.pooler_of`. ``quantization``: of one of
-    `QUANTIZATION_FILES`. Raises ModelError."""
+    `QUANTIZATION_FILES`. ``ends``: end tokens that the tokenizer's files name. Raises ModelError."""
     family = family_of(raw)
     fields = Fields(text_fields(raw, family))
     spec, names, pooler = pooled_spec(family, fields, _architecture(raw), modules, between)
@@ -344,7 +346,7 @@ def parse_config(
         attention_out_bias=mixer.out_bias,
         mlp_bias=feed.bias,
         dtype=_dtype(fields.raw),
-        eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab, family.end_tokens),
+        eos_token_ids=end_token_ids(generation, fields.raw, spec.vocab, (*ends, *family.end_tokens)),
         default_sampling=_default_sampling(generation),
         quantization=parse_quantization(quantization_fields(fields), quantization or {}),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
@@ -379,17 +381,6 @@ def _dtype(raw: Mapping[str, Any]) -> str:
     if name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
     return name
-
-
-def _eos_token_ids(
-    generation: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int, others: tuple[int, ...]
-) -> tuple[int, ...]:
-    """One id or a list, from the generation file, else the config; and the ``others``. Ids that cannot occur are left
-    out."""
-    said = generation.get("eos_token_id")
-    said = raw.get("eos_token_id") if said is None else said
-    ids = said if isinstance(said, list) else [said]
-    return tuple(dict.fromkeys(i for i in (*ids, *others) if type(i) is int and 0 <= i < vocab_size))
 
 
 def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:

@@ -161,6 +161,27 @@ def test_generation_config_decides_ends_and_defaults() -> None:
     assert parse(eos_token_id=None).eos_token_ids == ()
 
 
+@pytest.mark.parametrize(
+    ("config", "ends"),
+    [
+        ({"eos_token": "<|im_end|>", "added_tokens_decoder": {"9": {"content": "<|im_end|>"}}}, (3, 9)),
+        ({"eos_token": {"content": "<|im_end|>"}}, (3, 8)),
+        ({"eos_token": "</s>"}, (3,)),
+        ({"eos_token": "far"}, (3,)),
+        ({"eos_token": None}, (3,)),
+        ([], (3,)),
+    ],
+)
+def test_the_tokenizer_s_end_token_ends_too(config: object, ends: tuple[int, ...], tmp_path: Path) -> None:
+    """As in vLLM: further training may have changed it there alone. Its number is in either file, as transformers 4 and
+    5 write them."""
+    added = [{"id": 5000, "content": "far"}, {"id": 8, "content": "<|im_end|>"}, {"id": 3, "content": "</s>"}]
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 3}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": added, "model": {}}))
+    assert ModelConfig.load(tmp_path).eos_token_ids == ends
+
+
 def test_yarn_may_say_by_how_much_its_growth_is_multiplied() -> None:
     """DeepSeek-R1-0528-Qwen3-8B, in which that undoes the growth; a whole factor counts before it."""
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

@@ -68,10 +68,11 @@ class Parameters:
         return layout
 
     def expert_weight(
-        self, experts: range, rows: int, columns: int, stacked: str, ways: Sequence[Sequence[str]]
+        self, experts: range, rows: int, columns: int, stacked: str, ways: Sequence[Sequence[str]], by_rows: str
     ) -> Layout | None:
         """[E, rows, columns] of the ``experts`` of these numbers, if they are quantized: one module has them all, or
-        each has those of one of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly.
+        each has those of one of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly. Where
+        a family stores them all column by column, the packing ``by_rows`` does not.
 
         Raises:
             ModelError: experts are quantized in different ways.
@@ -83,7 +84,8 @@ class Parameters:
         size = len(ways[0])
         layout = empty_layout(scheme, (rows // size,) * size, columns, self.device, experts=len(experts))
         self.layouts.append(layout)
-        self.parts.append([[QuantizedPart(stacked, scheme, layout)]])
+        by_columns = self.names.columns_first and scheme.packing != by_rows
+        self.parts.append([[QuantizedPart(stacked, scheme, layout, by_columns)]])
         step = rows // size
         self.parts[-1] += [
             [

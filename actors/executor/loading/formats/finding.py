@@ -72,6 +72,8 @@ def find_modules(
     """
     modules, used = [], set[str]()
     for part in parameters.chosen_parts(lambda part: _any(part.module, part.scheme, part.weight.shape, stored)):
+        if part.by_columns:
+            raise ModelError(f"{part.module}: experts that are stored column by column are not read quantized")
         cut, shape = _whole(part.module, part.scheme, part.weight.shape, names, shard)
         tensors, taken = _tensors(part.module, part.scheme, shape, stored, parameters.views)
         if cut is not None and cut.dim == len(shape) - 3:  # whole experts, which lie behind each other

@@ -93,6 +93,8 @@ class ModelConfig:
     """Whether layers with windows have pages of their own in the cache, where others have none."""
     num_mtp_layers: int = 0
     """Layers of the checkpoint that guess tokens after the next; they are none of the ``num_layers``."""
+    model_max_length: int = 0
+    """Positions that may be asked for, where ``max_position_embeddings`` are fewer (Command R); 0: it does not say."""
 
     @property
     def latent(self) -> Mla | None:
@@ -152,9 +154,9 @@ def _of_gguf(path: Path) -> ModelConfig:
 
 
 def max_positions(config: ModelConfig) -> int:
-    """The most positions that the rotary embeddings can be made for: those of the first training, stretched."""
+    """The most positions that may be asked for: those of the first training, stretched, or what the model says."""
     found = [ropes.max_positions(rope, config.max_position_embeddings) for rope in config.spec.rope]
-    return max(found, default=config.max_position_embeddings)
+    return max(*found, config.max_position_embeddings, config.model_max_length)
 
 
 def default_positions(config: ModelConfig) -> int:
@@ -353,6 +355,7 @@ def parse_config(
         pooler=pooler,
         reasoning_parser=family.reasoning,
         num_mtp_layers=guessing,
+        model_max_length=_model_max_length(fields, spec),
     )
 
 
@@ -360,6 +363,12 @@ def _positions(fields: Fields, spec: ModelSpec) -> int:
     """Tokens of the longest prompt. An encoder's table may begin with rows that no token has."""
     encoder = spec.encoder
     return fields.integer("max_position_embeddings") if encoder is None else encoder.positions - encoder.first
+
+
+def _model_max_length(fields: Fields, spec: ModelSpec) -> int:
+    """Only angles can be made for any number of positions. Files may have an absurd number in place of none."""
+    given = fields.get("model_max_length")
+    return given if type(given) is int and 0 < given < 2**31 and spec.rope else 0
 
 
 def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:

@@ -126,6 +126,19 @@ def test_positions_by_kind_of_rope() -> None:
     assert effective_max_model_len(Settings(), parse("Qwen2ForCausalLM", rope_scaling=yarn)) == 16384
 
 
+def test_command_r_may_have_more_positions_than_it_has_by_default() -> None:
+    """Its config.json has 8192, and 131072 as model_max_length: so many may be asked for, as in vLLM."""
+    config = parse("CohereForCausalLM", max_position_embeddings=8192, model_max_length=131072)
+
+    assert effective_max_model_len(Settings(), config) == 8192
+    assert effective_max_model_len(Settings(max_model_len=131072), config) == 131072
+    with pytest.raises(ModelError, match="only 131072 positions"):
+        effective_max_model_len(Settings(max_model_len=131073), config)
+    absurd = parse("CohereForCausalLM", model_max_length=10**30)
+    with pytest.raises(ModelError, match="only 4096 positions"):
+        effective_max_model_len(Settings(max_model_len=8192), absurd)
+
+
 @pytest.mark.parametrize(
     ("architecture", "needs"),
     [

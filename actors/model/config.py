@@ -18,11 +18,11 @@ from typing import Any
 from pagebus.actors import shipped_model
 from pagebus.actors.model import ropes
 from pagebus.actors.model.cache_groups import CacheGroups, cache_groups
-from pagebus.actors.model.end_tokens import end_token_ids, tokenizer_end
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
 from pagebus.actors.model.fields import Fields
+from pagebus.actors.model.generation import default_sampling, end_token_ids, tokenizer_end
 from pagebus.actors.model.gguf.configuration import describe
 from pagebus.actors.model.gguf.files import choose, file_of, is_gguf, read_file, split_type
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
@@ -38,7 +38,6 @@ from pagebus.actors.settings import Settings
 __all__ = ["ARCHITECTURES", "ModelConfig", "ModelError"]
 
 DTYPES = ("float32", "bfloat16", "float16")
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SHIPPED_MODEL = Path(shipped_model.__file__).parent
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -349,7 +348,7 @@ def parse_config(
         mlp_bias=feed.bias,
         dtype=_dtype(fields.raw),
         eos_token_ids=end_token_ids(generation, fields.raw, spec.vocab, (*ends, *family.end_tokens)),
-        default_sampling=_default_sampling(generation),
+        default_sampling=default_sampling(generation),
         quantization=parse_quantization(quantization_fields(fields), quantization or {}),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
         pooler=pooler,
@@ -390,10 +389,3 @@ def _dtype(raw: Mapping[str, Any]) -> str:
     if name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
     return name
-
-
-def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Sampling defaults under the request's names; ``max_new_tokens`` is called ``max_tokens`` there."""
-    names = {name: name for name in SAMPLING_FIELDS} | {"max_new_tokens": "max_tokens"}
-    found = {ours: generation.get(theirs) for theirs, ours in names.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int | float) and type(value) is not bool}

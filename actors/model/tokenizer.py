@@ -66,10 +66,10 @@ def load_tokenizer(folder: Path) -> Any | None:
     config = _read_json(folder / "tokenizer_config.json")
     if "auto_map" in config and not _needs_no_code(folder):
         raise TokenizerError(f"{folder}: the tokenizer needs code that comes with the model, which is never run")
-    name = _class_name(folder, config)
+    name, more = _class_name(folder, config), _processor_template(folder, config)
     try:
         loader = getattr(importlib.import_module("transformers"), name)
-        tokenizer = loader.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = loader.from_pretrained(str(folder), local_files_only=True, **more)
     except Exception as error:
         raise TokenizerError(f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -77,7 +77,6 @@ def load_tokenizer(folder: Path) -> Any | None:
         raise TokenizerError(f"{folder}: {type(tokenizer).__name__} has no tokenizer.json to load")
     backend.no_padding()
     backend.no_truncation()
-    tokenizer.chat_template = tokenizer.chat_template or _processor_template(folder)
     return tokenizer
 
 
@@ -120,20 +119,21 @@ def read_info(folder: Path, template: str | None) -> dict[str, Any]:
     """
     config = _config(folder)
     info = {name: _texts(value) for name, value in config.items() if name not in PATH_FIELDS}
+    info |= _processor_template(folder, config)
     file = folder / TEMPLATE_FILE
     if template is not None or file.is_file():
         info["chat_template"] = read_template(template if template is not None else str(file))
-    elif not info.get("chat_template") and (found := _processor_template(folder)) is not None:
-        info["chat_template"] = found
     return info
 
 
-def _processor_template(folder: Path) -> str | None:
-    """The template in PROCESSOR_FILE, None if there is none. Raises TokenizerError."""
+def _processor_template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The field ``chat_template`` of PROCESSOR_FILE, if the tokenizer has none of its own. Raises TokenizerError."""
+    if config.get("chat_template") or (folder / TEMPLATE_FILE).is_file():
+        return {}
     found = _read_json(folder / PROCESSOR_FILE).get("chat_template")
     if not isinstance(found, str | None):
         raise TokenizerError(f"{folder / PROCESSOR_FILE}: chat_template is no text")
-    return found
+    return {} if found is None else {"chat_template": found}
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.experts import checked, num_experts
+from pagebus.actors.model.families.experts.fields import checked, num_experts
 from pagebus.actors.model.family import WITH_IMAGES, Family, NameMap
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope, rope_fields

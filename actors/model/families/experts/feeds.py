@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.experts import checked
+from pagebus.actors.model.families.experts.fields import checked
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import Dense, Feed, Moe
 

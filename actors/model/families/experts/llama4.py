@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.experts import checked
+from pagebus.actors.model.families.experts.fields import checked
 from pagebus.actors.model.family import WITH_IMAGES, Family
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope

@@ -38,8 +38,8 @@ def test_positions_of_xlm_r_begin_behind_padding() -> None:
     assert (config.spec.encoder.first, config.max_position_embeddings) == (2, 512)
     assert (effective_max_model_len(Settings(), config), planned_model_len(Settings(), config)) == (512, 513)
     assert effective_max_model_len(Settings(max_num_batched_tokens=100), config) == 100
+    longer = parse("XLMRobertaModel", pad_token_id=1, type_vocab_size=1, model_max_length=8192)
     with pytest.raises(ModelError, match="only 512 positions"):  # it has a table of them
-        longer = parse("XLMRobertaModel", pad_token_id=1, type_vocab_size=1, model_max_length=8192)
         effective_max_model_len(Settings(max_model_len=513), longer)
 
 

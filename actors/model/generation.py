@@ -1,4 +1,4 @@
-"""Tokens that end an answer, by all files of a model's folder: its own, and its tokenizer's."""
+"""How a model generates, by the files of its folder: what ends an answer, and how tokens are sampled by default."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def end_token_ids(
@@ -39,3 +41,10 @@ def _added_tokens(folder: Path) -> list[tuple[int, str]]:
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     tokens, _ = json.JSONDecoder().raw_decode(text, text.index("[", text.index('"added_tokens"')))
     return [(each["id"], each["content"]) for each in tokens]
+
+
+def default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling defaults under the request's names; ``max_new_tokens`` is called ``max_tokens`` there."""
+    names = {name: name for name in SAMPLING_FIELDS} | {"max_new_tokens": "max_tokens"}
+    found = {ours: generation.get(theirs) for theirs, ours in names.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float) and type(value) is not bool}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.helpers.quantized.packers import (
     SIGNED,
     Packer,
     Tensors,
+    awq,
     bit_rows,
     bnb_4bit,
     ct_packed,
@@ -232,6 +234,38 @@ def test_gptq_biases_of_zeros_are_no_others_than_none(tmp_path: Path) -> None:
     change(quantized, lambda tensors: tensors.update({down: torch.ones(64)}))
     with pytest.raises(ModelError, match=r"down_proj has a bias that is not 0, and config\.json asks for none \(gptq"):
         load(quantized)
+
+
+MIXTRAL = [f"block_sparse_moe.experts.{expert}" for expert in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("packer", "lists"),
+    [
+        (
+            gptq(4, 32, sym=True),
+            {"modules_in_block_to_quantize": [
+                [f"self_attn.{part}_proj" for part in "kvq"], ["self_attn.o_proj"],
+                [f"{expert}.{name}" for expert in MIXTRAL for name in ("w1", "w3")], [f"{each}.w2" for each in MIXTRAL],
+            ]},
+        ),
+        (awq(32), {"modules_to_not_convert": ["gate"]}),
+    ],
+    ids=["gptq", "awq"],
+)  # fmt: skip
+def test_lists_mean_experts_by_the_names_that_their_family_has(
+    packer: Packer, lists: dict[str, Any], tmp_path: Path
+) -> None:
+    """TheBloke's GPTQ of Mixtral names w1, w2 and w3; AWQ's "gate" is its router, and no gate_proj."""
+    fields = {**WIDE, "intermediate_size": 64, "head_dim": 16, "num_local_experts": 3}
+    model = make_golden(tmp_path / "model", "mixtral", fields)
+    quantized, dense = quantize(model, tmp_path, Packer({**packer.config, **lists}, packer.pack))
+    weight = load(quantized).layers[0].mlp.expert_weights["experts_down"]
+    stored = tensors_of(dense)
+    assert not isinstance(weight, torch.Tensor)
+    assert torch.equal(
+        weight.dense(), torch.stack([stored[f"model.layers.0.{expert}.w2.weight"] for expert in MIXTRAL])
+    )
 
 
 def test_exponents_of_two_are_exact_at_both_ends() -> None:

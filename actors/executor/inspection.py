@@ -81,7 +81,6 @@ class Inspection:
 
     def _weights(self) -> Iterator[WeightGroup]:
         """One by one, in the order in which the model asked for them."""
-        dtype = str(self._engine.dtype).removeprefix("torch.")
         for ways in self.parameters.parts:
             for part in ways[0]:
                 shape, layout = part.weight.shape, type(part.weight).__name__
@@ -89,7 +88,7 @@ class Inspection:
                 yield WeightGroup(part.module, 1, shape, str(part.scheme), layout, prod(shape), size)
         for name, view in self.parameters.views.items():
             kind = str(view.dtype).removeprefix("torch.")
-            yield WeightGroup(name, 1, tuple(view.shape), kind or dtype, "", view.numel(), view.nbytes)
+            yield WeightGroup(name, 1, tuple(view.shape), kind, "", view.numel(), view.nbytes)
 
     def _files(self) -> str:
         """Whether the tensors that are wanted are there, by the files' headers."""

@@ -22,12 +22,13 @@ from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.families.registry import ARCHITECTURES, family_of, text_fields
 from pagebus.actors.model.family import NameMap, without_layers
 from pagebus.actors.model.fields import Fields
+from pagebus.actors.model.generation import default_sampling, end_token_ids, tokenizer_end
 from pagebus.actors.model.gguf.configuration import describe
 from pagebus.actors.model.gguf.files import choose, file_of, is_gguf, read_file, split_type
 from pagebus.actors.model.pooling.heads import pooled_spec, tokens_between
 from pagebus.actors.model.pooling.modules import Modules, read_modules
 from pagebus.actors.model.pooling.pooler import Pooler
-from pagebus.actors.model.quantization.parsing import parse_quantization
+from pagebus.actors.model.quantization.parsing import parse_quantization, quantization_fields
 from pagebus.actors.model.quantization.quantization import Quantization
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.model.shards.stage import Stage, stage_groups
@@ -37,13 +38,14 @@ from pagebus.actors.settings import Settings
 __all__ = ["ARCHITECTURES", "ModelConfig", "ModelError"]
 
 DTYPES = ("float32", "bfloat16", "float16")
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 SHIPPED_MODEL = Path(shipped_model.__file__).parent
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Where ModelOpt, AutoGPTQ and AWQ kept what config.json has today."""
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
+COPIES = ("consolidated*", "original/*")
+"""Of the same weights in their authors' own formats: Mistral's, and those of gpt-oss."""
 CONFIG_FILE = "config.json"
 
 
@@ -90,6 +92,8 @@ class ModelConfig:
     """Whether layers with windows have pages of their own in the cache, where others have none."""
     num_mtp_layers: int = 0
     """Layers of the checkpoint that guess tokens after the next; they are none of the ``num_layers``."""
+    model_max_length: int = 0
+    """Positions that may be asked for, where ``max_position_embeddings`` are fewer (Command R); 0: it does not say."""
 
     @property
     def latent(self) -> Mla | None:
@@ -124,8 +128,9 @@ class ModelConfig:
 
     @classmethod
     def load(cls, path: Path, classifier_from_token: tuple[str, ...] = ()) -> ModelConfig:
-        """Read ``path/config.json`` and, if they are there, ``path/generation_config.json`` and the files of
-        sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the setting.
+        """Read ``path/config.json`` and, if they are there, ``path/generation_config.json``, the tokenizer's end token
+        and the files of sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the
+        setting.
 
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
@@ -137,7 +142,7 @@ class ModelConfig:
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
         between = tokens_between(path, raw, classifier_from_token)
-        return parse_config(raw, generation, read_modules(path), between, side)
+        return parse_config(raw, generation, read_modules(path), between, side, tokenizer_end(path))
 
 
 def _of_gguf(path: Path) -> ModelConfig:
@@ -148,9 +153,9 @@ def _of_gguf(path: Path) -> ModelConfig:
 
 
 def max_positions(config: ModelConfig) -> int:
-    """The most positions that the rotary embeddings can be made for: those of the first training, stretched."""
+    """The most positions that may be asked for: those of the first training, stretched, or what the model says."""
     found = [ropes.max_positions(rope, config.max_position_embeddings) for rope in config.spec.rope]
-    return max(found, default=config.max_position_embeddings)
+    return max(*found, config.max_position_embeddings, config.model_max_length)
 
 
 def default_positions(config: ModelConfig) -> int:
@@ -275,7 +280,8 @@ def snapshot(name: str, revision: str | None, patterns: tuple[str, ...], what: s
     from huggingface_hub import errors
 
     try:
-        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        wanted = {"allow_patterns": list(patterns), "ignore_patterns": list(COPIES)}
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, **wanted))
     except errors.HFValidationError as error:
         raise ModelError(f"{what} {name!r} is neither a folder nor an id of the Hugging Face hub") from error
     except errors.GatedRepoError as error:
@@ -312,11 +318,11 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 
 def parse_config(
     raw: Mapping[str, Any], generation: Mapping[str, Any], modules: Modules | None = None,
-    between: tuple[int, int] | None = None, quantization: Mapping[str, Any] | None = None,
+    between: tuple[int, int] | None = None, quantization: Mapping[str, Any] | None = None, ends: tuple[int, ...] = (),
 ) -> ModelConfig:  # fmt: skip
     """The files' objects as a :class:`ModelConfig`, with the defaults that transformers has. ``modules`` and
     ``between``: as in :func:`~pagebus.actors.model.pooling.heads.pooler_of`. ``quantization``: of one of
-    `QUANTIZATION_FILES`. Raises ModelError."""
+    `QUANTIZATION_FILES`. ``ends``: end tokens that the tokenizer's files name. Raises ModelError."""
     family = family_of(raw)
     fields = Fields(text_fields(raw, family))
     spec, names, pooler = pooled_spec(family, fields, _architecture(raw), modules, between)
@@ -341,13 +347,14 @@ def parse_config(
         attention_out_bias=mixer.out_bias,
         mlp_bias=feed.bias,
         dtype=_dtype(fields.raw),
-        eos_token_ids=_eos_token_ids(generation, fields.raw, spec.vocab, family.end_tokens),
-        default_sampling=_default_sampling(generation),
-        quantization=parse_quantization(fields.get("quantization_config"), quantization or {}),
+        eos_token_ids=end_token_ids(generation, fields.raw, spec.vocab, (*ends, *family.end_tokens)),
+        default_sampling=default_sampling(generation),
+        quantization=parse_quantization(quantization_fields(fields), quantization or {}),
         matryoshka_dimensions=_matryoshka_dimensions(raw),
         pooler=pooler,
         reasoning_parser=family.reasoning,
         num_mtp_layers=guessing,
+        model_max_length=_model_max_length(fields, spec),
     )
 
 
@@ -355,6 +362,12 @@ def _positions(fields: Fields, spec: ModelSpec) -> int:
     """Tokens of the longest prompt. An encoder's table may begin with rows that no token has."""
     encoder = spec.encoder
     return fields.integer("max_position_embeddings") if encoder is None else encoder.positions - encoder.first
+
+
+def _model_max_length(fields: Fields, spec: ModelSpec) -> int:
+    """Only angles can be made for any number of positions. Files may have an absurd number in place of none."""
+    given = fields.get("model_max_length")
+    return given if type(given) is int and 0 < given < 2**31 and spec.rope else 0
 
 
 def _matryoshka_dimensions(raw: Mapping[str, Any]) -> tuple[int, ...]:
@@ -376,21 +389,3 @@ def _dtype(raw: Mapping[str, Any]) -> str:
     if name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
     return name
-
-
-def _eos_token_ids(
-    generation: Mapping[str, Any], raw: Mapping[str, Any], vocab_size: int, others: tuple[int, ...]
-) -> tuple[int, ...]:
-    """One id or a list, from the generation file, else the config; and the ``others``. Ids that cannot occur are left
-    out."""
-    said = generation.get("eos_token_id")
-    said = raw.get("eos_token_id") if said is None else said
-    ids = said if isinstance(said, list) else [said]
-    return tuple(dict.fromkeys(i for i in (*ids, *others) if type(i) is int and 0 <= i < vocab_size))
-
-
-def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Sampling defaults under the request's names; ``max_new_tokens`` is called ``max_tokens`` there."""
-    names = {name: name for name in SAMPLING_FIELDS} | {"max_new_tokens": "max_tokens"}
-    found = {ours: generation.get(theirs) for theirs, ours in names.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int | float) and type(value) is not bool}

@@ -25,7 +25,8 @@ class NameMap:
     name, once this is done, does not begin with ``only``. ``renamed`` are parts of names inside a layer: theirs and
     ours. ``qkv`` and ``gate_up`` name what is stored as one tensor, if it is; ``qkv_by_head``: with the queries of a
     key head, then that, then its values. ``columns_first``: stacked experts are stored with inputs before outputs;
-    ``gates_by_turns``: those of gate and up alternate.
+    ``gates_by_turns``: those of gate and up alternate. ``experts`` are the names of each expert's gate, up and down, as
+    lists of what is quantized have them.
     """
 
     prefixes: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class NameMap:
     qkv_by_head: bool = False
     columns_first: bool = False
     gates_by_turns: bool = False
+    experts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     only: str = ""
 
     def ours(self, name: str) -> str | None:

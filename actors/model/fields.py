@@ -35,6 +35,15 @@ class Fields:
             raise ModelError(f"config.json: {key} is {value!r}, not a whole number of at least 1")
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """A whole number >= 0."""
+        value = self.raw.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            raise ModelError(f"config.json: {key} is {value!r}, not a whole number of at least 0")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A number > 0; required if there is no default."""
         value = self.raw.get(key)

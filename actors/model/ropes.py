@@ -88,16 +88,19 @@ def _scaling(kind: RopeKind, said: Fields, fields: Fields, dims: int) -> Mapping
 
 def _llama3(said: Fields, original: int) -> dict[str, Any]:
     low, high = said.number("low_freq_factor"), said.number("high_freq_factor")
-    if low >= high:
-        raise ModelError(f"config.json: rope low_freq_factor {low} is not below high_freq_factor {high}")
+    if low > high:
+        raise ModelError(f"config.json: rope low_freq_factor {low} is above high_freq_factor {high}")
     return {"factor": said.number("factor"), "original": original, "low": low, "high": high}
 
 
 def _yarn(said: Fields, factor: float, original: int) -> dict[str, Any]:
+    """``attn_factor`` multiplies the growth that is calculated. vLLM knows it, and DeepSeek-R1-0528-Qwen3-8B has it so
+    that nothing grows; transformers passes over it."""
     attention = said.get("attention_factor")
     if attention is None:
         one, all_dims = said.get("mscale"), said.get("mscale_all_dim")
         attention = _growth(factor, one) / _growth(factor, all_dims) if one and all_dims else _growth(factor, 1.0)
+        attention *= said.number("attn_factor", 1.0)
     return {
         "factor": factor, "original": original, "attention_factor": float(attention),
         "low": said.number("beta_slow", BETA_SLOW), "high": said.number("beta_fast", BETA_FAST),

@@ -34,6 +34,8 @@ TOKENIZER_FILES = (
 
 TEMPLATE_FILE = "chat_template.jinja"
 """Where newer checkpoints have their chat template, instead of in the configuration."""
+PROCESSOR_FILE = "chat_template.json"
+"""Where checkpoints with images had it, for the class that reads images beside text (Mistral Small 3.1)."""
 PATH_FIELDS = ("vocab_file", "merges_file", "tokenizer_file", "chat_template_file", "name_or_path")
 GENERIC_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 OWN_CLASS = {
@@ -64,10 +66,10 @@ def load_tokenizer(folder: Path) -> Any | None:
     config = _read_json(folder / "tokenizer_config.json")
     if "auto_map" in config and not _needs_no_code(folder):
         raise TokenizerError(f"{folder}: the tokenizer needs code that comes with the model, which is never run")
-    name = _class_name(folder, config)
+    name, more = _class_name(folder, config), _processor_template(folder, config)
     try:
         loader = getattr(importlib.import_module("transformers"), name)
-        tokenizer = loader.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = loader.from_pretrained(str(folder), local_files_only=True, **more)
     except Exception as error:
         raise TokenizerError(f"{folder}: the tokenizer cannot be loaded: {type(error).__name__}: {error}") from error
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -117,10 +119,21 @@ def read_info(folder: Path, template: str | None) -> dict[str, Any]:
     """
     config = _config(folder)
     info = {name: _texts(value) for name, value in config.items() if name not in PATH_FIELDS}
+    info |= _processor_template(folder, config)
     file = folder / TEMPLATE_FILE
     if template is not None or file.is_file():
         info["chat_template"] = read_template(template if template is not None else str(file))
     return info
+
+
+def _processor_template(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The field ``chat_template`` of PROCESSOR_FILE, if the tokenizer has none of its own. Raises TokenizerError."""
+    if config.get("chat_template") or (folder / TEMPLATE_FILE).is_file():
+        return {}
+    found = _read_json(folder / PROCESSOR_FILE).get("chat_template")
+    if not isinstance(found, str | None):
+        raise TokenizerError(f"{folder / PROCESSOR_FILE}: chat_template is no text")
+    return {} if found is None else {"chat_template": found}
 
 
 def _config(folder: Path) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -68,22 +69,26 @@ class Parameters:
         return layout
 
     def expert_weight(
-        self, experts: range, rows: int, columns: int, stacked: str, ways: Sequence[Sequence[str]]
+        self, experts: range, rows: int, columns: int, stacked: str, ways: Sequence[Sequence[str]], by_rows: str
     ) -> Layout | None:
         """[E, rows, columns] of the ``experts`` of these numbers, if they are quantized: one module has them all, or
-        each has those of one of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly.
+        each has those of one of the ``ways``, such as ``...experts.{}.gate_proj``, which divide its rows evenly. Where
+        a family stores them all column by column, the packing ``by_rows`` does not.
 
         Raises:
             ModelError: experts are quantized in different ways.
         """
         named = [[[name.format(expert) for name in names] for expert in experts] for names in ways]
-        scheme = self.scheme([stacked, *(name for way in named for names in way for name in names)])
+        flat = [[name for names in way for name in names] for way in named]
+        self.modules += [stacked, *chain.from_iterable(flat)]
+        scheme = self._agreed(self._meant(flat))
         if scheme is None:
             return None
         size = len(ways[0])
         layout = empty_layout(scheme, (rows // size,) * size, columns, self.device, experts=len(experts))
         self.layouts.append(layout)
-        self.parts.append([[QuantizedPart(stacked, scheme, layout)]])
+        by_columns = self.names.columns_first and scheme.packing != by_rows
+        self.parts.append([[QuantizedPart(stacked, scheme, layout, by_columns)]])
         step = rows // size
         self.parts[-1] += [
             [
@@ -103,7 +108,17 @@ class Parameters:
     def scheme(self, modules: Sequence[str]) -> Scheme | None:
         """Of ``modules`` that are one product; None: they are not quantized. Raises ModelError if they differ."""
         self.modules += modules
+        return self._agreed(modules)
+
+    def _agreed(self, modules: Sequence[str]) -> Scheme | None:
         return None if self.quantization is None else self.quantization.agreed(modules, self.names)
+
+    def _meant(self, ways: Sequence[Sequence[str]]) -> Sequence[str]:
+        """The way in which lists of what is quantized name experts, the family's. A list of all that there is has one
+        of the ways."""
+        if self.quantization is not None and self.quantization.exact is not None:
+            return [name for way in ways for name in way]
+        return next(way for way in ways if way[0].endswith(self.names.experts))
 
     def _own(self, module: str, of_product: Scheme) -> Scheme:
         """A part's scheme, where those of one product may differ."""

@@ -77,7 +77,8 @@ def _base(rope: RopeSpec, num_positions: int) -> float:
 def _llama3(plain: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
     """Waves that went round often in the first training stay, slow ones are stretched, those between are blended."""
     waves = 2 * math.pi / plain
-    share = (rope.original / waves - rope.low) / (rope.high - rope.low)
+    between = rope.high - rope.low or 1.0  # of equal bounds, as Llama 4 Scout has them, no wave lies between
+    share = (rope.original / waves - rope.low) / between
     blended = (1 - share) * plain / rope.factor + share * plain
     stretched = torch.where(waves > rope.original / rope.low, plain / rope.factor, blended)
     return torch.where(waves < rope.original / rope.high, plain, stretched)

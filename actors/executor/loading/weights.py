@@ -75,10 +75,7 @@ def load_weights(model: Weighted, path: Path, load_format: str, seed: int, progr
     if load_format == "dummy":
         fill_with_noise(model, seed)
     else:
-        stored = stored_tensors(path, model.config.names)
-        stored |= module_tensors(path, model.config.pooler)
-        stored = own_parts(stored, model)
-        model.parameters.find(stored)
+        stored = _own_tensors(model, path)
         modules = _quantized_modules(model, stored)
         views = _copied(model, modules)
         check_tensors(stored, views, _tied(model))
@@ -89,8 +86,7 @@ def load_weights(model: Weighted, path: Path, load_format: str, seed: int, progr
 
 def check_files(model: Weighted, path: Path) -> None:
     """Whether the files in ``path`` have what the model wants, by their headers. Raises ModelError."""
-    stored = own_parts(stored_tensors(path, model.config.names), model)
-    model.parameters.find(stored)
+    stored = _own_tensors(model, path)
     check_tensors(stored, _copied(model, _quantized_modules(model, stored)), _tied(model))
 
 
@@ -125,9 +121,13 @@ def _copied(model: Weighted, modules: list[Module]) -> Views:
     return {name: view for name, view in model.parameters.views.items() if name not in dequantized}
 
 
-def stored_tensors(path: Path, names: NameMap) -> dict[str, StoredTensor]:
-    """What the model's files have, by our names. Raises ModelError."""
-    return gguf_tensors(path) if is_gguf(path) else our_names(read_headers(weight_files(path)), names)
+def _own_tensors(model: Weighted, path: Path) -> dict[str, StoredTensor]:
+    """What the files in ``path`` have of the model, by our names; it goes by these. Raises ModelError."""
+    config = model.config
+    stored = gguf_tensors(path) if is_gguf(path) else our_names(read_headers(weight_files(path)), config.names)
+    stored = own_parts(stored | module_tensors(path, config.pooler), model)
+    model.parameters.find(stored)
+    return stored
 
 
 def our_names(stored: dict[str, StoredTensor], names: NameMap) -> dict[str, StoredTensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.experts import checked, num_experts
+from pagebus.actors.model.families.experts.fields import checked, num_experts
 from pagebus.actors.model.family import WITH_IMAGES, Family, NameMap
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope, rope_fields
@@ -86,7 +86,7 @@ MIXTRAL = Family(
     architectures=("MixtralForCausalLM",),
     model_type="mixtral",
     parse=parse_mixtral,
-    names=NameMap(renamed=(("block_sparse_moe.", "mlp."),)),
+    names=NameMap(renamed=(("block_sparse_moe.", "mlp."),), experts=("w1", "w3", "w2")),
     defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
               "num_experts_per_tok": 2},
     golden={

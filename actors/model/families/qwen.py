@@ -41,13 +41,17 @@ def _parse(fields: Fields, head_dim: int, *, bias: bool, out_bias: bool, qk_norm
 
 
 def qwen_windows(fields: Fields) -> tuple[int, ...]:
-    """Of each layer, 0 for none: with ``use_sliding_window`` only, by type or from ``max_window_layers`` on."""
-    count, window = fields.integer("num_hidden_layers"), 0
-    if fields.get("use_sliding_window") and fields.get("sliding_window", 4096) is not None:
-        window = fields.integer("sliding_window", 4096)
-    first = fields.get("max_window_layers", 28)
+    """Of each layer, 0 for none: by type, or from ``max_window_layers`` on."""
+    count, first = fields.integer("num_hidden_layers"), fields.count("max_window_layers", 28)
+    window = qwen_window(fields)
     default = tuple("sliding_attention" if index >= first else "full_attention" for index in range(count))
     return tuple(window if kind == "sliding_attention" else 0 for kind in fields.layer_types(default))
+
+
+def qwen_window(fields: Fields) -> int:
+    """Of layers that have one: with ``use_sliding_window`` only; 0: none."""
+    windowed = fields.flag("use_sliding_window") and fields.get("sliding_window", 4096) is not None
+    return fields.integer("sliding_window", 4096) if windowed else 0
 
 
 WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}

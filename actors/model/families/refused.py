@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 SPARSE = "sparse attention"
-EXPERTS = "a mixture of experts"
+EXPERTS = "a mixture of experts of another kind"
 STATE = "layers with a recurrent state"
 NEEDS = (
     (r"Deepseek(V32|V4)|GlmMoeDsa|Glm5", SPARSE),
@@ -14,11 +14,11 @@ NEEDS = (
     (r"Qwen3Next|Qwen3_5|NemotronH|Mamba|Jamba|Bamba|Zamba|FalconH1|KimiLinear|GraniteMoeHybrid|Lfm", STATE),
     (r"MiniMax", STATE),
     (r"Gemma4|Gemma3n", "two sizes of heads in one model, and embeddings of each layer"),
-    (r"Mixtral|Moe|MoE|Dots1|Ernie4_5_Moe", EXPERTS),
-    (r"VL|Llava|Vision|Pixtral|ConditionalGeneration", "a text tower of a family that is served"),
-    (r"SequenceClassification|Bert|Roberta|ForMaskedLM|Embedding", "encoders and pooling heads"),
-    (r"GPT|Gpt|Bloom|OPT|Falcon|StableLm|Phi(ForCausal|Moe)", "feed-forward parts without a gate"),
     (r"T5|Bart|Whisper|Marian", "an encoder beside the decoder"),
+    (r"VL|Llava|Vision|Pixtral|ConditionalGeneration", "a text tower of a family that is served"),
+    (r"Moe|MoE|Olmoe|Dots1", EXPERTS),
+    (r"SequenceClassification|Bert|Roberta|ForMaskedLM|Embedding", "encoders or pooling heads of another kind"),
+    (r"GPT|Gpt|Bloom|OPT|Falcon|StableLm|Phi(ForCausal|Moe)", "feed-forward parts without a gate"),
 )  # fmt: skip
 """The first pattern that is found in an architecture's name says what it needs."""
 

@@ -40,7 +40,7 @@ ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectur
 BY_ARCHITECTURE = {name: family for family in (*FAMILIES, *ENCODERS, ORACLE_FAMILY) for name in family.architectures}
 TOWERS = {"ministral3": mistral.MINISTRAL3, "mistral4": mistral4.MISTRAL4}
 """By the text model's type, where the architecture is Mistral 3's with images."""
-OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+OUTER = ("tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "compression_config")
 """Fields of a checkpoint with images that its text model's object may leave to the outer one."""
 
 
@@ -67,8 +67,8 @@ def text_fields(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
     if not isinstance(text, dict):
         return {**family.defaults, **raw}
     outer = {key: raw[key] for key in OUTER if raw.get(key) is not None}
-    tied = {key: outer[key] for key in ("tie_word_embeddings",) if key in outer}
-    return {**family.defaults, **outer, **text, **tied}
+    left = {key: value for key, value in outer.items() if key == "tie_word_embeddings" or text.get(key) is None}
+    return {**family.defaults, **text, **left}
 
 
 def _known() -> str:

@@ -18,6 +18,8 @@ MODES: dict[str, Pooling] = {
 }
 BY_NAME: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 ACTIVATIONS: dict[str, Between] = {"Tanh": "tanh", "Identity": "none"}
+POOLING_NOTHING = ("Transformer", "LogitScore")
+"""Modules of models that generate, too. A logit score compares two tokens, as ``--classifier-from-token`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def read_modules(folder: Path) -> Modules | None:
             products.append(_product(_object(folder / path / "config.json"), path))
         elif kind == "Normalize":
             normalize = True
-        elif kind != "Transformer":
+        elif kind not in POOLING_NOTHING:
             raise ModelError(f"modules.json: module {kind!r} is not supported (only pooling, dense and normalize)")
         if normalize and kind == "Dense":
             raise ModelError("modules.json: a dense module behind normalize is not supported")
@@ -65,7 +67,7 @@ def _pooling(config: Mapping[str, Any]) -> Pooling:
     """The one mode that is on: by flags, or by its name."""
     named = config.get("pooling_mode")
     if named is not None:
-        if named not in BY_NAME:
+        if not isinstance(named, str) or named not in BY_NAME:
             raise ModelError(f"pooling_mode {named!r} is not supported (only {', '.join(BY_NAME)})")
         return BY_NAME[named]
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value]

@@ -13,6 +13,8 @@ FORMATS = (
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
 )
 LINEAR = "Linear"
+ORDERED = ("group", "dynamic", True)
+"""Spellings of an ``actorder`` that gives columns an order of their own. Others had one while scales were found."""
 
 
 def parse(entries: Entries) -> Quantization:
@@ -64,7 +66,7 @@ def _scheme(group: Entries, form: object) -> Scheme:
     if form == "pack-quantized":
         if kind != "int" or not 1 < bits <= 8:
             raise weights.wrong("num_bits", "is not supported in this format (only whole numbers of 2 to 8 bits)")
-        ordered = weights.get("actorder") in ("group", True)
+        ordered = weights.get("actorder") in ORDERED
         numbers: Literal["uint4", "uint8"] = "uint4" if bits <= 4 else "uint8"
         return Scheme("ct_packed", numbers, bits, block, zeros=zeros, ordered=ordered, activations=activations)
     if bits != 8:

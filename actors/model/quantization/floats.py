@@ -10,7 +10,7 @@ IGNORED = ("ignored_layers", "modules_to_not_convert", "ignore")
 
 
 def parse_fp8(entries: Entries) -> Quantization:
-    """A scale of each tensor, or of each block: then it is called ``weight_scale_inv``, which multiplies too."""
+    """A scale of each tensor, or of each block."""
     entries.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
     entries.one_of("scale_fmt", ("ue8m0", "float", "float32"), "float")
     activations = entries.one_of("activation_scheme", ("dynamic", "static"), "dynamic")

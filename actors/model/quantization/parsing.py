@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagebus.actors.model.errors import ModelError
+from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.quantization import compressed, floats, grouped, tables, torchao
 from pagebus.actors.model.quantization.entries import Entries
 from pagebus.actors.model.quantization.quantization import Quantization
@@ -30,6 +31,15 @@ ALIASES = {
 """Other names of methods, in files and on vLLM's command line."""
 
 
+NAMES = ("quantization_config", "compression_config")
+"""What the object is called in ``config.json``; the second is older, and of compressed-tensors alone."""
+
+
+def quantization_fields(fields: Fields) -> object:
+    """What ``config.json`` says of it; None: nothing."""
+    return next((fields.get(name) for name in NAMES if fields.get(name)), None)
+
+
 def method_of(name: str) -> str:
     """The method that ``name`` means."""
     return ALIASES.get(name, name)
@@ -46,8 +56,10 @@ def parse_quantization(
     if not said and "quantization" in side:  # hf_quant_config.json
         where = "hf_quant_config.json"
         said = {"quant_method": "modelopt", **_object(side["quantization"], where)}
-    elif not said and ("bits" in side or "w_bit" in side):  # quantize_config.json of AutoGPTQ
-        said, where = {"quant_method": side.get("quant_method", "gptq"), **side}, "quantize_config.json"
+    elif not said and "bits" in side:  # AutoGPTQ
+        said, where = {"quant_method": "gptq", **side}, "quantize_config.json"
+    elif not said and "w_bit" in side:  # AWQ
+        said, where = {"quant_method": "awq", **side}, "quant_config.json"
     if not said:
         return None
     entries = Entries(_object(said, where), where)

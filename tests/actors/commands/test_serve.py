@@ -178,7 +178,9 @@ def test_a_name_of_the_hub_without_a_model_is_all_that_is_told(
 ) -> None:  # fmt: skip
     """Nothing of it has been fetched yet, so the hub is asked once, before any actor is started."""
 
-    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         if files is None:
             validate_repo_id(name)
             raise RepositoryNotFoundError(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagebus.actors.commands.cli import main
+from tests.actors.model.pooling.tiny_models import make_encoder, write_modules
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import change, quantize
 from tests.helpers.quantized.packers import PACKERS
@@ -41,6 +42,17 @@ def test_a_dense_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["kv_cache"]["most_blocks"] > 1_000_000
     assert (found["kv_cache"]["window"], found["kv_cache"]["sequence_blocks"]) == (0, 512 // 16)
     assert "attention" in found["runs"]
+
+
+def test_products_of_sentence_transformers_lie_in_folders_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are looked for there, as a start does."""
+    folder = make_encoder(tmp_path / "model", "bert")
+    write_modules(folder, "mean", dense=8)
+    found = inspect(capsys, folder, "--target", "cpu")
+    assert found["files"] == "complete"
+    assert "2_Dense.linear.weight" in {group["name"] for group in found["weights"]}
 
 
 def test_a_rank_has_whole_experts_or_a_part_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

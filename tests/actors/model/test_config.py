@@ -113,6 +113,7 @@ def test_biases_by_architecture(architecture: str, expected: tuple[bool, ...]) -
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (0, 0, 0)),
         ({"architectures": ["LlamaForCausalLM"], "sliding_window": 8}, (0, 0, 0)),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8}, (0, 0, 0)),
+        ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": None}, (0, 0, 0)),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, (0, 0, 0)),
         (
             {
@@ -161,6 +162,39 @@ def test_generation_config_decides_ends_and_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "ends"),
+    [
+        ({"eos_token": "<|im_end|>", "added_tokens_decoder": {"9": {"content": "<|im_end|>"}}}, (3, 9)),
+        ({"eos_token": {"content": "<|im_end|>"}}, (3, 8)),
+        ({"eos_token": "</s>"}, (3,)),
+        ({"eos_token": "far"}, (3,)),
+        ({"eos_token": None}, (3,)),
+        ([], (3,)),
+    ],
+)
+def test_the_tokenizer_s_end_token_ends_too(config: object, ends: tuple[int, ...], tmp_path: Path) -> None:
+    """As in vLLM: further training may have changed it there alone. Its number is in either file, as transformers 4 and
+    5 write them."""
+    added = [{"id": 5000, "content": "far"}, {"id": 8, "content": "<|im_end|>"}, {"id": 3, "content": "</s>"}]
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 3}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": added, "model": {}}))
+    assert ModelConfig.load(tmp_path).eos_token_ids == ends
+
+
+def test_yarn_may_say_by_how_much_its_growth_is_multiplied() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B, in which that undoes the growth; a whole factor counts before it."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    undone = {**rope, "attn_factor": 0.8782488562869419}
+    found = [
+        parse(rope_scaling=each).spec.rope[0].attention_factor
+        for each in (rope, undone, {**undone, "attention_factor": 1.5})
+    ]
+
+    assert found == pytest.approx([1 / 0.8782488562869419, 1.0, 1.5])
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"architectures": ["BloomForCausalLM"]}, "'BloomForCausalLM' is not supported: it needs .*Qwen3ForCausalLM"),
@@ -172,10 +206,11 @@ def test_generation_config_decides_ends_and_defaults() -> None:
         ({"rope_parameters": {"rope_type": "dynamic"}}, "config.json has no factor"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope short_factor must list 8 numbers above 0"),
         ({"rope_scaling": {"type": "linear"}}, "config.json has no factor"),
-        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 5.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by layer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
+        ({"architectures": ["Qwen2ForCausalLM"], "max_window_layers": "all"}, "max_window_layers is 'all'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_attention_heads": 5, "hidden_size": 80}, "5 attention heads cannot share 2"),
         ({"num_attention_heads": 6}, "hidden_size 64 is not a multiple of 6 heads"),
@@ -273,6 +308,41 @@ def test_names_a_model_that_cannot_be_found(name: str, message: str, monkeypatch
 
     with pytest.raises(ModelError, match=message):
         resolve_folder(name, None, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "fetched"),
+    [
+        (
+            ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+             "consolidated.safetensors", "params.json", "tekken.json", "README.md"],
+            ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+             "params.json", "tekken.json"],
+        ),
+        (
+            ["config.json", "chat_template.jinja", "model.safetensors", "original/model.safetensors",
+             "original/dtypes.json", "metal/model.bin", "2_Dense/model.safetensors"],
+            ["config.json", "chat_template.jinja", "model.safetensors", "2_Dense/model.safetensors"],
+        ),
+    ],
+    ids=["mistral", "gpt-oss"],
+)  # fmt: skip
+def test_weights_are_fetched_once(
+    names: list[str], fetched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies in the authors' own formats, which double a download, are not."""
+    import huggingface_hub
+
+    asked: list[dict[str, list[str]]] = []
+
+    def snapshot_download(name: str, revision: str | None, **patterns: list[str]) -> str:
+        asked.append(patterns)
+        return str(tmp_path)
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    resolve_folder("org/name", None, weights=True)
+    assert list(huggingface_hub.utils.filter_repo_objects(names, **asked[0])) == fetched
 
 
 def test_names_a_broken_file(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_qwen2_windows() -> None:
     """Of every second of the first layers, where no types are given."""
     fields = {"num_experts": 8, "num_experts_per_tok": 2, "use_sliding_window": True, "sliding_window": 50}
     assert parse("Qwen2MoeForCausalLM", **fields, max_window_layers=3).layer_windows == (50, 0, 50, 0)
+    assert parse("Qwen2MoeForCausalLM", **fields, layer_types=None).layer_windows == (50, 0, 50, 0)
+    assert parse("Qwen2MoeForCausalLM", **fields | {"sliding_window": None}).layer_windows == (0,) * 4
     types = ["full_attention", "sliding_attention"] * 2
     assert parse("Qwen2MoeForCausalLM", **fields, layer_types=types).layer_windows == (0, 50, 0, 50)
 

@@ -105,6 +105,15 @@ def test_mistral3_is_mistral_or_ministral() -> None:
     assert (scale.beta, scale.original) == (0.1, 256)
 
 
+def test_nulls_of_a_text_model_leave_a_field_to_the_outer_object() -> None:
+    """As files do that transformers 4 has written anew."""
+    text = {**BASE, "model_type": "mistral", "torch_dtype": None, "eos_token_id": None}
+    raw = {"architectures": ["Mistral3ForConditionalGeneration"], "torch_dtype": "bfloat16", "eos_token_id": 2}
+    config = parse_config({**raw, "text_config": text}, {})
+
+    assert (config.dtype, config.eos_token_ids) == ("bfloat16", (2,))
+
+
 def test_positions_by_kind_of_rope() -> None:
     """Dynamic scaling is taken only if more positions are asked for; yarn's positions are those it stretches to."""
     dynamic = parse("LlamaForCausalLM", rope_scaling={"type": "dynamic", "factor": 2.0})
@@ -117,6 +126,19 @@ def test_positions_by_kind_of_rope() -> None:
     assert effective_max_model_len(Settings(), parse("Qwen2ForCausalLM", rope_scaling=yarn)) == 16384
 
 
+def test_command_r_may_have_more_positions_than_it_has_by_default() -> None:
+    """Its config.json has 8192, and 131072 as model_max_length: so many may be asked for, as in vLLM."""
+    config = parse("CohereForCausalLM", max_position_embeddings=8192, model_max_length=131072)
+
+    assert effective_max_model_len(Settings(), config) == 8192
+    assert effective_max_model_len(Settings(max_model_len=131072), config) == 131072
+    with pytest.raises(ModelError, match="only 131072 positions"):
+        effective_max_model_len(Settings(max_model_len=131073), config)
+    absurd = parse("CohereForCausalLM", model_max_length=10**30)
+    with pytest.raises(ModelError, match="only 4096 positions"):
+        effective_max_model_len(Settings(max_model_len=8192), absurd)
+
+
 @pytest.mark.parametrize(
     ("architecture", "needs"),
     [
@@ -127,6 +149,9 @@ def test_positions_by_kind_of_rope() -> None:
         ("Qwen3_5ForConditionalGeneration", "recurrent state"),
         ("Gemma4ForCausalLM", "two sizes of heads"),
         ("Qwen3VLForConditionalGeneration", "a text tower"),
+        ("Qwen3VLMoeForConditionalGeneration", "a text tower"),
+        ("T5ForConditionalGeneration", "an encoder beside the decoder"),
+        ("OlmoeForCausalLM", "a mixture of experts of another kind"),
         ("ModernBertModel", "encoders"),
         ("DistilBertForSequenceClassification", "encoders"),
         ("GraniteMoeHybridForCausalLM", "recurrent state"),

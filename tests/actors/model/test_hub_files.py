@@ -22,7 +22,7 @@ SCOUT: dict[str, Any] = {
     **BASE, "model_type": "llama4_text", "head_dim": 128, "num_hidden_layers": 8, "intermediate_size": 8192,
     "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1, "attention_chunk_size": 8192,
     "no_rope_layers": [], "interleave_moe_layer_step": 1, "use_qk_norm": True, "rope_theta": 500000.0,
-    "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 0.5, "rope_type": "llama3",
+    "rope_scaling": {"factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0, "rope_type": "llama3",
                      "original_max_position_embeddings": 8192},
 }  # fmt: skip
 

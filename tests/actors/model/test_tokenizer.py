@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pagebus.actors.model.tokenizer import TokenizerError, load_tokenizer
+from pagebus.actors.model.tokenizer import TokenizerError, load_tokenizer, read_info
 from tests.helpers.tokenizer_factory import byte_level, model_folder, sentencepiece, with_bos
 from tests.helpers.waiting import LIMIT_S
 
@@ -46,6 +47,25 @@ def test_same_tokenizer_as_auto_tokenizer(tmp_path: Path, model_type: str, decla
     ids = list(range(len(theirs)))
     assert theirs.decode(ids) == ours.backend_tokenizer.decode(ids, skip_special_tokens=False)
     assert theirs.chat_template == ours.chat_template
+
+
+def _template(folder: Path) -> Any:
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    return tokenizer.chat_template
+
+
+def test_a_processor_s_chat_template(tmp_path: Path) -> None:
+    """Mistral-Small-3.1 has its template in no other file; one of the tokenizer's own counts before it."""
+    folder = model_folder(tmp_path, byte_level(), chat_template=None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ 'theirs' }}"}))
+    assert (_template(folder), read_info(folder, None)["chat_template"]) == ("{{ 'theirs' }}",) * 2
+    (folder / "chat_template.jinja").write_text("{{ 'own' }}")
+    assert (_template(folder), read_info(folder, None)["chat_template"]) == ("{{ 'own' }}",) * 2
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": [1]}))
+    with pytest.raises(TokenizerError, match=r"chat_template\.json: chat_template is no text"):
+        load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(

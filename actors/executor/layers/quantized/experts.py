@@ -14,7 +14,7 @@ from pagebus.kernels.quantized.experts import QuantizedExperts
 from pagebus.kernels.quantized.layouts import Layout, tensors_of
 
 BY_TURNS = "mxfp4"
-"""The packing whose files have interleaved rows of gate and up."""
+"""The packing whose files have interleaved rows of gate and up, and outputs before inputs."""
 
 
 def quantized_experts(
@@ -29,17 +29,17 @@ def quantized_experts(
     """
     each = [tuple(f"{prefix}.experts.{{}}.{name}" for name in names) for names in spellings]
     gate_up = parameters.expert_weight(
-        spec.here, 2 * spec.width, hidden, f"{prefix}.{stacked[0]}", [names[:2] for names in each]
+        spec.here, 2 * spec.width, hidden, f"{prefix}.{stacked[0]}", [names[:2] for names in each], BY_TURNS
     )
     down = parameters.expert_weight(
-        spec.here, hidden, spec.width, f"{prefix}.{stacked[1]}", [names[2:] for names in each]
+        spec.here, hidden, spec.width, f"{prefix}.{stacked[1]}", [names[2:] for names in each], BY_TURNS
     )
     if gate_up is None and down is None:
         return None
     scheme = parameters.scheme((f"{prefix}.{stacked[0]}",))
     by_turns = scheme is not None and scheme.packing == BY_TURNS
-    if parameters.names.columns_first and not by_turns:
-        raise ModelError(f"{prefix}: experts that are stored column by column are not read quantized")
+    if parameters.names.columns_first and spec.bias and not by_turns:
+        raise ModelError(f"{prefix}: experts with biases that are stored column by column are not read quantized")
     if gate_up is None or down is None:
         raise ModelError(f"{prefix}: some products of its experts are quantized and others are not")
     gate, first, second = (

@@ -25,11 +25,12 @@ class _Empty(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedPart:
     """What the tensors of one ``module`` of the checkpoint fill: ``weight`` [n, K], or [E, n, K] if the checkpoint has
-    all experts as one."""
+    all experts as one; ``by_columns``: it has them as [E, K, n], which is not read."""
 
     module: str
     scheme: Scheme
     weight: Layout
+    by_columns: bool = False
 
     @property
     def num_bytes(self) -> int:

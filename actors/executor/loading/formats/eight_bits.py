@@ -33,16 +33,21 @@ def _scale_shapes(scheme: Scheme, rows: int, columns: int) -> tuple[tuple[int, .
     return ((), (1,), (1, 1)) if not height else ((rows, 1), (rows,), (1,), ())
 
 
+def _fp8_scales(scheme: Scheme) -> tuple[str, str]:
+    """The scale's name, and another. Both multiply. transformers has the name of those of blocks for that of a whole
+    tensor, too (Ministral 3)."""
+    of_all, of_blocks = "weight_scale", "weight_scale_inv"
+    return (of_blocks, of_all) if scheme.block[0] > 1 else (of_all, of_blocks)
+
+
 def _fp8(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
-    """Blocks have ``weight_scale_inv``, which multiplies like the others."""
-    name = "weight_scale_inv" if scheme.block[0] > 1 else "weight_scale"
-    scale = Expected((*FLOATS, "F8_E8M0"), _scale_shapes(scheme, rows, columns))
+    name, also = _fp8_scales(scheme)
+    scale = Expected((*FLOATS, "F8_E8M0"), _scale_shapes(scheme, rows, columns), also=also)
     return {"weight": Expected(E4M3, ((rows, columns),)), name: scale, **STATIC}
 
 
 def _read_fp8(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
-    scale = tensors["weight_scale_inv" if scheme.block[0] > 1 else "weight_scale"]
-    return Codes(tensors["weight"], _matrix(scale.float()))
+    return Codes(tensors["weight"], _matrix(tensors[_fp8_scales(scheme)[0]].float()))
 
 
 def _plain(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:

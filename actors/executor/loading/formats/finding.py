@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -11,7 +11,7 @@ import torch
 from pagebus.actors.executor.layers.parameters import Parameters
 from pagebus.actors.executor.layers.quantized.weights import QuantizedPart
 from pagebus.actors.executor.loading.formats import eight_bits, four_bit_floats, gguf, online, packed
-from pagebus.actors.executor.loading.formats.reading import FLOATS, Expected, Reader
+from pagebus.actors.executor.loading.formats.reading import BIAS, FLOATS, Expected, Reader
 from pagebus.actors.executor.loading.weight_copy import StoredTensor
 from pagebus.actors.model.config import ModelError
 from pagebus.actors.model.family import NameMap
@@ -72,8 +72,10 @@ def find_modules(
     """
     modules, used = [], set[str]()
     for part in parameters.chosen_parts(lambda part: _any(part.module, part.scheme, part.weight.shape, stored)):
+        if part.by_columns:
+            raise ModelError(f"{part.module}: experts that are stored column by column are not read quantized")
         cut, shape = _whole(part.module, part.scheme, part.weight.shape, names, shard)
-        tensors, taken = _tensors(part.module, part.scheme, shape, stored)
+        tensors, taken = _tensors(part.module, part.scheme, shape, stored, parameters.views)
         if cut is not None and cut.dim == len(shape) - 3:  # whole experts, which lie behind each other
             tensors = {name: _experts_of(tensor, cut) for name, tensor in tensors.items()}
             cut, shape = None, tuple(part.weight.shape)
@@ -86,7 +88,7 @@ def find_modules(
         scheme = quantization.scheme(all_names(module, names)) or quantization.default
         if scheme is not None and _any(module, scheme, tuple(view.shape), stored):
             cut, shape = _whole(module, scheme, tuple(view.shape), names, shard)
-            tensors, taken = _tensors(module, scheme, shape, stored)
+            tensors, taken = _tensors(module, scheme, shape, stored, parameters.views)
             modules.append(Module(module, scheme, tensors, shape, None, view, cut))
             used |= taken
     first = {id(each): min((t.file, t.offset) for t in each.tensors.values()) for each in modules}
@@ -130,17 +132,19 @@ def _full_name(module: str, suffix: str, shape: tuple[int, ...]) -> str:
 
 def _any(module: str, scheme: Scheme, shape: tuple[int, ...], stored: Stored) -> bool:
     """Whether the files have a tensor of the module."""
-    return any(_full_name(module, suffix, shape) in stored for suffix in _expected(scheme, shape))
+    expected = _expected(scheme, shape).items()
+    return any(_full_name(module, name, shape) in stored for suffix, each in expected for name in each.names(suffix))
 
 
 def _tensors(
-    module: str, scheme: Scheme, shape: tuple[int, ...], stored: Stored
+    module: str, scheme: Scheme, shape: tuple[int, ...], stored: Stored, views: Container[str]
 ) -> tuple[dict[str, StoredTensor], set[str]]:
-    """A module's tensors, and the names of all that are its own."""
+    """A module's tensors, and the names of all that are its own. Those of ``views`` are the model's."""
     found, taken = {}, set()
     for suffix, expected in _expected(scheme, shape).items():
-        name = _full_name(module, suffix, shape)
-        tensor = stored.get(name)
+        names = [_full_name(module, each, shape) for each in expected.names(suffix)]
+        name = next((each for each in names if each in stored), names[0])
+        tensor = None if suffix == BIAS and name in views else stored.get(name)
         if tensor is None:
             if expected.needed:
                 raise ModelError(_missing(name, module, scheme, stored))

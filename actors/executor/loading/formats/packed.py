@@ -8,6 +8,7 @@ import torch
 
 from pagebus.actors.executor.loading.formats.eight_bits import STATIC
 from pagebus.actors.executor.loading.formats.reading import (
+    BIAS,
     FLOATS,
     Codes,
     Expected,
@@ -37,20 +38,25 @@ def centred(codes: torch.Tensor, zero: torch.Tensor | None, bits: int) -> tuple[
 
 
 def _gptq(scheme: Scheme, rows: int, columns: int) -> Mapping[str, Expected]:
+    """AutoGPTQ gave every module a bias, of zeros where the model has none (Qwen2.5-7B-Instruct-GPTQ-Int4)."""
     groups, bits = groups_of(scheme, columns), scheme.bits
     return {
         "qweight": Expected(INTEGERS, ((-(-columns * bits // 32), rows),)),
         "qzeros": Expected(INTEGERS, ((groups, -(-rows * bits // 32)),), needed=scheme.zeros),
         "scales": Expected(FLOATS, ((groups, rows),)),
         "g_idx": Expected(INTEGERS, ((columns,),), needed=scheme.ordered),
+        BIAS: Expected(FLOATS, ((rows,),), needed=False),
     }
 
 
 def _read_gptq(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -> Codes:
+    if BIAS in tensors and bool(tensors[BIAS].any()):
+        raise FormatError("has a bias that is not 0, and config.json asks for none")
     codes = unpack_bits(tensors["qweight"].t(), scheme.bits, columns)
     zero = _gptq_zeros(tensors.get("qzeros"), scheme, rows)
     values, zero = centred(codes, None if zero is None else zero.t(), scheme.bits)
-    return Codes(values, tensors["scales"].float().t(), zero, groups=_gptq_groups(tensors, scheme, columns))
+    groups = _order(tensors.get("g_idx"), scheme, columns, "g_idx", "desc_act")
+    return Codes(values, tensors["scales"].float().t(), zero, groups=groups)
 
 
 def _gptq_zeros(words: torch.Tensor | None, scheme: Scheme, rows: int) -> torch.Tensor | None:
@@ -74,9 +80,11 @@ def _gptq_zeros(words: torch.Tensor | None, scheme: Scheme, rows: int) -> torch.
     return unpack_bits(words.to(torch.int64) + ones, scheme.bits, rows)
 
 
-def _gptq_groups(tensors: Tensors, scheme: Scheme, columns: int) -> torch.Tensor | None:
-    """The group of each column; None: in order."""
-    groups = tensors.get("g_idx")
+def _order(
+    groups: torch.Tensor | None, scheme: Scheme, columns: int, name: str, field: str
+) -> torch.Tensor | None:  # fmt: skip
+    """The group of each column by the tensor ``name``; None: in order. Raises FormatError if the configuration's
+    ``field`` says so, and the tensor does not."""
     if groups is None:
         return None
     if not scheme.block[1]:
@@ -85,7 +93,7 @@ def _gptq_groups(tensors: Tensors, scheme: Scheme, columns: int) -> torch.Tensor
         return groups
     plain = torch.arange(columns, device=groups.device) // (scheme.block[1] or columns)
     if not torch.equal(groups, plain.to(groups.dtype)):
-        raise FormatError("has columns in an order of their own (g_idx), but the configuration has no desc_act")
+        raise FormatError(f"has columns in an order of their own ({name}), but the configuration has no {field}")
     return None
 
 
@@ -149,7 +157,7 @@ def _read_ct_packed(tensors: Tensors, scheme: Scheme, rows: int, columns: int) -
         zero = ct_codes(tensors["weight_zero_point"].t(), scheme.bits, rows).t()
     values, zero = centred(codes, zero, scheme.bits)
     scale = tensors["weight_scale"].float()
-    groups = tensors["weight_g_idx"] if scheme.ordered else None
+    groups = _order(tensors.get("weight_g_idx"), scheme, columns, "weight_g_idx", "actorder")
     return Codes(values, scale if scale.dim() == 2 else scale.reshape(-1, 1), zero, groups=groups)
 
 

@@ -13,17 +13,25 @@ Shape = tuple[int, ...]
 FLOATS = ("F32", "BF16", "F16")
 E4M3 = ("F8_E4M3",)
 E8M0 = ("U8", "F8_E8M0")
+BIAS = "bias"
+"""Of a module for which the model has a bias it is the model's, and no reader sees it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """A tensor of a module: the formats and shapes that it may have, and whether it must be there. No ``shapes``: the
-    reader checks them itself. One that is not ``read`` is of no use here."""
+    reader checks them itself. One that is not ``read`` is of no use here. ``also``: another name that files have for
+    it."""
 
     formats: tuple[str, ...]
     shapes: tuple[Shape, ...] = ()
     needed: bool = True
     read: bool = True
+    also: str | None = None
+
+    def names(self, suffix: str) -> tuple[str, ...]:
+        """All that it may be called, behind the module's name."""
+        return (suffix,) if self.also is None else (suffix, self.also)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

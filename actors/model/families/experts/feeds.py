@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.experts import checked
+from pagebus.actors.model.families.experts.fields import checked
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import Dense, Feed, Moe
 
@@ -60,8 +60,5 @@ def groups(fields: Fields) -> dict[str, int]:
 
 def dense_first(fields: Fields, moe: Moe, default: int) -> tuple[Feed, ...]:
     """Each layer's part: ``first_k_dense_replace`` dense ones (0: none), then mixtures."""
-    first, count = fields.get("first_k_dense_replace"), fields.integer("num_hidden_layers")
-    first = default if first is None else first
-    if type(first) is not int or first < 0:
-        raise ModelError(f"config.json: first_k_dense_replace is {first!r}, not a number of layers")
+    first, count = fields.count("first_k_dense_replace", default), fields.integer("num_hidden_layers")
     return tuple(dense(fields) if index < first else moe for index in range(count))

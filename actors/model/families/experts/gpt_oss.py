@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagebus.actors.model.experts import checked, num_experts
+from pagebus.actors.model.families.experts.fields import checked, num_experts
 from pagebus.actors.model.families.llama import ACTIVATIONS
 from pagebus.actors.model.family import Family, NameMap
 from pagebus.actors.model.fields import Fields, every_nth

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.experts import checked, num_experts
 from pagebus.actors.model.families import granite
+from pagebus.actors.model.families.experts.fields import checked, num_experts
 from pagebus.actors.model.family import Family, NameMap
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import Dense, ModelSpec, Moe

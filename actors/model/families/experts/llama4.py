@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pagebus.actors.model.errors import ModelError
-from pagebus.actors.model.experts import checked
+from pagebus.actors.model.families.experts.fields import checked
 from pagebus.actors.model.family import WITH_IMAGES, Family
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope
@@ -62,6 +62,10 @@ SMALL = {
     "num_hidden_layers": 4, "no_rope_layer_interval": 2, "attention_chunk_size": 24, "floor_scale": 32,
     "attn_scale": 0.4, "intermediate_size": 40, "intermediate_size_mlp": 72, "num_local_experts": 6,
 }  # fmt: skip
+SCOUT_ROPE = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 ODD = {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 48}
 FAMILY = Family(
     name="Llama 4",
@@ -73,7 +77,7 @@ FAMILY = Family(
         renamed=(("feed_forward.router.", "mlp.gate."), ("feed_forward.", "mlp.")),
     ),
     golden={
-        "llama4": SMALL,
+        "llama4": {**SMALL, "rope_parameters": SCOUT_ROPE},
         "llama4-odd": {
             **SMALL, **ODD, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2, "attention_chunk_size": 37,
         },

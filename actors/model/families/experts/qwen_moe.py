@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.experts import checked, num_experts, sparse_layers
 from pagebus.actors.model.families import qwen
+from pagebus.actors.model.families.experts.fields import checked, num_experts, sparse_layers
 from pagebus.actors.model.family import Family
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import Dense, ModelSpec, Moe
@@ -26,18 +26,17 @@ def parse2(fields: Fields) -> ModelSpec:
 def parse3(fields: Fields) -> ModelSpec:
     """No shared expert; one window in all layers, or none."""
     spec = qwen.parse3(Fields({**fields.raw, "head_dim": fields.head_dim()}))
-    windowed = fields.get("use_sliding_window") and fields.get("sliding_window", 4096) is not None
-    window = fields.integer("sliding_window", 4096) if windowed else 0
+    window = qwen.qwen_window(fields)
     layers = tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for layer in spec.layers)
     return _with_experts(replace(spec, layers=layers), fields, None)
 
 
 def _windows2(fields: Fields) -> tuple[int, ...]:
     """As transformers has them where the file does not say: of every second of the first ``max_window_layers``."""
-    if "layer_types" in fields or not fields.get("use_sliding_window"):
+    if fields.get("layer_types") is not None:
         return qwen.qwen_windows(fields)
-    first, count = fields.get("max_window_layers", 28), fields.integer("num_hidden_layers")
-    window = fields.integer("sliding_window", 4096)
+    count, first = fields.integer("num_hidden_layers"), fields.count("max_window_layers", 28)
+    window = qwen.qwen_window(fields)
     return tuple(window if index % 2 == 0 and index < first else 0 for index in range(count))
 
 

@@ -193,7 +193,9 @@ def test_repositories(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Only the file that is meant is fetched, with all its parts; every actor needs it for its header."""
     fetched: list[list[str]] = []
 
-    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        name: str, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> str:
         fetched.append(allow_patterns)
         return str(tmp_path)
 

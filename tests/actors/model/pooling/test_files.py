@@ -38,6 +38,9 @@ def test_positions_of_xlm_r_begin_behind_padding() -> None:
     assert (config.spec.encoder.first, config.max_position_embeddings) == (2, 512)
     assert (effective_max_model_len(Settings(), config), planned_model_len(Settings(), config)) == (512, 513)
     assert effective_max_model_len(Settings(max_num_batched_tokens=100), config) == 100
+    longer = parse("XLMRobertaModel", pad_token_id=1, type_vocab_size=1, model_max_length=8192)
+    with pytest.raises(ModelError, match="only 512 positions"):  # it has a table of them
+        effective_max_model_len(Settings(max_model_len=513), longer)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +106,25 @@ def test_modules(tmp_path: Path) -> None:
     assert pooler.width(64) == 8
 
 
+def test_a_reranker_that_compares_tokens_generates(tmp_path: Path) -> None:
+    """Qwen3-Reranker, zerank-2: until the tokens are named."""
+    modules = [
+        {"idx": 0, "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {
+            "idx": 1,
+            "path": "1_LogitScore",
+            "type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore",
+        },
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert read_modules(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"1_Pooling/config.json": {"pooling_mode_max_tokens": True}}, "pooling_mode_max_tokens"),
+        ({"1_Pooling/config.json": {"pooling_mode": ["cls", "mean"]}}, r"pooling_mode \['cls', 'mean'\] is not"),
         ({"1_Pooling/config.json": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "and"),
         ({"modules.json": [{"type": "a.Pooling", "path": "../x"}]}, "outside"),
         ({"modules.json": [{"type": "a.WeightedLayerPooling", "path": "1_Pooling"}]}, "WeightedLayerPooling"),

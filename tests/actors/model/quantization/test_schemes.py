@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pagebus.actors.model.config import ModelConfig, ModelError
+from pagebus.actors.model.config import ModelConfig, ModelError, parse_config
 from pagebus.actors.model.family import WITH_IMAGES, NameMap
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.quantization.parsing import parse_quantization
@@ -90,6 +90,12 @@ def test_methods(fields: dict[str, Any], said: str) -> None:
     ("group", "form", "said"),
     [
         (INT4, "pack-quantized", "ct_packed, 4 bits, groups of 128"),
+        (
+            {"weights": {**INT4["weights"], "actorder": "dynamic"}},
+            "pack-quantized",
+            "ct_packed, 4 bits, groups of 128, act-order",
+        ),
+        ({"weights": {**INT4["weights"], "actorder": "static"}}, "pack-quantized", "ct_packed, 4 bits, groups of 128"),
         (
             {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "input_activations": TOKENS},
             "int-quantized",
@@ -201,9 +207,14 @@ def test_entries_that_mean_nothing_are_reported() -> None:
 
 
 def test_files_beside_the_configuration(tmp_path: Path) -> None:
-    """ModelOpt's and AutoGPTQ's; config.json counts first."""
+    """AWQ's, AutoGPTQ's and ModelOpt's; config.json counts first."""
     config = json.loads((Path(shipped).parent / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config))
+    side = {"zero_point": True, "q_group_size": 128, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "quant_config.json").write_text(json.dumps(side))
+    found = ModelConfig.load(tmp_path).quantization
+    assert found is not None
+    assert str(found.default) == "awq, 4 bits, groups of 128, zero points"
     (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 8, "group_size": 64, "desc_act": False}))
     found = ModelConfig.load(tmp_path).quantization
     assert found is not None
@@ -217,6 +228,16 @@ def test_files_beside_the_configuration(tmp_path: Path) -> None:
     found = ModelConfig.load(tmp_path).quantization
     assert found is not None
     assert found.method == "fp8"
+
+
+def test_an_older_name_of_the_object() -> None:
+    """neuralmagic's checkpoints of 2024 have it under ``compression_config``."""
+    config = json.loads((Path(shipped).parent / "config.json").read_text())
+    said = {"quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], **INT4}}}  # fmt: skip
+    found = parse_config({**config, "compression_config": said}, {}).quantization
+    assert found is not None
+    assert str(found.default) == "ct_packed, 4 bits, groups of 128"
 
 
 def test_the_flag(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from pagebus.actors.model.config import ModelError
 from tests.actors.executor.models.test_families import MAX_TOKENS, SETTINGS, reference_tokens
 from tests.helpers.engine_driver import Driver
 from tests.helpers.model_factory import make_golden
-from tests.helpers.quantized.checkpoints import quantize
+from tests.helpers.quantized.checkpoints import quantize, tensors_of, write
+from tests.helpers.quantized.llama4 import put_together, taken_apart
 from tests.helpers.quantized.packers import PACKERS
 
 pytestmark = pytest.mark.share(6)
@@ -58,3 +60,29 @@ def test_experts(name: str, tmp_path: Path) -> None:
     """Each expert's modules go straight into the stacked layout."""
     fields = {**FIELDS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
     check(*quantize(make_golden(tmp_path / "model", "qwen3_moe", fields), tmp_path, PACKERS[name]))
+
+
+LLAMA4 = {**FIELDS, "num_local_experts": 4, "intermediate_size": 64, "intermediate_size_mlp": 64}
+
+
+def llama4(name: str, folder: Path) -> tuple[Path, Path, Path]:
+    """The model as it is published, the same quantized with its experts apart, and what that means."""
+    stacked = make_golden(folder / "model", "llama4_text", LLAMA4)
+    apart = write(folder / "apart", stacked, taken_apart(tensors_of(stacked)))
+    return stacked, *quantize(apart, folder, PACKERS[name])
+
+
+@pytest.mark.parametrize("name", ["ct-fp8", "ct-int4-zeros"])
+def test_experts_of_llama4(name: str, tmp_path: Path) -> None:
+    """llm-compressor takes them apart, so that each has rows of outputs."""
+    stacked, quantized, dense = llama4(name, tmp_path)
+    check(quantized, write(tmp_path / "stacked", stacked, put_together(tensors_of(dense))))
+
+
+def test_experts_of_llama4_in_one_tensor(tmp_path: Path) -> None:
+    """They lie column by column there, which no reader expects."""
+    stacked, quantized, _ = llama4("ct-fp8", tmp_path)
+    experts = {name: tensor for name, tensor in tensors_of(stacked).items() if ".experts." in name}
+    rest = {name: tensor for name, tensor in tensors_of(quantized).items() if ".experts." not in name}
+    with pytest.raises(ModelError, match="gate_up_proj: experts that are stored column by column are not read"):
+        tokens(write(tmp_path / "mixed", quantized, rest | experts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,20 @@ from pagebus.kernels.quantized.layouts import W4Words, W8Blocks
 from tests.helpers.model_factory import make_golden, make_model
 from tests.helpers.quantized.checkpoints import change, noise, quantize, tensors_of
 from tests.helpers.quantized.layouts import CPU, layout_of, parsed, read
-from tests.helpers.quantized.packers import PACKERS, SIGNED, bit_rows, bnb_4bit, e4m3, fp8, gptq, gptq_zeros
+from tests.helpers.quantized.packers import (
+    PACKERS,
+    SIGNED,
+    Packer,
+    Tensors,
+    awq,
+    bit_rows,
+    bnb_4bit,
+    ct_packed,
+    e4m3,
+    fp8,
+    gptq,
+    gptq_zeros,
+)
 
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
 
@@ -38,6 +52,22 @@ def test_weight_scale_inv_multiplies() -> None:
     scheme = parsed(fp8(16))
     tensors = {"weight": torch.full((16, 16), 2.0).to(torch.float8_e4m3fn), "weight_scale_inv": torch.tensor([[3.0]])}
     assert layout_of(scheme, tensors, 16, 16).dense().unique().tolist() == [6.0]
+
+
+def test_a_scale_of_a_whole_tensor_may_have_the_name_of_those_of_blocks(tmp_path: Path) -> None:
+    """transformers writes it so, and Ministral-3-8B-Instruct-2512 has it; so is what it calls input_scale."""
+    model = make_model(tmp_path / "model", "llama3", seed=1, **WIDE)
+    quantized, dense = quantize(model, tmp_path, fp8(static=True))
+    change(quantized, _as_transformers_writes)
+    weight = load(quantized).layers[0].mlp.down.weight
+    assert not isinstance(weight, torch.Tensor)
+    assert torch.equal(weight.dense(), tensors_of(dense)["model.layers.0.mlp.down_proj.weight"])
+
+
+def _as_transformers_writes(tensors: Tensors) -> None:
+    for name in list(tensors):
+        new = name.replace("weight_scale", "weight_scale_inv").replace("input_scale", "activation_scale")
+        tensors[new] = tensors.pop(name)
 
 
 def test_nvfp4_global_scale_divides_in_compressed_tensors_and_multiplies_in_modelopt() -> None:
@@ -177,13 +207,65 @@ def test_parts_of_a_product_need_one_order_of_columns(tmp_path: Path) -> None:
         load(quantized)
 
 
-def test_act_order_that_is_not_announced_is_refused(tmp_path: Path) -> None:
-    """A file whose g_idx is no ramp, without desc_act."""
+@pytest.mark.parametrize(
+    ("packer", "name", "field"),
+    [(PACKERS["gptq-4-zeros"], "g_idx", "desc_act"), (ct_packed(4, 16, sym=True), "weight_g_idx", "actorder")],
+    ids=["gptq", "compressed-tensors"],
+)
+def test_act_order_that_is_not_announced_is_refused(packer: Packer, name: str, field: str, tmp_path: Path) -> None:
+    """A file whose g_idx is no ramp, without the field that says so."""
     model = make_model(tmp_path / "model", "llama3", seed=1, **WIDE)
-    quantized, _ = quantize(model, tmp_path, PACKERS["gptq-4-zeros"])
-    change(quantized, lambda tensors: tensors["model.layers.0.mlp.up_proj.g_idx"].copy_(torch.arange(64) % 4))
-    with pytest.raises(ModelError, match=r"up_proj has columns in an order of their own"):
+    quantized, _ = quantize(model, tmp_path, packer)
+    order = {f"model.layers.0.mlp.up_proj.{name}": (torch.arange(64) % 4).int()}
+    change(quantized, lambda tensors: tensors.update(order))
+    with pytest.raises(ModelError, match=rf"up_proj has columns in an order of their own \({name}\), .* no {field}"):
         load(quantized)
+
+
+def test_gptq_biases_of_zeros_are_no_others_than_none(tmp_path: Path) -> None:
+    """AutoGPTQ wrote them for every product (Qwen2-7B-Instruct-GPTQ-Int8, TheBloke's); Qwen 2 has its own of some."""
+    model = make_model(tmp_path / "model", "qwen2", seed=1, **WIDE)
+    quantized, dense = quantize(model, tmp_path, gptq(4, 32, sym=True))
+    down = "model.layers.0.mlp.down_proj.bias"
+    change(quantized, lambda tensors: tensors.update({down: torch.zeros(64)}))
+    bias, stored = load(quantized).layers[0].attention.qkv.bias, tensors_of(dense)
+    assert bias is not None
+    assert torch.equal(bias, torch.cat([stored[f"model.layers.0.self_attn.{part}_proj.bias"] for part in "qkv"]))
+    change(quantized, lambda tensors: tensors.update({down: torch.ones(64)}))
+    with pytest.raises(ModelError, match=r"down_proj has a bias that is not 0, and config\.json asks for none \(gptq"):
+        load(quantized)
+
+
+MIXTRAL = [f"block_sparse_moe.experts.{expert}" for expert in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("packer", "lists"),
+    [
+        (
+            gptq(4, 32, sym=True),
+            {"modules_in_block_to_quantize": [
+                [f"self_attn.{part}_proj" for part in "kvq"], ["self_attn.o_proj"],
+                [f"{expert}.{name}" for expert in MIXTRAL for name in ("w1", "w3")], [f"{each}.w2" for each in MIXTRAL],
+            ]},
+        ),
+        (awq(32), {"modules_to_not_convert": ["gate"]}),
+    ],
+    ids=["gptq", "awq"],
+)  # fmt: skip
+def test_lists_mean_experts_by_the_names_that_their_family_has(
+    packer: Packer, lists: dict[str, Any], tmp_path: Path
+) -> None:
+    """TheBloke's GPTQ of Mixtral names w1, w2 and w3; AWQ's "gate" is its router, and no gate_proj."""
+    fields = {**WIDE, "intermediate_size": 64, "head_dim": 16, "num_local_experts": 3}
+    model = make_golden(tmp_path / "model", "mixtral", fields)
+    quantized, dense = quantize(model, tmp_path, Packer({**packer.config, **lists}, packer.pack))
+    weight = load(quantized).layers[0].mlp.expert_weights["experts_down"]
+    stored = tensors_of(dense)
+    assert not isinstance(weight, torch.Tensor)
+    assert torch.equal(
+        weight.dense(), torch.stack([stored[f"model.layers.0.{expert}.w2.weight"] for expert in MIXTRAL])
+    )
 
 
 def test_exponents_of_two_are_exact_at_both_ends() -> None:

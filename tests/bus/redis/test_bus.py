@@ -131,6 +131,15 @@ async def test_lost_answer_of_a_group_read(server_bus: RedisBus, raw: RedisLink)
     assert entries[0].deliveries == 1
 
 
+async def test_a_stream_is_deleted_under_a_group_read(server_bus: RedisBus, raw: RedisLink) -> None:
+    """By an eviction or FLUSHDB: the read makes the stream and its group anew, and waits on."""
+    reading = asyncio.create_task(server_bus.read_group("g", "a", ["s"], block_ms=60_000))
+    await until_blocked(raw)
+    await raw.call(("DEL", "s"))
+    await server_bus.publish([("s", abort(1))])
+    assert request_ids(await reading) == ["r1"]
+
+
 async def test_idle_connection_closed_by_the_server(server_bus: RedisBus, raw: RedisLink) -> None:
     """A connection that the server closed while idle is replaced without an error."""
     await server_bus.ping()

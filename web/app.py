@@ -303,6 +303,9 @@ class IngressActor(Actor):
         await self._runner.setup()
         assert self._runner.server is not None
         self.connections = Connections(self._runner.server, self.settings.max_connections_per_address)
+        if (most := listener.allow_open_files()) <= listener.FEW_OPEN_FILES:
+            remedy = "raise the hard limit (ulimit -Hn): every connection takes one, and more are reset"
+            self.log.warning("few files may be open", limit=most, remedy=remedy)
         loop = asyncio.get_running_loop()
         if (path := self.settings.uds) is not None:
             for sock in listener.listen_on_path(path):

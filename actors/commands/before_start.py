@@ -19,6 +19,7 @@ from pagebus.actors.model.config import (
 )
 from pagebus.actors.model.errors import ModelError
 from pagebus.actors.model.gguf.files import choose, split_type
+from pagebus.actors.runtime.one_machine import check_folders
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import Bus
 
@@ -27,13 +28,15 @@ def check_settings(settings: Settings) -> None:
     """Compare the settings with the files and the GPU of this machine.
 
     Raises:
-        SettingsError: the file of keys or the template is wrong, or the GPU does not support what is asked.
+        SettingsError: the file of keys or the template is wrong, a folder cannot be written to, or the GPU does not
+            support what is asked.
         ModelError: there is no such model, or it cannot be served.
     """
     if settings.chat_template is not None:
         _check_template(settings.chat_template)
     if settings.api_key_file is not None:
         importlib.import_module("pagebus.web.access.key_file").KeyFile(settings.api_key_file).news()
+    check_folders(settings)
     if is_path(settings.model):
         _check_folder(settings, resolve_model(settings, weights=False))
     elif not _is_cached(settings.model):  # else nothing has to wait for the hub

@@ -103,7 +103,7 @@ class Inspection:
         GPU is not known."""
         limits, settings = self._engine.runner.limits, self._settings
         demand = demand_of(limits, block_bytes)
-        fixed = fixed_kv_bytes(settings, demand, CPU if self._target is None else self.parameters.device)
+        fixed = fixed_kv_bytes(settings, demand.block_bytes, CPU if self._target is None else self.parameters.device)
         if fixed is None and self._memory_gib is not None:
             total = int(self._memory_gib * GIB * settings.gpu_memory_utilization)
             fixed = max(0, total - self.parameters.num_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +11,28 @@ from pathlib import Path
 from pagebus.actors.runtime.child import die_with_parent
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.private_redis.server import PrivateRedis, find_redis_server
+
+
+def check_folders(settings: Settings) -> None:
+    """Make the folders that settings name, and look whether they, or one for temporary files, can be written to.
+
+    Raises:
+        SettingsError: one cannot.
+    """
+    for flag, name in (("--data-dir", settings.data_dir), ("--files-dir", settings.files_dir)):
+        if name is not None:
+            try:
+                Path(name).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SettingsError(f"{flag} {name}: {error.strerror}") from error
+            if not os.access(name, os.W_OK | os.X_OK):
+                raise SettingsError(f"{flag} {name}: it cannot be written to")
+    if settings.data_dir is None and (settings.bus is None or settings.files_dir is None):
+        try:
+            tempfile.gettempdir()
+        except FileNotFoundError as error:
+            remedy = "set TMPDIR to a folder that can be written to, or give --data-dir"
+            raise SettingsError(f"there is no room for temporary files: {remedy}") from error
 
 
 @contextlib.asynccontextmanager

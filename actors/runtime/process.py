@@ -64,9 +64,10 @@ def make_bus(settings: Settings) -> Bus:
     """The bus object for ``settings.bus``, not yet connected.
 
     Raises:
-        SettingsError: there is no URL, it is invalid, or its server is open to everyone.
+        SettingsError: there is no URL, it is invalid, a file for TLS cannot be used, or the server is open to everyone.
     """
     from pagebus.bus.connect import open_bus
+    from pagebus.bus.redis.tls import check_tls_files
     from pagebus.bus.redis.url import SCHEMES, is_open, parse_redis_url, with_password, with_tls_files
 
     if settings.bus is None:
@@ -74,9 +75,10 @@ def make_bus(settings: Settings) -> Bus:
     files = {"ca": settings.redis_ca_file, "cert": settings.redis_cert_file, "key": settings.redis_key_file}
     try:
         url = with_password(with_tls_files(settings.bus, **files), settings.redis_password)
-        if not settings.allow_open_redis and url.partition("://")[0] in SCHEMES:
+        if url.partition("://")[0] in SCHEMES:
             target = parse_redis_url(url)
-            if is_open(target):
+            check_tls_files(target.options)
+            if is_open(target) and not settings.allow_open_redis:
                 raise BusError(f"{target.text} is on another machine, and {OPEN_REDIS}")
         return open_bus(url, settings.name, client_name=settings.actor_name or "pagebus")
     except BusError as error:

@@ -22,8 +22,7 @@ class ProcessMetrics:
         self._memory = gauge("process_resident_memory_bytes", "Resident memory of the process.", actor=actor)
         self._files = gauge("process_open_fds", "Open file descriptors of the process.", actor=actor)
         self._files_counted_s = -FILES_EVERY_S
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        gauge("process_max_fds", "Most file descriptors the process may have open.", actor=actor).set(max(0, limit))
+        self._most_files = gauge("process_max_fds", "Most file descriptors the process may have open.", actor=actor)
         name, text = "process_start_time_seconds", "When this actor's life began, in seconds since 1970."
         gauge(name, text, actor=actor).set(time.time())
 
@@ -34,6 +33,7 @@ class ProcessMetrics:
         if (now_s := time.monotonic()) - self._files_counted_s >= FILES_EVERY_S:
             self._files_counted_s = now_s
             self._files.set(open_files())
+            self._most_files.set(max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
 def resident_bytes() -> int:

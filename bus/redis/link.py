@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from pagebus.bus.contract import BusUnavailable
 from pagebus.bus.redis.replies import is_read_only
 from pagebus.bus.redis.stream import RedisStream, Reply
+from pagebus.bus.redis.tls import tls_remedy
 from pagebus.bus.redis.url import CONNECT_TIMEOUT_S, RedisTarget
 
 COMMAND_TIMEOUT_S = 5.0
@@ -40,7 +41,7 @@ def info_of(reply: bytes) -> dict[str, str]:
 
 
 class UrlRefused(BusUnavailable):
-    """The server rejects the user, the password or the database; retrying will not help."""
+    """The user, password or database is rejected, or one side's certificate by the other; retrying does not help."""
 
 
 class Servers:
@@ -307,6 +308,8 @@ class RedisLink:
             return UrlRefused(f"Redis at {where} refuses our credentials ({error}): check the bus URL")
         if any(isinstance(each, ResponseError) and "DB index" in str(each) for each in (error, error.__cause__)):
             return UrlRefused(f"Redis at {where} has no such database ({error}): check the bus URL")
+        if (remedy := tls_remedy(error)) is not None:
+            return UrlRefused(f"Redis at {where} {remedy}")
         if isinstance(error, TimeoutError | RedisTimeoutError):
             return BusUnavailable(f"Redis at {where} does not answer: is it overloaded, stopped or cut off?")
         if isinstance(error, ConnectionError | RedisError | OSError):

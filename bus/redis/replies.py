@@ -73,9 +73,9 @@ def is_read_only(reply: Any) -> bool:
 
 
 def is_no_group(reply: Any) -> bool:
-    """Whether the stream or the group does not exist."""
+    """Whether the stream or the group does not exist, or has gone while a read waited for its entries."""
     return isinstance(reply, ResponseError) and (
-        str(reply).startswith("NOGROUP") or "requires the key to exist" in str(reply)
+        str(reply).startswith(("NOGROUP", "UNBLOCKED")) or "requires the key to exist" in str(reply)
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from pagebus.web.answers import null_fields
 from pagebus.web.answers.timings import timings_of
@@ -82,6 +82,8 @@ class EventStream:
 
     async def _open(self) -> None:
         self._streams.add(self)
+        if self._request.version < HttpVersion11:  # has no chunks: only the connection's end can end the stream
+            self._response.force_close()
         await self._response.prepare(self._request)
 
     async def end(self, events: bytes) -> web.StreamResponse:

@@ -39,8 +39,9 @@ class Ring:
     def sample(self, totals: Totals) -> bool:
         """Take a sample if one is due. Returns whether the ring should be stored."""
         last = self.spans.last
-        if last is not None and totals.at_s - last.at_s < self.every_s - 0.25:
+        if last is not None and 0 <= totals.at_s - last.at_s < self.every_s - 0.25:
             return False
+        self._drop_after(totals.at_s)
         if (found := self.spans.next(totals)) is None:
             return False
         self.samples.append([round(totals.at_s, 3), *found])
@@ -50,6 +51,12 @@ class Ring:
             return False
         self.stored_s = totals.at_s
         return True
+
+    def _drop_after(self, now_s: float) -> None:
+        """Drop what lies in the future, because the clock was set back."""
+        while self.samples and (self.samples[-1][0] or 0.0) > now_s:
+            self.samples.pop()
+        self.stored_s = min(self.stored_s, now_s)
 
     def stored(self) -> dict[str, Any]:
         return {"figures": list(FIGURES), "samples": list(self.samples)}

@@ -115,7 +115,9 @@ class Spans:
         return self._before[-1] if self._before else None
 
     def next(self, after: Totals) -> list[float | None] | None:
-        """The figures up to ``after``; None of the first one."""
+        """The figures up to ``after``; None of the first one, also of the first since the clock was set back."""
+        if self._before and after.at_s < self._before[-1].at_s:
+            self._before.clear()
         before = self.last
         self._before.append(after)
         while len(self._before) > 2 and after.at_s - self._before[1].at_s >= QUANTILES_OVER_S:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import socket
 import stat
 
@@ -13,9 +14,25 @@ from pagebus.actors.settings import SettingsError
 from pagebus.web.http.limits import SEND_BUFFER_BYTES, WRITE_TIMEOUT_S
 
 BACKLOG = 2048
+OPEN_FILES, FEW_OPEN_FILES = 65_536, 4096
+"""How many files an ingress asks to open, one for every connection; and the most that are worth a warning."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 15, 5
 """When a silent client is probed. One that is cut off from the network is noticed after ``WRITE_TIMEOUT_S``, whether
 something is written to it or not."""
+
+
+def allow_open_files() -> int:
+    """Raise the limit of open files as far as it is needed and permitted; returns it.
+
+    The usual soft limit, 1024, is for programs that use ``select``. Beyond the limit, connections are reset and nothing
+    says so.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = [OPEN_FILES if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard)]
+    if limits[0] < (wanted := min(OPEN_FILES, limits[1])):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return limits[0]
 
 
 async def listen(host: str, port: int, *, share: bool = False) -> list[socket.socket]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from pagebus.actors.settings import Settings
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.web.access.key_share import key_share
 from pagebus.web.http.errors import bad_field
 
@@ -264,8 +264,17 @@ class Store:
 
 
 def open_store(settings: Settings) -> Store | None:
-    """The store of a deployment; None if it stores no files."""
-    return Store(Path(settings.files_dir), settings.max_files_bytes) if settings.files_dir else None
+    """The store of a deployment; None if it stores no files.
+
+    Raises:
+        SettingsError: its folder cannot be had.
+    """
+    if not settings.files_dir:
+        return None
+    try:
+        return Store(Path(settings.files_dir), settings.max_files_bytes)
+    except OSError as error:
+        raise SettingsError(f"--files-dir {settings.files_dir}: {error.strerror}") from error
 
 
 def shown(record: Record) -> Record:

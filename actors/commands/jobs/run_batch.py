@@ -15,7 +15,7 @@ import uvloop
 from pagebus.actors.commands.jobs.ordering import bad_lines, put_in_order
 from pagebus.actors.commands.jobs.transfer import collect, submit
 from pagebus.actors.runtime.gpus import visible_gpus
-from pagebus.actors.runtime.one_machine import check_one_process, private_redis, uses_one_process
+from pagebus.actors.runtime.one_machine import check_folders, check_one_process, private_redis, uses_one_process
 from pagebus.actors.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, StopSignal, make_bus, stop_on_signals
 from pagebus.actors.runtime.single_process import SingleProcess
 from pagebus.actors.runtime.supervisor import Supervisor, plan_children
@@ -72,6 +72,7 @@ async def _run(settings: Settings, requests: Path, results: Path, progress: Prog
             system: SingleProcess | Supervisor = SingleProcess(settings, progress, lambda _: started.set(), server)
             bus: Bus = MemoryBus(server, Names(settings.name))
             return await _beside(system, stop, started, transfer(bus, settings, requests, results, progress))
+        check_folders(settings)
         async with private_redis(settings.data_dir) as redis:
             gpus, cores = visible_gpus(os.environ), len(os.sched_getaffinity(0))
             settings = settings.replace(bus=redis.url).shared_out(cores)

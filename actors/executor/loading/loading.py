@@ -15,6 +15,7 @@ from pagebus.actors.executor.batch.layout import BatchLimits
 from pagebus.actors.executor.device.agreement import ALONE, Agreement
 from pagebus.actors.executor.device.comm import Comm
 from pagebus.actors.executor.device.device import check_attention
+from pagebus.actors.executor.device.free_memory import free_bytes
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.device.ops import Ops
 from pagebus.actors.executor.graphs.graphs import Graphs, pool_bytes, with_adapted
@@ -113,7 +114,8 @@ def load(
     head = head_files(settings, config, path)
     cached = cache_format(settings, config, dtype, head)
     block_bytes = cached.block_bytes
-    num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes)
+    on_host = (fixed_kv_bytes(settings, block_bytes, device) or 0) if device.type == "cpu" else 0
+    num_blocks = 0 if config.in_one_step else num_host_blocks(settings.swap_space, block_bytes, free_bytes() - on_host)
     shared = shares_host_tier(settings, config, device)
     memory = HostMemory(num_blocks, block_bytes, device, shared=shared)
     loading = _Loading(settings, config, path, device, dtype, head, cached, memory, agreement, progress, tell)
@@ -192,7 +194,7 @@ class _Loading:
             blocks = blocks_needed(limits.max_num_seqs, limits.max_model_len, limits.block_size)
             known_bytes: int | None = blocks * demand.block_bytes
         else:
-            known_bytes = fixed_kv_bytes(self.settings, demand, self.device)
+            known_bytes = fixed_kv_bytes(self.settings, demand.block_bytes, self.device)
         if known_bytes is not None:
             blocks_in(known_bytes, demand, self.settings, self.device, measured=False)
         return known_bytes

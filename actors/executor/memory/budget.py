@@ -49,10 +49,10 @@ class KvDemand:
         return Window(self.window, self.block_size).most_blocks(self.most_tokens)
 
 
-def fixed_kv_bytes(settings: Settings, demand: KvDemand, device: torch.device) -> int | None:
+def fixed_kv_bytes(settings: Settings, block_bytes: int, device: torch.device) -> int | None:
     """Cache bytes that the settings alone decide; None where a share of the GPU has to be measured."""
     if settings.num_gpu_blocks_override is not None:
-        return settings.num_gpu_blocks_override * demand.block_bytes
+        return settings.num_gpu_blocks_override * block_bytes
     if settings.kv_cache_memory_bytes is not None:
         return settings.kv_cache_memory_bytes
     return int(settings.cpu_kv_cache_gib * GIB) if device.type == "cpu" else None

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.memory.layout import Layout
 from pagebus.actors.executor.memory.shared_memory import try_shared
 
@@ -24,22 +25,22 @@ CHUNK_BYTES = 64 << 20
 """Locked at a time: enough to make up for the driver's cost per call, too little to hold anybody up for long."""
 MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Not reserved: what is not used yet must not keep the process from forking."""
-SHARE_OF_AVAILABLE = 0.5
+SHARE_OF_FREE = 0.5
 GIB = 1 << 30
 POLL_S = 0.005
 
 
-def num_host_blocks(swap_space_gib: float, block_bytes: int) -> int:
-    """Blocks in the wanted space, and in at most half of the memory that the machine has left."""
-    return int(min(swap_space_gib * GIB, SHARE_OF_AVAILABLE * _available_bytes()) // block_bytes)
+def num_host_blocks(swap_space_gib: float, block_bytes: int, free_bytes: float) -> int:
+    """Blocks in the wanted space, and in at most half of the memory that is free for it."""
+    return int(min(swap_space_gib * GIB, SHARE_OF_FREE * max(0.0, free_bytes)) // block_bytes)
 
 
-def _available_bytes() -> float:
+def _map(num_bytes: int) -> mmap.mmap:
     try:
-        with open("/proc/meminfo") as lines:
-            return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        return float("inf")  # not Linux: unknown
+        return mmap.mmap(-1, num_bytes, MAP_FLAGS)
+    except OSError as error:
+        text = f"the system gives no {num_bytes / GIB:.1f} GiB for the host tier: lower --swap-space"
+        raise EngineError(f"{text} ({error.strerror})") from error
 
 
 def lock_pages(address: int, num_bytes: int, device: torch.device) -> bool:
@@ -79,7 +80,7 @@ class HostMemory:
         self.layout = Layout(block_bytes, self._per_chunk, self._stride)
         num_bytes = max(page, self._num_chunks * self._stride)
         self.shared = try_shared(num_bytes) if shared and num_blocks else None
-        self._map = mmap.mmap(-1, num_bytes, MAP_FLAGS) if self.shared is None else self.shared.map
+        self._map = _map(num_bytes) if self.shared is None else self.shared.map
         if device.type == "cuda" and hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         own = np.frombuffer(self._map, np.uint8) if self.shared is None else self.shared.bytes

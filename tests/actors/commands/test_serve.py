@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 import httpx
@@ -194,6 +195,36 @@ def test_a_name_of_the_hub_without_a_model_is_all_that_is_told(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, name, revision=None: list(files or ()))
     assert problem in ends_with(capfd, model)
+
+
+@pytest.mark.parametrize("flag", ["--data-dir", "--files-dir"])
+def test_a_folder_that_cannot_be_had_is_told(capfd: pytest.CaptureFixture[str], tmp_path: Path, flag: str) -> None:
+    """With the flag, the path and the reason."""
+    (file := tmp_path / "file").touch()
+    assert ends_with(capfd, flag, str(file / "in")) == f"pagebus: {flag} {file}/in: Not a directory\n"
+
+
+@pytest.mark.parametrize("flag", ["--data-dir", "--files-dir"])
+def test_a_folder_that_is_read_only_is_told(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    """As on a disk that is mounted so: permissions alone do not show it."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert ends_with(capfd, flag, str(tmp_path)) == f"pagebus: {flag} {tmp_path}: it cannot be written to\n"
+
+
+def test_a_machine_without_room_for_temporary_files_is_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root is read-only."""
+
+    def gettempdir() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "gettempdir", gettempdir)
+        text = ends_with(capfd)
+    assert "set TMPDIR to a folder that can be written to, or give --data-dir" in text
 
 
 def test_a_repository_in_the_cache_is_left_to_the_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

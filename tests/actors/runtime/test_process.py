@@ -212,6 +212,8 @@ def test_certificates_are_for_tls(tmp_path: Path) -> None:
     """A client certificate stands for a password; without TLS, files are a mistake."""
     with pytest.raises(SettingsError, match="certificates are for rediss://"):
         make_bus(Settings(bus="redis://:p@h", redis_ca_file="ca.pem"))
+    with pytest.raises(SettingsError, match=r"^--bus: --redis-ca-file gone.pem cannot be used: No such file"):
+        make_bus(Settings(bus="rediss://:p@h", redis_ca_file="gone.pem"))
     url = with_tls_files("rediss://h:1/2?ssl_ca_certs=mine.pem", ca="ca.pem", cert="/a/c.pem", key="k.pem")
     assert url == "rediss://h:1/2?ssl_ca_certs=mine.pem&ssl_certfile=/a/c.pem&ssl_keyfile=k.pem"
     assert not is_open(parse_redis_url(url))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,36 +14,10 @@ from pagebus.bus.private_redis.server import PrivateRedis
 from pagebus.bus.redis.bus import RedisBus, _block_parts
 from pagebus.bus.redis.link import Command, RedisLink
 from pagebus.bus.redis.stream import Reply
-from pagebus.bus.redis.url import parse_redis_url, with_password
+from pagebus.bus.redis.url import with_password
 from pagebus.bus.streams import Names
 from tests.bus.entries import abort, request_ids
-from tests.helpers.waiting import LIMIT_S, eventually
-
-
-@pytest.fixture
-async def server_bus(private_redis: PrivateRedis) -> AsyncIterator[RedisBus]:
-    """A bus on a server that the test may mistreat."""
-    bus = RedisBus(private_redis.url, connect_timeout_s=LIMIT_S, command_timeout_s=LIMIT_S)
-    await bus.connect()
-    yield bus
-    await bus.close()
-
-
-@pytest.fixture
-async def raw(private_redis: PrivateRedis) -> AsyncIterator[RedisLink]:
-    """Plain commands to that server."""
-    link = RedisLink(parse_redis_url(private_redis.url), "test")
-    yield link
-    await link.close()
-
-
-async def until_blocked(raw: RedisLink) -> None:
-    """Wait until some client's read waits on the server."""
-
-    async def waits() -> bool:
-        return b"blocked_clients:0" not in (await raw.call(("INFO", "clients")))[0]
-
-    await eventually(waits, look_s=0)
+from tests.helpers.waiting import LIMIT_S
 
 
 async def test_calls_fail_while_the_server_is_down_and_work_after(
@@ -113,22 +86,6 @@ async def test_hung_server_is_noticed(private_redis: PrivateRedis, server_bus: R
     await server_bus.append([LogEntry("l", EntryId(1, 1), StepPlan(step=1, planned_s=0.0, num_decodes=0))])
     assert await server_bus.length("l") == 1
     await hasty.close()
-
-
-async def test_lost_answer_of_a_group_read(server_bus: RedisBus, raw: RedisLink) -> None:
-    """Entries whose delivery was cut off come again, as if for the first time; those already handed out do not."""
-    await server_bus.publish([("s", abort(1)), ("s", abort(2))])
-    assert request_ids(await server_bus.read_group("g", "a", ["s"], count=1, block_ms=0)) == ["r1"]
-    # What a reader does whose connection then breaks: the server has delivered r2 to "a", nobody has seen it.
-    await raw.call(("XREADGROUP", "GROUP", "g", "a", "STREAMS", "s", ">"))
-    reading = asyncio.create_task(server_bus.read_group("g", "a", ["s"], block_ms=60_000))
-    await until_blocked(raw)
-    await raw.call(("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"))
-    with pytest.raises(BusUnavailable):
-        await reading
-    entries = await server_bus.read_group("g", "a", ["s"], block_ms=0)
-    assert request_ids(entries) == ["r2"]
-    assert entries[0].deliveries == 1
 
 
 async def test_idle_connection_closed_by_the_server(server_bus: RedisBus, raw: RedisLink) -> None:

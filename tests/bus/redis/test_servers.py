@@ -15,7 +15,8 @@ from pagebus.bus.contract import BusError, BusUnavailable
 from pagebus.bus.messages import AbortRequest
 from pagebus.bus.private_redis.server import find_redis_server
 from pagebus.bus.redis.bus import RedisBus
-from pagebus.bus.redis.link import RedisLink
+from pagebus.bus.redis.link import RedisLink, UrlRefused
+from pagebus.bus.redis.tls import check_tls_files
 from pagebus.bus.redis.url import parse_redis_url, with_tls_files
 from tests.helpers.waiting import LIMIT_S, until
 
@@ -91,8 +92,8 @@ async def test_tls_with_user_and_password(launch: Launch, certificates: dict[str
     await bus.publish([("s", AbortRequest(request_id="r"))])
     assert await bus.length("s") == 1
     await bus.close()
-    stranger = RedisBus(url, connect_timeout_s=0)
-    with pytest.raises(BusUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+    stranger = RedisBus(url, connect_timeout_s=LIMIT_S)
+    with pytest.raises(UrlRefused, match=r"not trusted here: is --redis-ca-file .*CERTIFICATE_VERIFY_FAILED"):
         await stranger.connect()
     await stranger.close()
 
@@ -106,10 +107,31 @@ async def test_tls_with_certificates_of_clients(launch: Launch, certificates: di
     await bus.connect()
     assert await bus.length("s") == 0
     await bus.close()
-    stranger = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=0)
-    with pytest.raises(BusUnavailable):
+    stranger = RedisBus(with_tls_files(url, ca=certificates["ca"]), connect_timeout_s=LIMIT_S)
+    with pytest.raises(UrlRefused, match="wants a client certificate: give --redis-cert-file"):
         await stranger.connect()
     await stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"ca": "gone.pem"}, "--redis-ca-file gone.pem cannot be used: No such file or directory"),
+        ({"ca": "key"}, r"--redis-ca-file \S+key.pem cannot be used: no certificate or crl found"),
+        ({"cert": "cert"}, r"--redis-cert-file \S+cert.pem without a key file cannot be used: not in PEM format"),
+        ({"cert": "cert", "key": "other"}, r"with --redis-key-file \S+other.pem cannot be used: key values mismatch"),
+        ({"key": "key"}, "--redis-key-file needs --redis-cert-file"),
+    ],
+)
+def test_tls_files_that_cannot_be_used(certificates: dict[str, str], files: dict[str, str], told: str) -> None:
+    """The file at fault is named, before a server is asked; a good set passes."""
+    other = Path(certificates["key"]).with_name("other.pem")
+    subprocess.run(["openssl", "genrsa", "-out", str(other), "2048"], check=True, capture_output=True)
+    known = certificates | {"other": str(other)}
+    url = with_tls_files("rediss://h", **{name: known.get(file, file) for name, file in files.items()})
+    with pytest.raises(BusError, match=told):
+        check_tls_files(parse_redis_url(url).options)
+    check_tls_files(parse_redis_url(with_tls_files("rediss://h", **certificates)).options)
 
 
 async def test_waiting_for_a_server_is_told_twice(launch: Launch, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,15 +34,16 @@ def folder(tmp_path_factory):
 
 
 @asynccontextmanager
-async def redis_with_users(folder: Path) -> AsyncIterator[str]:
+async def redis_with_users(folder: Path, *options: str) -> AsyncIterator[str]:
     """A server with the users of the example and one for the test; yields the path of its socket."""
     users = ACL.read_text().replace("CHANGE-ME", "secret")
     (folder / "users.acl").write_text(users + "user test on >secret ~* &* +@all\n")
     socket, program = folder / "redis.sock", find_redis_server()
     assert program is not None
+    socket.unlink(missing_ok=True)
     process = await asyncio.create_subprocess_exec(
         program, "--port", "0", "--unixsocket", str(socket), "--aclfile", str(folder / "users.acl"), "--save", "",
-        cwd=folder, stdout=asyncio.subprocess.DEVNULL,
+        *options, cwd=folder, stdout=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
 
@@ -95,6 +96,19 @@ async def test_a_deployment_with_a_user_per_actor(folder, tmp_path):
             assert await asyncio.to_thread(main, ["dead-letters", "list", "--bus", bus]) == 0
         async with client(socket, "test") as redis:
             assert [line for line in await redis.acl_log() if line["reason"] != "auth"] == []
+
+
+async def test_a_killed_server_keeps_transactions(tmp_path):
+    """A starting Redis replays its file as the default user, and leaves out transactions that it may not execute."""
+    always = ("--appendonly", "yes", "--appendfsync", "always")
+    async with redis_with_users(tmp_path, *always) as socket, client(socket, "scheduler") as redis:
+        both = redis.pipeline(transaction=True)
+        both.xadd(NAMES.journal, {"f": "first"}).xadd(NAMES.journal, {"f": "second"})
+        await both.execute()
+    async with redis_with_users(tmp_path, *always) as socket, client(socket, "test") as redis:
+        assert [entry["f"] for _, entry in await redis.xrange(NAMES.journal)] == ["first", "second"]
+        default = await redis.acl_getuser("default")
+        assert ("off" in default["flags"], "nopass" in default["flags"], default["passwords"]) == (True, False, [])
 
 
 def recovery(user: str) -> list[tuple[str, ...]]:

@@ -71,6 +71,20 @@ async def test_heads(serve, path, status):
     assert (int(head.split()[1]), body) == (status, b"")
 
 
+async def test_a_stream_over_http_1_0_ends_its_connection(serve):
+    """HTTP/1.0 has no chunks, so nothing else says where the stream ends, also if the client wants to keep it open."""
+    served = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.actor.port)
+    body = b'{"prompt":"x","stream":true,"max_tokens":2}'
+    head = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(2 * (head + body))
+
+    answer = await reader.read()
+    writer.close()
+
+    assert (answer.count(b"HTTP/1.0 200 "), answer.count(b"data: [DONE]")) == (1, 1)
+
+
 async def test_broken_chunks(serve):
     """A body whose chunks are broken is a 400."""
     served = await serve()

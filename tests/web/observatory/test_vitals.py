@@ -106,6 +106,16 @@ def test_a_ring_is_bounded_and_samples_no_more_often_than_it_should() -> None:
     assert [sample[0] for sample in ring.samples] == [34.0, 36.0, 38.0]
 
 
+def test_a_clock_that_is_set_back() -> None:
+    """Samples go on at once, with true rates and in order; what lies in the future now is dropped."""
+    ring = Ring(2.0, 9)
+    for tokens, at_s in enumerate((7190.0, 7192.0, 7194.0, 20.0, 22.0, 24.0)):
+        ring.sample(Totals(at_s, {"vllm:generation_tokens": 100.0 * tokens}))
+    rate = 1 + FIGURES.index("output_tokens_per_s")
+    assert [(sample[0], sample[rate]) for sample in ring.samples] == [(22.0, 50.0), (24.0, 50.0)]
+    assert ring.stored_s == 20.0, "the next one is stored in ten seconds"
+
+
 async def test_the_next_ingress_goes_on_with_the_history() -> None:
     """What one has stored, the next one shows, and one that does not keep it reads it from the bus."""
     bus = MemoryBus(MemoryServer())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import socket
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ import pytest
 from pagebus.actors.runtime.health_check import http_status
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.messages import RequestFailed
-from pagebus.web.server.listener import is_listened_to, listen_on_path
+from pagebus.web.server.listener import OPEN_FILES, is_listened_to, listen_on_path
 from tests.helpers.waiting import until
 from tests.web.fake_backend import MODEL, Delta, batch
 
@@ -287,3 +288,19 @@ async def test_tokens_only(serve, http):
             assert response.status == 404
     async with http.get(served.url + "/v1/models") as response:
         assert response.status == 200
+
+
+async def test_connections_may_be_as_many_as_the_system_permits(serve, lines, monkeypatch):
+    """The soft limit of open files, 1024 by default, is raised; a low hard limit is told, as clients are not."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        await serve()
+        most = OPEN_FILES if before[1] == resource.RLIM_INFINITY else min(OPEN_FILES, before[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    await serve()
+    warnings = [(line["event"], line["limit"]) for line in lines() if line["level"] == "warning" and "limit" in line]
+    assert warnings == [("few files may be open", 1024)]

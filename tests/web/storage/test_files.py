@@ -12,6 +12,7 @@ import httpx
 import openai
 import pytest
 
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.web.storage import files as store
@@ -197,3 +198,10 @@ async def test_without_a_folder() -> None:
         with pytest.raises(openai.NotFoundError, match="--files-dir"):
             await client.files.list()
     await served.stop()
+
+
+def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
+    """Ends an actor with the setting, the path and the reason; another try would not help."""
+    (file := tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=f"^--files-dir {file}/in: Not a directory$"):
+        store.open_store(Settings(files_dir=str(file / "in")))

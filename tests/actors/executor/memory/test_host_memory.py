@@ -9,7 +9,8 @@ import threading
 import pytest
 import torch
 
-from pagebus.actors.executor.memory.host_memory import lock_pages
+from pagebus.actors.executor.device.errors import EngineError
+from pagebus.actors.executor.memory.host_memory import HostMemory, lock_pages
 
 
 @pytest.mark.parametrize("code", [0, 2])
@@ -32,3 +33,11 @@ def test_what_cannot_be_locked_leaves_no_error_to_the_thread_that_asks(
     assert (address, num_bytes) == (ctypes.addressof(pages), 64)
     assert thread != threading.get_ident()
     assert pages.raw == bytes(64)
+
+
+def test_a_system_that_gives_no_memory() -> None:
+    """Is said with the setting to change: no machine has a hundred PiB of addresses."""
+    with pytest.raises(
+        EngineError, match=r"no 104857600.0 GiB for the host tier: lower --swap-space \(Cannot allocate"
+    ):
+        HostMemory(100 << 20, 1 << 30, torch.device("cpu"))

@@ -146,12 +146,13 @@ def test_no_block_lies_in_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.block(4).ctypes.data == starts[4]
 
 
-def test_the_space_is_what_was_asked_for_but_leaves_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most half of the machine's available memory."""
-    monkeypatch.setattr(host_memory, "_available_bytes", lambda: 10 << 30)
-    assert num_host_blocks(4.0, 1 << 20) == 4096
-    assert num_host_blocks(64.0, 1 << 20) == 5 * 1024
-    assert num_host_blocks(0.0, 1 << 20) == 0
+def test_the_space_is_what_was_asked_for_but_leaves_some() -> None:
+    """At most half of the memory that is left."""
+    free = 10 << 30
+    assert num_host_blocks(4.0, 1 << 20, free) == 4096
+    assert num_host_blocks(64.0, 1 << 20, free) == 5 * 1024
+    assert num_host_blocks(0.0, 1 << 20, free) == 0
+    assert num_host_blocks(4.0, 1 << 20, -1) == 0
 
 
 # -- order, on a CUDA made of paper -----------------------------------------------------------------------------------

@@ -123,8 +123,8 @@ def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int)
     from pagebus.actors.executor.loading.compilation import Turn, compile_kernels
 
     turn = Turn(mark_path(settings.replace(rank=0), config, target).with_suffix(".lock"))
-    num_kernels = compile_kernels(settings, rank_config(config, settings), target, jobs, turn)
+    total = compile_kernels(settings, rank_config(config, settings), target, jobs, turn)
     mark.touch()
     print(
-        f"sm_{target.capability}: {num_kernels} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s"
+        f"sm_{target.capability}: {total} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s"
     )

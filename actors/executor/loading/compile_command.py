@@ -125,6 +125,4 @@ def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int)
     turn = Turn(mark_path(settings.replace(rank=0), config, target).with_suffix(".lock"))
     total = compile_kernels(settings, rank_config(config, settings), target, jobs, turn)
     mark.touch()
-    print(
-        f"sm_{target.capability}: {total} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s"
-    )
+    print(f"sm_{target.capability}: {total} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")

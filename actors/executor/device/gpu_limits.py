@@ -11,7 +11,7 @@ E4M3_CACHES, LEAST_OF_E4M3 = ("fp8", "fp8_e4m3"), 89
 LARGEST_HEAD = 256
 """The largest heads whose tiles fit into 99 KiB, of a cache in 16 bits: they take 69."""
 MOST_RANKS = 8
-"""Of a stage: :data:`pagebus.kernels.exchange.peers.SENDERS`, whose kernels are compiled for ranks that use NCCL, too."""
+"""Of a stage: :data:`pagebus.kernels.exchange.peers.SENDERS`, whose kernels are compiled also for ranks over NCCL."""
 
 
 def check_first_gpu(settings: Settings) -> None:

@@ -184,10 +184,11 @@ class Engine:
                     finally:
                         self._end_capturing()
                     self._free_host_memory()
-                    self._grammars.close()
         except BaseException as error:
             self._fail(error)
         finally:
+            if self._once_grammars is not None:
+                self._once_grammars.close()
             self._comm.close()
             self._completion.put(None)
 

@@ -13,7 +13,7 @@ from pagebus.actors.executor.memory.groups import with_groups
 from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.stages import rank_config
-from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
+from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands, amount
 from pagebus.actors.settings.sources import add_arguments, load_settings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_inspect(commands: Commands) -> None:
     parser.add_argument("--target", metavar="SM", help="a kind of GPU, such as sm_89, or cpu (default: this machine's)")
     add_target_details(parser)
     parser.add_argument(
-        "--memory-gib", type=float, metavar="GIB", help="memory of the target, for the blocks of its cache"
+        "--memory-gib", type=amount, metavar="GIB", help="memory of the target, for the blocks of its cache"
     )
     parser.add_argument("--json", action="store_true", help="a JSON object on standard output")
     add_arguments(parser)

@@ -146,8 +146,7 @@ class LeadingRank(RankActor):
         addresses = {self._address, *(str(lease.info.get("address")) for lease in others)}
         where, hostname = await asyncio.to_thread(self._place, len(addresses) == 1)
         gpus, plain = [str(lease.info.get("gpu", "")) for lease in others], self.settings.disable_custom_all_reduce
-        size = self.settings.tensor_parallel_size
-        carrier = carrier_of([self._gpu, *gpus], size, one_host=len(addresses) == 1, plain=plain)
+        carrier = carrier_of([self._gpu, *gpus], one_host=len(addresses) == 1, plain=plain)
         comm = await asyncio.to_thread(meet, self.settings, where, hostname, carrier, self.epoch)
         self._record = Record(self.epoch, tuple(lease.epoch for lease in others), self._position, where, carrier)
         self.log.info("ranks have met", world=self.settings.num_ranks, carrier=carrier)

@@ -21,7 +21,7 @@ class Sleeping:
     """What one executor says of its sleep, and how it waits for its end."""
 
     def __init__(self, bus: Bus, metrics: Metrics, name: str) -> None:
-        self._bus = bus
+        self._bus, self._asleep = bus, False
         self._gauges = {
             state: metrics.gauge("vllm:engine_sleep_state", "1 for the state that the engine is in.", engine=name,
                                  sleep_state=state)
@@ -34,14 +34,15 @@ class Sleeping:
             gauge.set(state == shown)
 
     async def wait(self, set_state: Callable[[str], None]) -> None:
-        """Wait until no operator wants executors to sleep; without such a request it returns after one look."""
-        asleep = False
+        """Wait until no operator wants executors to sleep; without such a request it returns after one look. May be
+        called again after an error of the bus."""
         while (state := (await self._bus.get_state(SLEEP_STATE))[0]) is not None:
             self.show(SLEEPS_DEEPLY if state.get("level") == 2 else SLEEPS)
-            if not asleep:
-                asleep = True
+            if not self._asleep:
+                self._asleep = True
                 set_state(ASLEEP)
             await asyncio.sleep(SLEEP_LOOK_S)
-        if asleep:
+        if self._asleep:
+            self._asleep = False
             self.show("")
             set_state("loading")

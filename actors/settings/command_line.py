@@ -49,6 +49,22 @@ def number(text: str) -> float:
     return value
 
 
+def amount(text: str) -> float:
+    """The type of an option with a number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """The type of an option with a whole number above 0."""
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
 def rate(text: str) -> float:
     """The type of an option with a rate, which may be ``inf``."""
     return math.inf if text == "inf" else number(text)

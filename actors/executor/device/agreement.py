@@ -63,5 +63,11 @@ def compare(told: Sequence[Sequence[int]]) -> None:
     raise EngineError(f"the ranks have drifted apart ({text})")
 
 
+def copied_by_all(told: Sequence[Sequence[int]], step: int) -> int:
+    """Up to which step the copies of all ranks between the tiers are done, by what they have told in this one: 32 bits
+    of it, as of the step, which may be larger."""
+    return step - max((step - each[COPIED]) & 0xFFFFFFFF for each in told)
+
+
 ALONE = Agreement(ONE_RANK)
 """That of a replica of one rank."""

@@ -10,10 +10,8 @@ E4M3_CACHES, LEAST_OF_E4M3 = ("fp8", "fp8_e4m3"), 89
 """Compute capability (8.9) from which GPUs, and Triton for them, know this float8; e5m2 is half of a float16."""
 LARGEST_HEAD = 256
 """The largest heads whose tiles fit into 99 KiB, of a cache in 16 bits: they take 69."""
-
-
 MOST_RANKS = 8
-"""Of GPUs that exchange over peer memory."""
+"""Of a stage: :data:`pagebus.kernels.exchange.peers.SENDERS`, whose kernels are compiled also for ranks over NCCL."""
 
 
 def check_first_gpu(settings: Settings) -> None:
@@ -34,7 +32,10 @@ def check_ranks(settings: Settings) -> None:
         SettingsError: it is asked for.
     """
     if settings.tensor_parallel_size > MOST_RANKS:
-        raise SettingsError(f"--tensor-parallel-size: at most {MOST_RANKS} ranks on GPUs")
+        raise SettingsError(
+            f"--tensor-parallel-size {settings.tensor_parallel_size}: at most {MOST_RANKS} on GPUs; divide the model "
+            "further with --pipeline-parallel-size"
+        )
 
 
 def check_gpu(settings: Settings, config: ModelConfig | None, target: Target | None) -> None:

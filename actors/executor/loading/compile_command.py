@@ -14,7 +14,7 @@ from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings, SettingsError
-from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands
+from pagebus.actors.settings.command_line import SETTINGS_EPILOG, Commands, count
 from pagebus.actors.settings.sources import add_arguments, load_settings
 from pagebus.kernels.common.machines import target_named
 from pagebus.kernels.common.target import Target, first_target
@@ -42,7 +42,7 @@ def add_compile(commands: Commands) -> None:
         help="kinds of GPU, such as sm_90 or L40S (default: the one here)",
     )
     add_target_details(parser)
-    parser.add_argument("--jobs", type=int, metavar="N", help="parallel compilers (default: the number of cores)")
+    parser.add_argument("--jobs", type=count, metavar="N", help="parallel compilers (default: the number of cores)")
     add_arguments(parser)
 
 
@@ -74,9 +74,9 @@ def run_compile(arguments: argparse.Namespace) -> int:
 
 def add_target_details(parser: argparse.ArgumentParser) -> None:
     """Add what further describes a ``--target``."""
-    parser.add_argument("--multiprocessors", type=int, metavar="N", help="multiprocessors of the target")
+    parser.add_argument("--multiprocessors", type=count, metavar="N", help="multiprocessors of the target")
     parser.add_argument(
-        "--memory-gb-per-s", type=int, metavar="N", default=0, help="bandwidth of the target (default: as usual)"
+        "--memory-gb-per-s", type=count, metavar="N", default=0, help="bandwidth of the target (default: as usual)"
     )
 
 
@@ -123,6 +123,6 @@ def _compile(settings: Settings, config: ModelConfig, target: Target, jobs: int)
     from pagebus.actors.executor.loading.compilation import Turn, compile_kernels
 
     turn = Turn(mark_path(settings.replace(rank=0), config, target).with_suffix(".lock"))
-    count = compile_kernels(settings, rank_config(config, settings), target, jobs, turn)
+    total = compile_kernels(settings, rank_config(config, settings), target, jobs, turn)
     mark.touch()
-    print(f"sm_{target.capability}: {count} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")
+    print(f"sm_{target.capability}: {total} kernels are in {cache_dir()}, after {time.monotonic() - began_s:.1f} s")

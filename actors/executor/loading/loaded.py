@@ -21,8 +21,8 @@ from pagebus.bus.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine that is ready can hold; the scheduler plans by it. The first six and the last three are
-    its :class:`BatchLimits`."""
+    """What an engine that is ready can hold; the scheduler plans by it. Fields with the names of those of
+    :class:`BatchLimits` are these."""
 
     num_blocks: int
     block_size: int

@@ -217,17 +217,19 @@ class CopyWatch:
 
     def __init__(self) -> None:
         self._pending: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._newest = 0
 
     def step_done(self, step: int, copied: torch.cuda.Event | None) -> int:
         """``step`` is launched, or done; ``copied`` is the event behind its copies. Returns up to which step copies are
         done. 0: not even those for an earlier scheduler, which counted its own steps."""
+        if step <= self._newest:  # another scheduler's: copies for the one before are those of no step of it
+            self._pending = deque((0, event) for _, event in self._pending)
+        self._newest = step
         if copied is not None:
             self._pending.append((step, copied))
         while self._pending and is_done(self._pending[0][1]):
             self._pending.popleft()
-        if not self._pending:
-            return step
-        return self._pending[0][0] - 1 if self._pending[0][0] <= step else 0
+        return max(0, self._pending[0][0] - 1) if self._pending else step
 
 
 MEASURED_BLOCKS = 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +31,8 @@ GRAPHS = ("pagebus:cuda_graphs", "CUDA graphs: captured by now, and all that are
 class ExecutorMetrics:
     """Counts steps as they end, and shows what the engine says of itself."""
 
-    def __init__(self, metrics: Metrics, engine: str) -> None:
-        self._metrics, self._engine = metrics, engine
+    def __init__(self, metrics: Metrics, engine: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics, self._engine, self._clock = metrics, engine, clock
         self._kernels = KernelMetrics(metrics, engine)
         self._experts: ExpertMetrics | None = None
         self._graphs: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class ExecutorMetrics:
 
     def ready(self, settings: Settings, info: EngineInfo, expert_layers: Sequence[int]) -> None:
         """Steps can run from now on: count time and experts, and say what the cache is made of."""
-        self._ready_s = time.monotonic()
+        self._ready_s = self._clock()
         self._experts = ExpertMetrics(self._metrics, self._engine, expert_layers)
         labels = {"engine": self._engine, **cache_labels(settings, info)}
         self._metrics.gauge("vllm:cache_config_info", "What the cache is made of.", **labels).set(1)
@@ -59,13 +59,14 @@ class ExecutorMetrics:
         """Count a finished step; ``stats`` are the engine's totals."""
         self._busy.rise_to(stats.busy_s)
         self._steps.rise_to(stats.steps)
-        self._wall.rise_to(time.monotonic() - self._ready_s)
         self._tokens.inc(result.num_computed_tokens)
         if len(result.sequence_ids):
             self._step_time.observe(result.done_s - result.launched_s)
 
     def update(self, kernels: Mapping[StepKernels, int], expert_tokens: npt.NDArray[np.int64] | None) -> None:
-        """Show the steps so far by their kernels, and the tokens so far by expert [L, E]."""
+        """Show the time so far, the steps by their kernels, and the tokens by expert [L, E]. To be called as often as
+        metrics are published: time passes without steps, too."""
+        self._wall.rise_to(self._clock() - self._ready_s)
         self._kernels.update(kernels)
         if self._experts is not None and expert_tokens is not None:
             self._experts.update(expert_tokens)

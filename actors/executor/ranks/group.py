@@ -26,8 +26,6 @@ RECORD_TTL_S = 600.0
 LOOPBACK = "127.0.0.1"
 GLOO, NCCL, PEERS = "gloo", "nccl", "peers"
 """How ranks exchange tensors: through the host, between GPUs, or by writing into each other's memory."""
-MOST_PEERS = 8
-"""Ranks that write into each other's memory: :data:`pagebus.kernels.exchange.peers.SENDERS`."""
 OWN_SETTINGS = (
     "model", "tokenizer", "served_model_name", "threads", "lora_modules", "lora_resolver_cache_dir"
 )  # fmt: skip
@@ -109,12 +107,12 @@ class Record:
         return cls(state["generation"], tuple(state["epochs"]), start, state["store"], carrier)
 
 
-def carrier_of(gpus: Sequence[str], size: int, *, one_host: bool, plain: bool) -> str:
-    """How ranks with these ``gpus`` exchange tensors, ``size`` of them among each other; "" is a CPU. GPUs want one
-    rank each. ``plain``: by libraries alone."""
+def carrier_of(gpus: Sequence[str], *, one_host: bool, plain: bool) -> str:
+    """How ranks with these ``gpus`` exchange tensors; "" is a CPU. GPUs want one rank each. ``plain``: by libraries
+    alone."""
     if not all(gpus) or len(set(gpus)) < len(gpus):
         return GLOO
-    return PEERS if one_host and not plain and size <= MOST_PEERS else NCCL
+    return PEERS if one_host and not plain else NCCL
 
 
 def ranks_there(leases: Sequence[LeaseInfo], replica: str, world: int) -> list[LeaseInfo] | None:

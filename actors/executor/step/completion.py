@@ -11,6 +11,7 @@ import torch
 
 from pagebus.actors.executor.batch.results import ResultBuilder, without_rows
 from pagebus.actors.executor.batch.step_work import StepWork
+from pagebus.actors.executor.device.agreement import copied_by_all
 from pagebus.actors.executor.device.promises import Promise
 from pagebus.actors.executor.memory.swap import CopyWatch
 from pagebus.actors.executor.sampling.grammars import Grammars
@@ -109,8 +110,8 @@ class Completion:
                 self._spans.add("device", launched.queued.plan.step, began_s, ended_s)
             give_scores(readback.scores, launched.work)
             copied_step = watch.step_done(launched.queued.plan.step, launched.copied)
-            if readback.copied_step is not None:
-                copied_step = min(copied_step, readback.copied_step)
+            if readback.agreed is not None:
+                copied_step = min(copied_step, copied_by_all(readback.agreed, launched.queued.plan.step))
             pool.give_back(readback)
             self.finish(launched.queued, launched.work, tokens, launched.launched_s, busy_s, copied_step)
 

@@ -18,8 +18,8 @@ READ_EVERY_S = 1.0
 
 
 class ExpertCounts:
-    """Of L layers with E experts each. ``counts``: L tensors [E] int32 that grow and wrap
-    around; what they hold by now does not count."""
+    """Of L layers with E experts each. ``counts``: L tensors [E] int32 that grow and wrap around; what they hold by now
+    does not count."""
 
     def __init__(self, counts: Sequence[torch.Tensor]) -> None:
         self._counts = counts

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from pagebus.actors.executor.device.agreement import COPIED, compare
+from pagebus.actors.executor.device.agreement import compare
 from pagebus.actors.executor.device.device import new_event
 from pagebus.actors.executor.device.errors import EngineError
 from pagebus.actors.executor.sampling.logprobs import Scores
@@ -35,10 +35,9 @@ class Readback:
         """Views of the first tokens, by sizes met before."""
         self._stream = stream  # named for each event: torch takes longer to find out which one is current
         self._count = 0
-        self._agreed: torch.Tensor | None = None
-        self.copied_step: int | None = None
-        """Up to which step the copies of all ranks between the tiers are done, as far as they knew when they launched
-        the step; None: there is one rank."""
+        self._told: torch.Tensor | None = None
+        self.agreed: list[list[int]] | None = None
+        """What the ranks have told each other when they launched the step; None: there is one rank."""
         self.scores: Scores | None = None
         """Log probabilities that come with the tokens, if requested by any row."""
         self.started = new_event(timing=True)
@@ -61,9 +60,9 @@ class Readback:
                 part = self._parts[size] = self._tensor[:size]
             part.copy_(sampled, non_blocking=True)
         if told is not None:
-            if self._agreed is None:
-                self._agreed = torch.zeros(told.shape, dtype=told.dtype, pin_memory=True)
-            self._agreed.copy_(told, non_blocking=True)
+            if self._told is None:
+                self._told = torch.zeros(told.shape, dtype=told.dtype, pin_memory=True)
+            self._told.copy_(told, non_blocking=True)
         self.done.record(self._stream)
 
     def span(self, origin: Origin) -> tuple[float, float]:
@@ -82,10 +81,9 @@ class Readback:
         """
         self.done.synchronize()
         check()
-        if self._agreed is not None:
-            agreed = self._agreed.tolist()
-            compare(agreed)
-            self.copied_step = min(each[COPIED] for each in agreed)
+        if self._told is not None:
+            self.agreed = self._told.tolist()
+            compare(self.agreed)
         return self._array[: self._count].copy(), self.started.elapsed_time(self.done) / 1e3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from pagebus.actors.settings import SettingsError
 from pagebus.bus.messages import StepPlan
 from tests.actors.executor.small_engine import SETTINGS
 from tests.helpers.engine_driver import Driver, ints
+from tests.helpers.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,23 @@ def test_a_plan_that_cannot_be_right_ends_the_engine(folder: Path, second: StepP
         driver.engine.submit(second, driver.epoch)
     driver.close()
     assert driver.results.empty()
+
+
+def test_a_failed_engine_builds_no_more_grammars(folder: Path) -> None:
+    """Its process would wait, when it ends, for all that are still to be built."""
+    before = set(threading.enumerate())
+    driver = Driver(folder, **SETTINGS)
+    scheduler = driver.scheduler()
+    scheduler.add([1, 2, 3], 4, grammar='start: "a"', end_token_ids=(4,))
+    driver.drive(scheduler)
+    builders = [each for each in set(threading.enumerate()) - before if each.name.startswith("grammar")]
+    assert builders
+    with pytest.raises(PlanError):
+        driver.run_plan(StepPlan(step=scheduler.step + 2, planned_s=0.0, num_decodes=0))
+    driver.close()
+    for each in builders:
+        each.join(LIMIT_S)
+        assert not each.is_alive()
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused(folder: Path) -> None:

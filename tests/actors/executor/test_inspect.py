@@ -44,6 +44,17 @@ def test_a_dense_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "attention" in found["runs"]
 
 
+@pytest.mark.parametrize(
+    "option", ["--memory-gib=nan", "--memory-gib=inf", "--memory-gib=0", "--multiprocessors=-5", "--memory-gb-per-s=-5"]
+)
+def test_a_gpu_that_cannot_be_is_refused(model: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    """In one line, which names the option."""
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(model), "--target", "sm_90", option])
+    assert ended.value.code == 2
+    assert option.partition("=")[0] in capsys.readouterr().err
+
+
 def test_products_of_sentence_transformers_lie_in_folders_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from pagebus.kernels.moe.adapted.experts import ExpertTables
 class AdapterPass(threading.local):
     """Which tokens of the present pass have which adapter; None: no token has one, and nothing is launched for them.
     ``last``: the same of the tokens that the last layer goes on with; ``rows``: of those whose logits are computed.
+    ``of_token`` [T]: the place of the adapter of each token of the newest pass, which logits behind it are made by.
 
     Each thread has a pass of its own: graphs are captured beside steps.
     """
@@ -22,10 +23,15 @@ class AdapterPass(threading.local):
     plan: AdapterPlan | None = None
     last: AdapterPlan | None = None
     rows: AdapterPlan | None = None
+    of_token: torch.Tensor | None = None
 
-    def begin(self, plan: AdapterPlan | None, last: AdapterPlan | None) -> None:
+    def begin(self, plan: AdapterPlan, last: AdapterPlan) -> None:
         """For the pass that follows."""
-        self.plan, self.last = plan, last
+        self.plan, self.last, self.of_token = plan, last, plan.of_token
+
+    def end(self) -> None:
+        """The pass is over."""
+        self.plan = self.last = None
 
     def begin_logits(self, rows: AdapterPlan | None) -> None:
         """For the logits that follow."""

@@ -27,7 +27,6 @@ class AdapterSlots:
         self._sent = self.of_slot.copy()
         self._on_device = torch.full((num_slots,), -1, dtype=torch.int32, device=device)
         self._assumed = False
-        self._of_token = self._on_device
         self._one_each = torch.arange(most_samples + 1, dtype=torch.int32, device=device)
 
     def send(self, slots: Int32Array) -> bool:
@@ -55,8 +54,7 @@ class AdapterSlots:
     ):  # fmt: skip
         """In this block a pass adds what adapters of its rows add: ``slots`` [R], ``query_start`` [R + 1], and the
         slots of the ``last`` tokens [N]."""
-        plan = self._ops.plan_adapters(self._on_device.index_select(0, slots), query_start, num_tokens)
-        ending, self._of_token = plan, plan.of_token
+        ending = plan = self._ops.plan_adapters(self._on_device.index_select(0, slots), query_start, num_tokens)
         if last is not None:
             starts = self._one_each[: len(last) + 1]
             ending = self._ops.plan_adapters(self._on_device.index_select(0, last), starts, len(last))
@@ -64,7 +62,7 @@ class AdapterSlots:
         try:
             yield
         finally:
-            self._current.begin(None, None)
+            self._current.end()
 
     @contextmanager
     def _of_rows(self, adapters: torch.Tensor, starts: torch.Tensor) -> Iterator[None]:
@@ -82,11 +80,13 @@ class AdapterSlots:
         return self._of_rows(self._on_device.index_select(0, slots), self._one_each[: len(slots) + 1])
 
     def scored(self, index: torch.Tensor) -> AbstractContextManager[None]:
-        """In this block logits are of these tokens [N] of the last pass."""
+        """In this block logits are of these tokens [N] of this thread's newest pass."""
         if not self.adapt_heads:
             return nullcontext()
+        of_token = self._current.of_token
+        assert of_token is not None
         starts = torch.arange(len(index) + 1, dtype=torch.int32, device=index.device)
-        return self._of_rows(self._of_token.index_select(0, index), starts)
+        return self._of_rows(of_token.index_select(0, index), starts)
 
 
 def sampled(adapters: AdapterSlots | None, slots: torch.Tensor) -> AbstractContextManager[None]:

@@ -13,10 +13,11 @@ import pagebus.actors.executor.actor
 import pagebus.actors.executor.device.gpu_limits
 from pagebus.actors.commands.cli import main
 from pagebus.actors.executor.actor import ExecutorActor
-from pagebus.actors.executor.device.gpu_limits import check_gpu
+from pagebus.actors.executor.device.gpu_limits import MOST_RANKS, check_gpu
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.kernels.common.target import Target
+from pagebus.kernels.exchange.peers import SENDERS
 from tests.helpers.model_factory import make_model
 
 
@@ -50,6 +51,15 @@ def test_no_heads_of_512_with_little_shared_memory(wide: Path, capability: int) 
     check_gpu(Settings(), dataclasses.replace(config, head_dim=256), Target(capability, 100))
     check_gpu(Settings(), config, Target(80, 108))
     check_gpu(Settings(), config, None)
+
+
+def test_no_more_ranks_of_a_stage_than_exchange() -> None:
+    """Stages may be more; on CPUs there is no limit."""
+    assert MOST_RANKS == SENDERS
+    with pytest.raises(SettingsError, match=r"--tensor-parallel-size 9: at most 8 .* --pipeline-parallel-size"):
+        check_gpu(Settings(tensor_parallel_size=SENDERS + 1), None, Target(90, 132))
+    check_gpu(Settings(tensor_parallel_size=SENDERS, pipeline_parallel_size=2), None, Target(90, 132))
+    check_gpu(Settings(tensor_parallel_size=SENDERS + 1), None, None)
 
 
 def test_serve_ends_at_once(wide: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,10 +255,14 @@ def test_the_watch_tells_up_to_which_step_copies_are_done() -> None:
     assert watch.step_done(5, None) == 5
 
 
-def test_copies_for_an_earlier_scheduler_come_first() -> None:
-    """Its steps have higher numbers: until their copies are done, none of the new one's are."""
-    watch, early = swap.CopyWatch(), PaperEvent()
-    assert watch.step_done(900, early) == 899
+@pytest.mark.parametrize("steps_before", [900, 3, 1])
+def test_copies_for_an_earlier_scheduler_come_first(steps_before: int) -> None:
+    """Until they are done, none of the new one's are, however many steps the earlier one has had."""
+    watch, early, late = swap.CopyWatch(), PaperEvent(), PaperEvent()
+    assert watch.step_done(steps_before, early) == steps_before - 1
     assert watch.step_done(1, None) == 0
+    assert [watch.step_done(step, late if step == 2 else None) for step in range(2, 6)] == [0, 0, 0, 0]
     early.done = True
-    assert watch.step_done(2, None) == 2
+    assert watch.step_done(6, None) == 1
+    late.done = True
+    assert watch.step_done(7, None) == 7

@@ -279,7 +279,7 @@ def test_a_result_is_given_once_its_promises_are_proved(
     promises, finished = Promises(), list[object]()
     promises.give(1, cast("Any", "event"))
     completion: Any = Completion.__new__(Completion)
-    readback = SimpleNamespace(wait=lambda check: ("tokens", 0.0), scores=None, copied_step=None)
+    readback = SimpleNamespace(wait=lambda check: ("tokens", 0.0), scores=None, agreed=None)
     launched = Launched(cast("Any", SimpleNamespace(plan=SimpleNamespace(step=1))), cast("Any", SimpleNamespace(
         constrained=(), logprob_rows=None)), 0.0, cast("Any", readback), None, None, promises.follow())  # fmt: skip
     completion._launched, completion._samples, completion._spans = queue.SimpleQueue(), True, None

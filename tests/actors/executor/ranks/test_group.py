@@ -16,7 +16,6 @@ from pagebus.actors.executor.rank_actors import free_port
 from pagebus.actors.executor.ranks.gloo import GlooComm, open_store
 from pagebus.actors.executor.ranks.group import (
     GLOO,
-    MOST_PEERS,
     NCCL,
     PEERS,
     Record,
@@ -32,7 +31,6 @@ from pagebus.actors.executor.ranks.group import (
 from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.contract import EntryId, LeaseInfo
-from pagebus.kernels.exchange.peers import SENDERS
 from tests.helpers.model_factory import make_model
 from tests.helpers.waiting import LIMIT_S
 
@@ -152,13 +150,10 @@ def test_the_address_of_ranks_beside_their_bus(url: str | None) -> None:
 
 
 def test_what_ranks_exchange_over() -> None:
-    """GPUs of one host write into each other's memory, as many as there is room for; ranks of other stages do not."""
+    """GPUs of one host write into each other's memory."""
     gpus = [f"gpu{rank}" for rank in range(16)]
-    assert MOST_PEERS == SENDERS
-    assert carrier_of(gpus[:8], 8, one_host=True, plain=False) == PEERS
-    assert carrier_of(gpus, 8, one_host=True, plain=False) == PEERS
-    assert carrier_of(gpus, 16, one_host=True, plain=False) == NCCL
-    assert carrier_of(gpus[:2], 2, one_host=True, plain=True) == NCCL
-    assert carrier_of(gpus[:2], 2, one_host=False, plain=False) == NCCL
-    assert carrier_of([*gpus[:2], gpus[0]], 3, one_host=True, plain=False) == GLOO
-    assert carrier_of([*gpus[:2], ""], 3, one_host=True, plain=False) == GLOO
+    assert carrier_of(gpus, one_host=True, plain=False) == PEERS
+    assert carrier_of(gpus[:2], one_host=True, plain=True) == NCCL
+    assert carrier_of(gpus[:2], one_host=False, plain=False) == NCCL
+    assert carrier_of([*gpus[:2], gpus[0]], one_host=True, plain=False) == GLOO
+    assert carrier_of([*gpus[:2], ""], one_host=True, plain=False) == GLOO

@@ -353,6 +353,29 @@ async def test_a_server_that_has_lost_something_is_not_written_to(bus: CountingB
     assert await ids(bus, "a") == []
 
 
+async def test_a_stream_that_is_deleted_while_the_server_is_asked_is_no_loss(bus: CountingBus) -> None:
+    """Its actor is gone for good, and that is noticed between the question what the stream ends with and the answer."""
+    outbox = make_outbox(bus)
+    last_id = bus.last_id
+
+    async def deleted_meanwhile(stream: str) -> EntryId:
+        bus.last_id = last_id  # type: ignore[method-assign]
+        outbox.forget([stream])
+        await bus.delete(stream)
+        return await last_id(stream)
+
+    async with running(outbox) as task:
+        for stream in "ab":
+            outbox.append(stream, plan(1))
+        await outbox.flush()
+        bus.last_id = deleted_meanwhile  # type: ignore[method-assign]
+        outbox.bus_restarted()
+        outbox.append("b", plan(2))
+        await outbox.flush()
+        assert not task.done()
+    assert await ids(bus, "b") == [EntryId(3, 1), EntryId(3, 2)]
+
+
 async def test_an_idle_outbox_asks_as_well(bus: CountingBus) -> None:
     """A restart that is told while the last message is on its way is not forgotten once that has arrived."""
     outbox = make_outbox(bus)

@@ -186,6 +186,8 @@ class Membership:
             self._detokenizers[name] = leases[name].epoch
         for name, lease in leases.items():
             self.positions[name] = positions_of(lease)
+        for name in self.positions.keys() - leases.keys() - self._detokenizers.keys():
+            del self.positions[name]  # it has never taken sequences, so nothing waits for it
         if taking != self._taking:
             self._taking = taking
             self._emit(DetokenizersLive(taking))

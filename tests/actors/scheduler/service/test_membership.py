@@ -75,3 +75,14 @@ def test_a_detokenizer_whose_lease_lapses_still_counts() -> None:
     assert list(membership.positions) == ["text"]
     membership.look([executor(7)], {("detokenizer", "text")})
     assert membership.positions == {}
+
+
+def test_an_ingress_and_a_jobs_actor_may_have_one_name() -> None:
+    """Names are told apart by kind alone: neither is taken for the other one's next life."""
+    events: list[object] = []
+    membership = Membership(events.append, lambda *_: None)
+    leases = [LeaseInfo(kind=kind, name="a", epoch=epoch) for kind, epoch in (("ingress", 5), ("jobs", 6))]
+    for _ in range(2):
+        membership.look(leases)
+    assert set(membership.ingresses) == {"a@5", "a@6"}
+    assert events == []

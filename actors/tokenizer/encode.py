@@ -380,9 +380,9 @@ def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:
 
 def _length(request: GenerateRequest, ids_per_character: int = 1) -> int:
     """Token ids, and characters of text, that have to be looked at."""
-    sampling = request.sampling
-    texts = [request.prompt or "", request.prediction or "", sampling.allowed_tokens, *sampling.bad_words]
-    return sum(map(len, texts)) + len(request.prompt_token_ids) // ids_per_character + len(sampling.allowed_token_ids)
+    sampling, texts = request.sampling, (request.prompt, request.second_text, request.prediction)
+    length = sum(len(text or "") for text in (*texts, sampling.allowed_tokens, *sampling.bad_words))
+    return length + len(request.prompt_token_ids) // ids_per_character + len(sampling.allowed_token_ids)
 
 
 def _field(request: GenerateRequest) -> str:

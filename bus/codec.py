@@ -1,6 +1,6 @@
 """Encodes a message as the fields of one stream entry, a frame, and decodes it.
 
-A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"v": 2, "t": "StepPlan", ...fields}``;
+A frame is ``{b"h": header, b"<array field>": raw, ...}``. The header is JSON, ``{"t": "StepPlan", "v": 3, ...fields}``;
 each non-empty :data:`Int32Array` field travels beside it as raw little-endian int32. Fields that have their default
 values, as most of a request's do, are omitted. Unknown fields are ignored and missing ones take their defaults, so two
 versions can read each other: a default is part of the format. Any other change of a message increments its version

@@ -216,8 +216,8 @@ class Outbox:
     async def _check_survival(self) -> None:
         """Check that a restarted server still has all that it had confirmed. It may restart again meanwhile."""
         while (restarts := self._restarts) > self._survived:
-            for stream, last in self._stored.items():
-                if (found := await self._bus.last_id(stream)) < last:
+            for stream, last in list(self._stored.items()):
+                if (found := await self._bus.last_id(stream)) < last and stream in self._stored:  # else just deleted
                     raise ServerRolledBack(
                         f"{stream} ends with {found}, {last} had been stored: the server has lost entries"
                     )

@@ -120,8 +120,7 @@ class Sequences:
 
     def refuse(self, message: SequenceStarted) -> None:
         """Nothing can be made of this sequence: its request ends with an error."""
-        ingresses = message.ingress, *message.others
-        self._give_up(message.request_id, ingresses, "the server failed to make text of this request")
+        self._give_up(message, "the server failed to make text of this request")
 
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""
@@ -308,24 +307,24 @@ class Sequences:
         self._remove(state)
 
     def _fail(self, state: SequenceState, message: str) -> None:
-        self._give_up(state.started.request_id, state.ingresses, message)
+        self._give_up(state.started, message)
 
     def _refuse_grammar(self, state: SequenceState) -> None:
         """The client wrote what cannot be followed any further: the error is the client's."""
         field = state.started.sampling.grammar_field
         text = f"{field or 'the grammar'}: {COSTLY_GRAMMAR}"
-        self._give_up(state.started.request_id, state.ingresses, text, (400, BAD_REQUEST), field or None)
+        self._give_up(state.started, text, (400, BAD_REQUEST), field or None)
 
     def _give_up(
         self,
-        request_id: str,
-        ingresses: tuple[str, ...],
+        started: SequenceStarted,
         message: str,
         kind: tuple[int, str] = (500, INTERNAL_ERROR),
         field: str | None = None,
     ) -> None:
         """End the whole request with an error of that status and type, once at each ingress, and have the scheduler
-        drop what is left of it. ``field``: the one at fault."""
+        drop what is left of it, unless a client has asked anew meanwhile. ``field``: the one at fault."""
+        request_id = started.request_id
         for sequence_id in list(self._by_request.get(request_id, ())):
             self._touched.pop(sequence_id, None)
             self._remove(self._live[sequence_id])
@@ -333,9 +332,10 @@ class Sequences:
         failure = RequestFailed(
             request_id=request_id, status=status, error_type=error_type, message=message, param=field
         )
-        self._output.failures.append((ingresses[0], failure))
-        self._output.copies += [(ingress, failure) for ingress in ingresses[1:]]
-        self._output.controls.append(AbortRequest(request_id=request_id, reason=message))
+        self._output.failures.append((started.ingress, failure))
+        self._output.copies += [(ingress, failure) for ingress in started.others]
+        for attempt in started.attempts or ("",):
+            self._output.controls.append(AbortRequest(request_id=request_id, reason=message, attempt=attempt))
 
     def _remove(self, state: SequenceState) -> None:
         started = state.started

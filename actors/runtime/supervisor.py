@@ -29,7 +29,7 @@ from pagebus.bus.contract import Bus, BusError, LeaseInfo
 from pagebus.bus.private_redis.server import PrivateRedis
 
 POLL_S = 0.05
-"""The folder that holds our packages."""
+"""How often a starting deployment is looked at."""
 WAVES = (("ingress", "jobs"), ("tokenizer", "scheduler", "executor", "detokenizer"))
 """Order of the drain."""
 LAST_WAVE_S = 5.0

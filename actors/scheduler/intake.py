@@ -139,7 +139,7 @@ class Intake:
             reason, error = "replaced", ""
             if isinstance(message, ReplicaFenced):
                 reason, error = message.reason, message.error
-                self.membership.refused[name] = member.epoch  # one that fails says so before it gives its lease back
+                self.membership.refused[name] = entry.id.epoch  # one that fails says so before it gives its lease back
             self.metrics.lost(name, error)
             self._take_event(ReplicaLost(name, reason, self.membership.deaf_to(name)))
             return

@@ -44,10 +44,15 @@ class Readers:
         return max(each.asked for each in self._all)
 
     @property
-    def ingresses(self) -> tuple[str, ...]:
-        """Destinations of replies, at least one, newest first."""
+    def told(self) -> tuple[Reader, ...]:
+        """To whom replies go, at least one, newest first."""
         newest = self.newest
-        return newest.ingress, *(each.ingress for each in self if each is not newest)
+        return newest, *(each for each in self if each is not newest)
+
+    @property
+    def ingresses(self) -> tuple[str, ...]:
+        """The ingresses of those."""
+        return tuple(each.ingress for each in self.told)
 
     @property
     def addresses(self) -> list[str]:

@@ -79,6 +79,7 @@ class Clients(Observer):
         request_s: float,
         reply_s: float,
         slo: Slo,
+        max_model_len: int,
         tokenizer_token_s: float = 0.0,
     ) -> None:
         self.trace = trace
@@ -87,7 +88,7 @@ class Clients(Observer):
         self.output_tokens = self.prompt_tokens = 0
         self.first_arrival_s, self.last_token_s = float("inf"), 0.0
         self._block_size, self._request_s, self._reply_s, self._slo = block_size, request_s, reply_s, slo
-        self._tokenizer_token_s = tokenizer_token_s
+        self._tokenizer_token_s, self._max_model_len = tokenizer_token_s, max_model_len
         self._tracks = Tracks()
         self._rows = np.full(SEQUENCE_IDS, -1, np.int32)
         """Of the living sequences, by the part of their ids that differs."""
@@ -104,7 +105,7 @@ class Clients(Observer):
     def start(self, simulation: Simulation) -> None:
         """Plan the first arrivals."""
         self._simulation = simulation
-        self._tokenizer = ModelTokenizer(simulation, self._tokenizer_token_s)
+        self._tokenizer = ModelTokenizer(simulation, self._tokenizer_token_s, self._max_model_len)
         if self.trace.clients:
             for _ in range(min(self.trace.clients, len(self.trace))):
                 self._send_next(0.0)

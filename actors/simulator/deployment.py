@@ -73,6 +73,7 @@ class Deployment:
             request_s=profile.request_s,
             reply_s=profile.reply_s,
             slo=slo or Slo(),
+            max_model_len=settings.max_model_len or profile.max_model_len,
             tokenizer_token_s=profile.tokenizer_token_s,
         )
         config = dataclasses.replace(core_config(settings), window=profile.window)

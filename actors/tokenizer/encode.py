@@ -93,8 +93,9 @@ class Encoder:
 
     def is_heavy(self, request: GenerateRequest) -> bool:
         """Whether it takes so long to encode that others are not to wait for it."""
-        texts = (str(message.get("content") or "") for message in request.messages or () if isinstance(message, dict))
-        return _length(request) + sum(map(len, texts)) > HEAVY_LENGTH
+        contents = (message.get("content") for message in request.messages or () if isinstance(message, dict))
+        chat = (*contents, request.tools, request.documents, request.chat_template_kwargs)
+        return _length(request) + sum(len(str(each)) for each in chat if each) > HEAVY_LENGTH
 
     def thought_in(self, ids: Int32Array, reasoning: str) -> int:
         """With how many tokens of reasoning a prompt ends; -1: with none."""
@@ -328,11 +329,7 @@ class Encoder:
             raise Refusal(f"n: a vocabulary of {self._limits.vocab_size} is too small for so many beams", param="n")
         if sampling.bad_words:
             resolved = replace(resolved, bad_words_token_ids=self._bad_words(sampling.bad_words))
-        for name, ids in (
-            ("stop_token_ids", sampling.stop_token_ids),
-            ("logit_bias", sampling.logit_bias),
-            ("allowed_token_ids", sampling.allowed_token_ids),
-        ):
+        for name, ids in resolved.token_ids.items():
             if any(not 0 <= i < self._limits.vocab_size for i in ids):
                 raise Refusal(
                     f"{name}: token ids must be 0 to {self._limits.vocab_size - 1}, the vocabulary", param=name
@@ -380,9 +377,9 @@ def _max_chars(backend: Tokenizer, max_model_len: int) -> int | None:
 
 def _length(request: GenerateRequest, ids_per_character: int = 1) -> int:
     """Token ids, and characters of text, that have to be looked at."""
-    sampling = request.sampling
-    texts = [request.prompt or "", request.prediction or "", sampling.allowed_tokens, *sampling.bad_words]
-    return sum(map(len, texts)) + len(request.prompt_token_ids) // ids_per_character + len(sampling.allowed_token_ids)
+    sampling, texts = request.sampling, (request.prompt, request.second_text, request.prediction)
+    length = sum(len(text or "") for text in (*texts, sampling.allowed_tokens, *sampling.bad_words))
+    return length + len(request.prompt_token_ids) // ids_per_character + len(sampling.allowed_token_ids)
 
 
 def _field(request: GenerateRequest) -> str:

@@ -12,6 +12,7 @@ from time import perf_counter
 
 from pagebus.bus.codec import decode_state, encode, encode_state, entry_of
 from pagebus.bus.contract import (
+    COUNTERS_KEPT_S,
     Bus,
     BusUnavailable,
     Completion,
@@ -156,7 +157,7 @@ class MemoryBus(Bus):
             if members is not None and (each.entry.id.epoch, each.entry.id.index) in members.pending:
                 self.server.publish(each.stream, encode(each.message))
                 if each.counter:
-                    self.server.count({each.counters: {each.counter: 1}})
+                    self.server.count({each.counters: {each.counter: 1}}, COUNTERS_KEPT_S)
             await self.ack(group, [each.entry])
         return [""] * len(completions)
 
@@ -279,7 +280,6 @@ class MemoryBus(Bus):
         self._check()
         for name in streams:
             self.server.drop(name)
-            self.server.counters.pop(name, None)
 
     async def dead_letter(self, stage: str, entry: Entry, reason: str) -> None:
         self._check()
@@ -301,7 +301,7 @@ class MemoryBus(Bus):
 
     async def count(self, counts: Counts, *, ttl_s: int) -> None:
         self._check()
-        self.server.count(counts)
+        self.server.count(counts, ttl_s)
 
     async def counters(self, *keys: str) -> list[dict[str, int]]:
         self._check()

@@ -103,7 +103,7 @@ class MemoryServer:
 
     Attributes:
         unavailable: while True every operation raises :class:`BusUnavailable` (fault injection).
-        expiries: streams that are deleted at a time of the clock.
+        expiries: streams and counters that are deleted at a time of the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -150,8 +150,9 @@ class MemoryServer:
         self.wake(name)
 
     def drop(self, name: str) -> None:
-        """Delete a stream with its groups."""
+        """Delete a stream with its groups, or counters."""
         self.streams.pop(name, None)
+        self.counters.pop(name, None)
         self.expiries.pop(name, None)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -222,7 +223,8 @@ class MemoryServer:
             rows[row] = value
         return is_new
 
-    def count(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        """Add to counters."""
+    def count(self, counts: Mapping[str, Mapping[str, int]], ttl_s: float) -> None:
+        """Add to counters, which are kept for ``ttl_s`` seconds from then on."""
         for key, added in counts.items():
             self.counters.setdefault(key, Counter()).update(added)
+            self.expiries[key] = self.clock() + ttl_s

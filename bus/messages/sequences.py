@@ -47,6 +47,8 @@ class SequenceStarted(Record, frozen=True, kw_only=True):
     """The mean ends before this token; None: with the prompt."""
     prediction_token_ids: Int32Array = NO_INTS
     """Tokens of the expected output."""
+    attempts: tuple[str, ...] = ()
+    """The attempts of the clients at ``ingress`` and ``others``; empty: all are ""."""
 
 
 PROMPT_TAIL_TOKENS = 6

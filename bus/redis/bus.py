@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -148,24 +148,24 @@ class RedisBus(Bus):
             _xadd(stream, "*", encode(message), *(("NOMKSTREAM",) if self.names.is_kept(stream) else ()))
             for stream, message in items
         ]
-        return self._published(commands, self._all_or_none(commands, "publish"))
+        return self._published(commands, self._all_or_none(commands))
 
     @staticmethod
-    async def _published(commands: Sequence[Command], replies: Awaitable[list[Reply]]) -> None:
-        for reply, command in zip(await replies, commands, strict=True):
+    async def _published(commands: Sequence[Command], sent: asyncio.Future[list[Reply]] | None) -> None:
+        for reply, command in zip(await _replies(commands, sent, "publish"), commands, strict=True):
             checked(reply, f"publish to {command[1]!s}")
 
-    def _all_or_none(self, commands: Sequence[Command], what: str) -> Awaitable[list[Reply]]:
-        """The replies to writes of which the server takes all or none. Were only the first one refused (for want of
-        memory, say), its repeat would come after the others: out of order in a mailbox, and in a log stream taken for
-        one that had been written. The commands are sent before anybody waits for the replies."""
+    def _all_or_none(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]] | None:
+        """Send writes of which the server takes all or none; :func:`_replies` waits for the replies. Were only the
+        first one refused (for want of memory, say), its repeat would come after the others: out of order in a mailbox,
+        and in a log stream taken for one that had been written."""
         if len(commands) > 1:
-            return _executed(self._writer.submit([("MULTI",), *commands, ("EXEC",)]), what)
-        return self._writer.submit(commands) if commands else _nothing()
+            return self._writer.submit([("MULTI",), *commands, ("EXEC",)])
+        return self._writer.submit(commands) if commands else None
 
     async def open_mailbox(self, stream: str, *, ttl_s: int) -> EntryId:
-        first = _xadd(stream, "*", {b"opened": b""}, "MAXLEN", "0")
-        added, expiring = await self._all_or_none([first, ("EXPIRE", stream, ttl_s)], f"opening of {stream}")
+        commands = [_xadd(stream, "*", {b"opened": b""}, "MAXLEN", "0"), ("EXPIRE", stream, ttl_s)]
+        added, expiring = await _replies(commands, self._all_or_none(commands), f"opening of {stream}")
         checked(expiring, f"opening of {stream}")
         return EntryId.parse(checked(added, f"opening of {stream}"))
 
@@ -216,11 +216,13 @@ class RedisBus(Bus):
     # -- log streams --------------------------------------------------------------------------------------------------
     def append(self, entries: Sequence[LogEntry]) -> Coroutine[Any, Any, None]:
         commands = [_xadd(entry.stream, str(entry.id), encode(entry.message)) for entry in entries]
-        return self._appended(entries, self._all_or_none(commands, "append"))
+        return self._appended(entries, commands, self._all_or_none(commands))
 
-    async def _appended(self, entries: Sequence[LogEntry], replies: Awaitable[list[Reply]]) -> None:
+    async def _appended(
+        self, entries: Sequence[LogEntry], commands: Sequence[Command], sent: asyncio.Future[list[Reply]] | None
+    ) -> None:
         refused: list[LogEntry] = []
-        for reply, entry in zip(await replies, entries, strict=True):
+        for reply, entry in zip(await _replies(commands, sent, "append"), entries, strict=True):
             if is_refused_id(reply):
                 refused.append(entry)
             else:
@@ -348,13 +350,13 @@ class RedisBus(Bus):
         return await self._leases.live(kind)
 
 
-async def _nothing() -> list[Reply]:
-    return []
-
-
-async def _executed(replies: Awaitable[list[Reply]], what: str) -> list[Reply]:
-    """The results of a transaction."""
-    *queued, results = await replies
+async def _replies(commands: Sequence[Command], sent: asyncio.Future[list[Reply]] | None, what: str) -> list[Reply]:
+    """The replies to the commands of :meth:`RedisBus._all_or_none`."""
+    if sent is None:
+        return []
+    if len(commands) == 1:
+        return await sent
+    *queued, results = await sent
     for reply in queued:
         checked(reply, what)
     return list(checked(results, what))

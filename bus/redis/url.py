@@ -177,7 +177,7 @@ def parse_redis_url(url: str) -> RedisTarget:
 
 
 def _replicas(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise BusError(f"the bus URL has replicas={text!r:.20}: it must be a number")
     return int(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pagebus.bus.backoff import Backoff
-from pagebus.bus.codec import encode
 from pagebus.bus.contract import (
     FENCE_INDEX,
     START,
@@ -95,107 +94,6 @@ async def test_entries_are_numbered_per_stream_and_sent_together(bus: CountingBu
     assert outbox.depth == 0
     assert await ids(bus, "a") == [EntryId(3, 1), EntryId(3, 2)]
     assert await ids(bus, "b") == [EntryId(3, 1)]
-
-
-class PromptBus(CountingBus):
-    """One that sends when it is called, and not only when somebody waits for the answer."""
-
-    def __init__(self, server: MemoryServer) -> None:
-        super().__init__(server)
-        self.sent: list[int] = []
-
-    def append(self, entries: Sequence[LogEntry]) -> Coroutine[Any, Any, None]:  # type: ignore[override]
-        self.sent.append(len(entries))
-        for entry in entries:
-            encode(entry.message)
-        return super().append(entries)
-
-
-async def test_who_hurries_does_not_wait_for_his_turn() -> None:
-    """The message is on its way when the call returns; what is queued behind it follows, and none is sent twice."""
-    bus = PromptBus(MemoryServer())
-    outbox = make_outbox(bus)
-    outbox.append("a", plan(1))
-    outbox.hurry()
-    assert bus.sent == []  # nobody would wait for the answer
-    async with running(outbox):
-        await outbox.flush()
-        await asyncio.sleep(0)
-        outbox.append("a", plan(2))
-        outbox.append("b", plan(1))
-        outbox.hurry()
-        assert bus.sent == [1, 2]
-        outbox.append("a", plan(3))
-        outbox.hurry()
-        assert bus.sent == [1, 2]
-        await outbox.flush()
-        assert bus.sent == [1, 2, 1]
-        outbox.bus_restarted()
-        outbox.append("a", plan(4))
-        outbox.hurry()
-        assert bus.sent == [1, 2, 1]  # first it is seen what is still there
-        await outbox.flush()
-    assert await ids(bus, "a") == [EntryId(3, index) for index in (1, 2, 3, 4)]
-
-
-class TurningBus(PromptBus):
-    """One whose answer arrives some turns of the loop after it was asked."""
-
-    turns = 2
-
-    def append(self, entries: Sequence[LogEntry]) -> Coroutine[Any, Any, None]:  # type: ignore[override]
-        return self._later(super().append(entries))
-
-    async def _later(self, sending: Coroutine[Any, Any, None]) -> None:
-        for _ in range(self.turns):
-            await asyncio.sleep(0)
-        await sending
-
-
-async def test_the_loop_turns_until_what_waits_for_an_answer_is_on_its_way() -> None:
-    """Once is enough if nothing waits; and nobody waits for an answer that does not come."""
-    bus = TurningBus(MemoryServer())
-    outbox = make_outbox(bus)
-    async with running(outbox):
-        await asyncio.sleep(0)
-        for step in (1, 2, 3):
-            outbox.append("a", plan(step))
-            outbox.hurry()
-            await outbox.turn()
-            assert sum(bus.sent) == step
-        await outbox.flush()
-        bus.turns = 1000
-        for step in (4, 5):
-            outbox.append("a", plan(step))
-            outbox.hurry()
-            await outbox.turn()
-        assert sum(bus.sent) == 4
-        await outbox.flush()
-    assert await ids(bus, "a") == [EntryId(3, index) for index in (1, 2, 3, 4, 5)]
-
-
-@pytest.mark.parametrize("failing", ["fail_before", "fail_after"])
-async def test_what_was_hurried_is_repeated(failing: str) -> None:
-    bus = PromptBus(MemoryServer())
-    outbox = make_outbox(bus)
-    async with running(outbox):
-        await asyncio.sleep(0)
-        setattr(bus, failing, 1)
-        outbox.append("a", plan(1))
-        outbox.hurry()
-        await outbox.flush()
-    assert (outbox.retries, await ids(bus, "a")) == (1, [EntryId(3, 1)])
-
-
-async def test_what_was_hurried_ends_with_the_outbox() -> None:
-    """Nobody waits for the answer then."""
-    bus = PromptBus(MemoryServer())
-    outbox = make_outbox(bus)
-    async with running(outbox):
-        await asyncio.sleep(0)
-        outbox.append("a", plan(1))
-        outbox.hurry()
-    assert bus.sent == [1]
 
 
 async def test_kinds_keep_their_order(bus: CountingBus) -> None:
@@ -351,6 +249,29 @@ async def test_a_server_that_has_lost_something_is_not_written_to(bus: CountingB
         with pytest.raises(ServerRolledBack, match="a ends with 0-0, 3-1 had been stored"):
             await task
     assert await ids(bus, "a") == []
+
+
+async def test_a_stream_that_is_deleted_while_the_server_is_asked_is_no_loss(bus: CountingBus) -> None:
+    """Its actor is gone for good, and that is noticed between the question what the stream ends with and the answer."""
+    outbox = make_outbox(bus)
+    last_id = bus.last_id
+
+    async def deleted_meanwhile(stream: str) -> EntryId:
+        bus.last_id = last_id  # type: ignore[method-assign]
+        outbox.forget([stream])
+        await bus.delete(stream)
+        return await last_id(stream)
+
+    async with running(outbox) as task:
+        for stream in "ab":
+            outbox.append(stream, plan(1))
+        await outbox.flush()
+        bus.last_id = deleted_meanwhile  # type: ignore[method-assign]
+        outbox.bus_restarted()
+        outbox.append("b", plan(2))
+        await outbox.flush()
+        assert not task.done()
+    assert await ids(bus, "b") == [EntryId(3, 1), EntryId(3, 2)]
 
 
 async def test_an_idle_outbox_asks_as_well(bus: CountingBus) -> None:

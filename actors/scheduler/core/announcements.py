@@ -70,7 +70,9 @@ def _beams(group: BeamGroup) -> Iterator[SequenceOutput]:
 
 def _started(sequence: Sequence, sequence_id: int, choice_index: int, output: SequenceOutput) -> SequenceStarted:
     request, sampling, scores = sequence.request, sequence.request.sampling, output.scores
-    ingress, *others = request.readers.ingresses
+    told = request.readers.told
+    ingress, *others = (reader.ingress for reader in told)
+    attempts = tuple(reader.attempt for reader in told)
     tells_prompt = sampling.returns_prompt and not sampling.pooling and choice_index == 0
     return SequenceStarted(
         request_id=request.id,
@@ -94,6 +96,7 @@ def _started(sequence: Sequence, sequence_id: int, choice_index: int, output: Se
         pooled_until=sequence.pooled_until,
         others=tuple(others),
         prediction_token_ids=_ints(request.prediction),
+        attempts=attempts if any(attempts) else (),
     )
 
 

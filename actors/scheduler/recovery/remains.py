@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from pagebus.bus.contract import Bus
+from pagebus.bus.contract import Bus, BusUnavailable
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import Names
 
@@ -73,7 +73,7 @@ class Remains:
         """Run one round.
 
         Raises:
-            BusUnavailable: the next round does the rest.
+            BusUnavailable: the next rounds do the rest.
         """
         for (kind, name), rounds in list(self._gone.items()):
             if (kind, name) not in self._gone:
@@ -99,7 +99,12 @@ class Remains:
         self._known[kind].discard(name)
         self._deleted.append((kind, name))
         self._on_deleted(kind, name)
-        await self._bus.delete(*streams)
+        try:
+            await self._bus.delete(*streams)
+        except BusUnavailable:
+            if name not in self._known[kind]:  # else it came back meanwhile
+                self.gone(kind, name)
+            raise
 
     def _streams(self, kind: str, name: str) -> Iterable[str]:
         if kind == "detokenizer":

@@ -100,14 +100,10 @@ class Membership:
 
     def look(self, leases: Iterable[LeaseInfo], revoked: Container[tuple[str, str]] = ()) -> None:
         """Apply the live leases, and that those in ``revoked`` (kind, name) will not come back."""
-        by_kind: dict[str, dict[str, LeaseInfo]] = {"executor": {}, "detokenizer": {}, "ingress": {}}
-        for lease in leases:
-            kind = "ingress" if lease.kind in CLIENTS else lease.kind
-            if kind in by_kind:
-                by_kind[kind][lease.name] = lease
-        self._look_at_executors(by_kind["executor"], revoked)
-        self._look_at_detokenizers(by_kind["detokenizer"], revoked)
-        self._look_at_ingresses(by_kind["ingress"], revoked)
+        leases = list(leases)
+        self._look_at_executors({each.name: each for each in leases if each.kind == "executor"}, revoked)
+        self._look_at_detokenizers({each.name: each for each in leases if each.kind == "detokenizer"}, revoked)
+        self._look_at_ingresses([each for each in leases if each.kind in CLIENTS], revoked)
 
     def distrust(self, replica: str, reason: str) -> None:
         """Shut out the executor of a replica."""
@@ -164,11 +160,12 @@ class Membership:
             member.suspended = True
             self._emit(ReplicaSuspended(name, drains))
 
-    def _look_at_ingresses(self, leases: dict[str, LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
-        live = {address_of(name, lease.epoch) for name, lease in leases.items()}
+    def _look_at_ingresses(self, leases: list[LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
+        """Leases of several kinds may have the same name."""
+        live, names = {address_of(each.name, each.epoch) for each in leases}, {each.name for each in leases}
         for address in sorted(self._ingresses - live):
             name = address.rpartition("@")[0]
-            if name in leases or all((kind, name) in revoked for kind in CLIENTS):
+            if name in names or all((kind, name) in revoked for kind in CLIENTS):
                 self._ingresses.discard(address)
                 self._emit(IngressLost(address))
         self._ingresses |= live
@@ -186,6 +183,8 @@ class Membership:
             self._detokenizers[name] = leases[name].epoch
         for name, lease in leases.items():
             self.positions[name] = positions_of(lease)
+        for name in self.positions.keys() - leases.keys() - self._detokenizers.keys():
+            del self.positions[name]  # it has never taken sequences, so nothing waits for it
         if taking != self._taking:
             self._taking = taking
             self._emit(DetokenizersLive(taking))

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,20 +108,20 @@ def read_trace(path: str | Path) -> Trace:
     if not rows:
         raise TraceError(f"{path} holds no requests")
     rows.sort(key=lambda row: float(row["arrival_s"]))
-    blocks = {index: tuple(row["blocks"]) for index, row in enumerate(rows) if row.get("blocks")}
-    prefixes = [row.get("prefix") or (-1, 0) for row in rows]
+    blocks = {index: row["blocks"] for index, row in enumerate(rows) if row["blocks"]}
+    prefixes = [row["prefix"] for row in rows]
     named = dict.fromkeys(name for name, _ in prefixes if not isinstance(name, int))
     groups = {name: _FIRST_NAMED_GROUP + number for number, name in enumerate(named)}
     return make_trace(
         [row["prompt_tokens"] for row in rows],
         [row["output_tokens"] for row in rows],
         [row["arrival_s"] for row in rows],
-        max_tokens=[row.get("max_tokens") or row["output_tokens"] for row in rows],
+        max_tokens=[row["max_tokens"] for row in rows],
         prefix_groups=[groups.get(name, name) for name, _ in prefixes],
         prefix_tokens=[tokens for _, tokens in prefixes],
-        priorities=[row.get("priority", 0) for row in rows],
-        choices=[row.get("n", 1) for row in rows],
-        jobs=[row.get("job", False) for row in rows],
+        priorities=[row["priority"] for row in rows],
+        choices=[row["n"] for row in rows],
+        jobs=[row["job"] for row in rows],
         block_size=block_size,
         blocks=blocks,
     )
@@ -158,9 +159,20 @@ def _rows(trace: Trace) -> Iterable[dict[str, Any]]:
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    if float(row["arrival_s"]) < 0 or int(row["prompt_tokens"]) < 1 or int(row["output_tokens"]) < 1:
-        raise ValueError("arrival_s must be at least 0, prompt_tokens and output_tokens at least 1")
-    return row
+    """The row with all fields."""
+    defaults = {"max_tokens": row["output_tokens"], "priority": 0, "n": 1, "job": False}
+    given = {name: value for name, value in row.items() if value is not None}
+    row = {"prefix": (-1, 0), "blocks": (), **defaults, **given}
+    counts = {name: int(row[name]) for name in ("prompt_tokens", "output_tokens", "max_tokens", "n")}
+    if not 0 <= float(row["arrival_s"]) < math.inf:
+        raise ValueError("arrival_s must be at least 0")
+    if min(counts.values()) < 1:
+        raise ValueError("prompt_tokens, output_tokens, max_tokens and n must be at least 1")
+    group, tokens = row["prefix"]
+    if not (isinstance(group, str) or -1 <= int(group) < _FIRST_NAMED_GROUP):
+        raise ValueError(f"the group of a prefix must be a text or a number below {_FIRST_NAMED_GROUP}")
+    shares = {"prefix": (group, int(tokens)), "blocks": tuple(map(int, row["blocks"]))}
+    return row | counts | shares | {"priority": int(row["priority"]), "job": bool(row["job"])}
 
 
 def open_text(path: str | Path, mode: Literal["r", "w"] = "r") -> IO[str]:

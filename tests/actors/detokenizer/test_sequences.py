@@ -176,6 +176,16 @@ def test_a_grammar_that_costs_too_much_is_the_clients_error(sequences: Sequences
     assert [failure.param for _, failure in output.failures] == ["guided_regex", None]
 
 
+def test_who_is_given_up_is_named_by_his_attempt(sequences: Sequences) -> None:
+    """The scheduler drops a request when all who read it have left, each named by the attempt that it knows him by. A
+    later attempt is not meant."""
+    sequences.start(started(1, others=("in-1",), attempts=("first", "second")))
+    sequences.end(SequenceEnded(sequence_id=1, reason="error", message="no memory"))
+
+    expected = [AbortRequest(request_id="r1", reason="no memory", attempt=each) for each in ("first", "second")]
+    assert sequences.take().controls == expected
+
+
 def test_abort_is_silent_and_error_is_told(sequences: Sequences) -> None:
     """SequenceEnded drops what was not sent yet; only an error has a reply."""
     sequences.start(started(1))

@@ -39,6 +39,29 @@ async def test_an_executor_that_closed_its_results_before_does_not_join_a_new_sc
         assert deployment.tokens() == expected_tokens(PROMPT, 40)
 
 
+async def test_an_executor_that_failed_before_it_was_seen_does_not_join() -> None:
+    """The next one of its name has closed its results before the scheduler has seen its lease, which outlives it for a
+    moment. Plans for it would never be answered."""
+    async with Deployment().running() as deployment:
+        await deployment.add_executor("gpu-0")
+        await until(lambda: "gpu-0" in deployment.scheduler.core.replicas)
+        await deployment.stop_executor("gpu-0")
+        (lease,) = await deployment.bus.leases("executor")
+        await deployment.bus.release_lease("executor", "gpu-0", lease.epoch)
+        epoch = await deployment.bus.acquire_lease("executor", "gpu-0", lease.info, ttl_s=TTL_S)
+        fence = ReplicaFenced(replica="gpu-0", reason="a device fault", error="RuntimeError")
+        await deployment.bus.append([LogEntry(NAMES.results("gpu-0"), EntryId(epoch, FENCE_INDEX), fence)])
+        await until(lambda: not deployment.scheduler.core.replicas)
+        looked_s = deployment.scheduler._leader.lease_watch.looked_s
+        await until(lambda: deployment.scheduler._leader.lease_watch.looked_s > looked_s)
+        assert not deployment.scheduler._leader.membership.members
+
+        await deployment.bus.release_lease("executor", "gpu-0", epoch)
+        await deployment.add_executor("gpu-0")
+        await deployment.send(ask("a", max_tokens=4))
+        await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
+
+
 @pytest.mark.parametrize("later", [0, 1], ids=["closed, and trimmed", "followed by another one"])
 async def test_a_successor_does_not_wait_for_the_end_of_results_that_are_over(later: int) -> None:
     """An executor is lost with its scheduler, and no fence of it will ever be read: it is not there any more, or an

@@ -64,6 +64,13 @@ def test_one_request_takes_what_the_profile_says() -> None:
     assert clients.e2e.mean == pytest.approx(0.0051 + prefill_s + sum(decodes_s), rel=1e-9)
 
 
+@pytest.mark.parametrize("clients", [0, 1])
+def test_what_does_not_fit_into_the_context_fails(clients: int) -> None:
+    """As tokenizers refuse it; the others are served, and the client sends its next request."""
+    deployment = run(make_trace([100, 100, 60], [4, 30, 4], clients=clients), max_model_len=104)
+    assert make_report(deployment)["requests"] == {"sent": 3, "done": 2, "failed": 1, "unserved": 0}
+
+
 WINDOWS = [({"window": 30}, 0, 1), ({"windowed_pages": 3, "windowed_tokens": 30}, 0.25, 4)]
 
 

@@ -62,8 +62,32 @@ def test_trace_files(tmp_path: Path) -> None:
     assert (trace.blocks, trace.block_size) == ({1: (5, 6)}, 32)
 
 
+REQUEST = {"arrival_s": 0, "prompt_tokens": 8, "output_tokens": 1}
+
+
 @pytest.mark.parametrize(
-    "line", ["{", "[]", '{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}', '{"a": 1}', ""]
+    "line",
+    [
+        "{",
+        "[]",
+        '{"a": 1}',
+        "",
+        *(
+            json.dumps(REQUEST | changed)
+            for changed in (
+                {"prompt_tokens": 0},
+                {"arrival_s": float("nan")},
+                {"max_tokens": 0},
+                {"n": 0},
+                {"priority": "high"},
+                {"prefix": "abc"},
+                {"prefix": 5},
+                {"prefix": [2**20, 4]},
+                {"blocks": 5},
+                {"blocks": ["a"]},
+            )
+        ),
+    ],
 )
 def test_wrong_traces_are_refused(tmp_path: Path, line: str) -> None:
     """What is wrong is named with its line."""
@@ -73,6 +97,17 @@ def test_wrong_traces_are_refused(tmp_path: Path, line: str) -> None:
         read_trace(path)
     with pytest.raises(TraceError):
         make_trace(0, 1)
+
+
+def test_nulls_of_traces_are_what_is_left_out(tmp_path: Path) -> None:
+    """Other programs write them for fields without a value."""
+    path = tmp_path / "trace.jsonl"
+    nulls = dict.fromkeys(("max_tokens", "priority", "n", "job", "prefix", "blocks"))
+    path.write_text(json.dumps(REQUEST | nulls))
+    trace = read_trace(path)
+    columns = (trace.max_tokens, trace.priorities, trace.choices, trace.jobs, trace.prefix_groups)
+    assert [column.tolist() for column in columns] == [[1], [0], [1], [0], [-1]]
+    assert trace.blocks == {}
 
 
 def test_histogram_percentiles() -> None:

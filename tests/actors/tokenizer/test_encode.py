@@ -279,9 +279,9 @@ def test_truncation_keeps_the_last_tokens() -> None:
 
 
 def test_token_ids_in_sampling_parameters_are_checked() -> None:
-    """stop_token_ids and logit_bias stay inside the vocabulary."""
-    assert refusal([1], sampling=SamplingParams(max_tokens=1, stop_token_ids=(400,)))[2] == "stop_token_ids"
-    assert refusal([1], sampling=SamplingParams(max_tokens=1, logit_bias={-1: 1.0}))[2] == "logit_bias"
+    """Wherever they are, they stay inside the vocabulary."""
+    for name, value in (("stop_token_ids", (400,)), ("logit_bias", {-1: 1.0}), ("logprob_token_ids", (400,))):
+        assert refusal([1], sampling=SamplingParams(max_tokens=1, **{name: value}))[2] == name  # type: ignore[arg-type]
 
 
 def test_a_vocabulary_must_have_room_for_a_searchs_candidates() -> None:

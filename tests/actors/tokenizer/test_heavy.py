@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pagebus.actors.settings import Settings
 from pagebus.actors.tokenizer.actor import TokenizerActor
-from pagebus.actors.tokenizer.encode import HEAVY_LENGTH, Encoder, Outcome
+from pagebus.actors.tokenizer.encode import HEAVY_LENGTH, Encoder, Limits, Outcome
 from pagebus.actors.tokenizer.heavy import Heavy
 from pagebus.bus.contract import START, Entry, EntryId
 from pagebus.bus.memory.bus import MemoryBus
@@ -27,6 +28,20 @@ NAMES = Names()
 def request(request_id: str, prompt: str, client: str = "") -> GenerateRequest:
     sampling = SamplingParams(max_tokens=4)
     return GenerateRequest(request_id=request_id, ingress="in", sampling=sampling, prompt=prompt, client=client)
+
+
+def test_all_that_a_template_is_told_makes_a_chat_long() -> None:
+    """Its prompt may hold tools, documents and arguments too."""
+    encoder, text = Encoder(None, Limits(64, 400, 16)), "x" * HEAVY_LENGTH
+    short = replace(request("a", ""), prompt=None, messages=({"role": "user", "content": "Hi"}, "not a message"))
+    assert not encoder.is_heavy(short)
+    for field, value in (
+        ("messages", ({"role": "user", "content": [{"type": "text", "text": text}]},)),
+        ("tools", ({"type": "function", "function": {"name": "f", "description": text}},)),
+        ("documents", ({"text": text},)),
+        ("chat_template_kwargs", {"rules": text}),
+    ):
+        assert encoder.is_heavy(replace(short, **{field: value})), field
 
 
 async def test_clients_take_turns() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagebus.actors.model.tokenizer import load_tokenizer
-from pagebus.actors.tokenizer.encode import Encoder, Limits
+from pagebus.actors.tokenizer.encode import HEAVY_LENGTH, QUICK_LENGTH, Encoder, Limits
 from pagebus.bus.messages import GenerateRequest, RequestFailed, SamplingParams, TokenizedRequest
 from pagebus.bus.messages.segments import SEGMENT_SHIFT, without_segments
 from tests.actors.model.pooling.tiny_models import write_encoder_tokenizer
@@ -51,6 +51,14 @@ def test_pairs_as_transformers(kind: str, keep: int | None, tmp_path: Path) -> N
             assert without_segments(ids).tolist() == expected["input_ids"]
             if kind == "bert":
                 assert (ids >> SEGMENT_SHIFT).tolist() == expected["token_type_ids"]
+
+
+def test_both_texts_of_a_pair_take_time(tmp_path: Path) -> None:
+    """A long document behind a short question is not encoded where others wait for it."""
+    encoder = Encoder(tokenizer_of(tmp_path, "bert"), Limits(200, 307, 16, hashed=False, spare=0))
+    short, long, heavy = (ask("fox", second_text="x" * length) for length in (100, QUICK_LENGTH, HEAVY_LENGTH))
+    assert [encoder.is_quick([each]) for each in (short, long)] == [True, False]
+    assert [encoder.is_heavy(each) for each in (long, heavy)] == [False, True]
 
 
 def test_left_side(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import gc
 import pytest
 
 from pagebus.bus.connect import open_bus
-from pagebus.bus.contract import START, BusError, BusUnavailable, Fenced
+from pagebus.bus.contract import COUNTERS_KEPT_S, START, BusError, BusUnavailable, Completion, Fenced
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import AbortRequest
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.streams import Names
+from tests.bus.entries import GROUP, abort, publish, read_new
 
 
 class Clock:
@@ -78,6 +79,22 @@ async def test_expired_state_that_nobody_reads_takes_no_memory() -> None:
     clock.now_s += 20
     await bus.ping()
     assert list(server.states) == [Names().state("for ever")]
+
+
+async def test_counters_expire() -> None:
+    """A while after the last change, by a completion or by hand, as in Redis."""
+    clock = Clock()
+    bus = MemoryBus(MemoryServer(clock))
+    await bus.count({"short": {"a": 1}, "long": {"a": 1}}, ttl_s=15)
+    clock.now_s += 10
+    await bus.count({"long": {"a": 1, "b": 2}}, ttl_s=15)
+    await publish(bus, "s", 1)
+    completions = [Completion(each, "out", abort(1), "sums", "done") for each in await read_new(bus, "s")]
+    assert await bus.complete(GROUP, completions) == [""]
+    clock.now_s += 5
+    assert await bus.counters("short", "long", "sums") == [{}, {"a": 2, "b": 2}, {"done": 1}]
+    clock.now_s += COUNTERS_KEPT_S
+    assert await bus.counters("short", "long", "sums") == [{}, {}, {}]
 
 
 async def test_switched_off_server() -> None:
@@ -152,6 +169,7 @@ def test_redis_urls_are_understood_and_hide_their_password(url: str) -> None:
         ("redis+sentinel://host", "needs Sentinels and a service"),
         ("redis+sentinel://host:x/main", "cannot understand"),
         ("unix://", "needs the path"),
+        ("redis://host?replicas=²", "must be a number"),
     ],
 )
 def test_urls_that_cannot_be_understood(url: str, text: str) -> None:

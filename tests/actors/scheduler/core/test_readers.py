@@ -168,6 +168,16 @@ def test_it_is_given_up_with_the_last_who_leaves(may_return: bool, lost: bool) -
     world.check_end()
 
 
+def test_it_is_dropped_when_its_detokenizer_gives_it_up() -> None:
+    """That has told an error to all who read it, and names their attempts as they were announced."""
+    world = shared_by("in-0", "in-1")
+    (started,) = (each.started for each in world.heard.values() if not each.aborted)
+    assert (to(started), started.attempts) == (("in-1", "in-0"), ("in-1-2", "in-0-1"))
+    for attempt in started.attempts:
+        world.core.handle(AbortRequest(request_id="a", attempt=attempt, reason="tokens were lost"))
+    assert not world.core.knows("a")
+
+
 def test_an_answer_is_kept_for_whose_ingress_has_died() -> None:
     """The other one has it all by then. Its client comes back to a third ingress, and finds it."""
     world = shared_by("in-0", "in-1")

@@ -9,7 +9,7 @@ import pytest
 from pagebus.actors.scheduler.recovery import remains
 from pagebus.actors.scheduler.recovery.remains import UNREAD_ROUNDS, VANISH_ROUNDS, Remains
 from pagebus.actors.scheduler.service.detokenizers import Detokenizers
-from pagebus.bus.contract import FENCE_INDEX, EntryId, LogEntry
+from pagebus.bus.contract import FENCE_INDEX, BusUnavailable, EntryId, LogEntry
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import SequenceEnded, StepPlan
@@ -202,3 +202,24 @@ async def test_who_comes_back_during_a_round_keeps_his_streams(world: World, mon
     await world.rounds(1)
     monkeypatch.undo()
     assert await world.rounds(2 * VANISH_ROUNDS) >= OF_EXECUTOR
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["gone", "back"])
+async def test_streams_that_could_not_be_deleted_are_deleted_later(
+    world: World, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    """The bus is away just then. Who comes back while it is asked keeps the streams."""
+
+    async def is_away(*_: str) -> None:
+        if returns:
+            world.remains.here("detokenizer", "text-a")
+        raise BusUnavailable("cut off")
+
+    world.remains.gone("detokenizer", "text-a")
+    await world.rounds(VANISH_ROUNDS)
+    monkeypatch.setattr(world.bus, "delete", is_away)
+    with pytest.raises(BusUnavailable):
+        await world.rounds(1)
+    monkeypatch.undo()
+    left = await world.rounds(2 * VANISH_ROUNDS)
+    assert left == (OF_EXECUTOR | OF_DETOKENIZER if returns else OF_EXECUTOR)

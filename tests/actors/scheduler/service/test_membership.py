@@ -53,3 +53,36 @@ def test_who_ended_as_he_was_told_to_is_not_taken_for_dead(state: str, reason: s
     membership.look([executor(7, state)])
     membership.look([], {("executor", "gpu-0")})
     assert told == [("gpu-0", 7, reason)]
+
+
+def test_a_detokenizer_that_dies_before_it_was_ready_holds_nothing_back() -> None:
+    """It has read nothing yet, and nobody waits for it: once its lease is gone, results may be trimmed without it."""
+    events: list[object] = []
+    membership = Membership(events.append, lambda *_: None)
+    loading = LeaseInfo(kind="detokenizer", name="text", epoch=1, info={"state": "starting", "positions": {}})
+    membership.look([executor(7), loading])
+    assert membership.positions == {"text": {}}
+    membership.look([executor(7)])
+    assert membership.positions == {}
+    assert events == []
+
+
+def test_a_detokenizer_whose_lease_lapses_still_counts() -> None:
+    """It may only be frozen: what it has not read is kept until its lease is revoked."""
+    membership = Membership(lambda event: None, lambda *_: None)
+    membership.look([executor(7), detokenizer("7-12")])
+    membership.look([executor(7)])
+    assert list(membership.positions) == ["text"]
+    membership.look([executor(7)], {("detokenizer", "text")})
+    assert membership.positions == {}
+
+
+def test_an_ingress_and_a_jobs_actor_may_have_one_name() -> None:
+    """Names are told apart by kind alone: neither is taken for the other one's next life."""
+    events: list[object] = []
+    membership = Membership(events.append, lambda *_: None)
+    leases = [LeaseInfo(kind=kind, name="a", epoch=epoch) for kind, epoch in (("ingress", 5), ("jobs", 6))]
+    for _ in range(2):
+        membership.look(leases)
+    assert set(membership.ingresses) == {"a@5", "a@6"}
+    assert events == []

@@ -78,6 +78,15 @@ async def test_tokens_are_counted(client: anthropic.AsyncAnthropic) -> None:
     assert counted.input_tokens > 0
 
 
+async def test_which_request_was_answered(client: anthropic.AsyncAnthropic) -> None:
+    """Anthropic's client finds the id in answers and in errors."""
+    headers = {"X-Request-Id": "mine"}
+    assert (await client.messages.create(**ASK, extra_headers=headers))._request_id == "mine"
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.messages.create(**ASK | {"model": "other"}, extra_headers=headers)
+    assert caught.value.request_id == "mine"
+
+
 async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
     """In Anthropic's shape, with the field's name."""
     with pytest.raises(anthropic.BadRequestError, match="messages\\[0\\]") as caught:

@@ -50,7 +50,7 @@ HOW: Mapping[str, str] = {
     "prompt_cache_key": f"{_NOTHING}: every prefix is cached",
     "prompt_cache_retention": f"{_NOTHING}: what is cached stays as long as there is room",
     "prompt_logprobs": "at most 256 of each token",
-    "reasoning": "`effort`; no `summary`",
+    "reasoning": "`effort`; `summary` only `auto`: there is none",
     "reasoning_ended": _NOTHING,
     "output_config": _SCHEMA,
     "reasoning_parser_kwargs": _NOTHING,

@@ -35,6 +35,7 @@ async def refused(http, url: str, body: dict[str, Any]) -> dict[str, Any]:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "foo"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": [1]}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),

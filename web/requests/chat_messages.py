@@ -33,8 +33,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "refusal": ("",),
     "annotations": ([],),
+    "type": ("text",),
 }
-"""Fields of OpenAI's messages without effect. Clients return answers as they got them, with nulls."""
+"""Fields of messages without effect: OpenAI's, of which clients return those of answers with nulls, and ``type``, which
+lm-eval up to 0.4.9 adds."""
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
 """Where Anthropic's and OpenAI's clients want a prefix cached: every prefix is."""
 _PART_TYPES = ("text", "refusal")
@@ -112,7 +114,7 @@ def read_message(message: object, path: str) -> Message:
         problem = "must be given in messages of a tool" if role == "tool" else "belongs to messages of a tool"
         raise bad_field(f"{path}.tool_call_id", problem)
     pass_over_cache_marks(fields)
-    _pass_over_litellm(fields)
+    _pass_over_labels(fields)
     fields.finish(UNSUPPORTED)
     more = {
         "name": name, "tool_calls": calls or None, "tool_call_id": tool_call_id,
@@ -121,10 +123,12 @@ def read_message(message: object, path: str) -> Message:
     return read | {name: value for name, value in more.items() if value is not None}
 
 
-def _pass_over_litellm(fields: Fields) -> None:
-    """Take what litellm keeps beside an answer and sends back with it: what it does not know, and reasoning again."""
+def _pass_over_labels(fields: Fields) -> None:
+    """Take what clients keep beside an answer and send back with it: litellm what it does not know, and reasoning
+    again; OpenAI's ``parse`` the object that the text is."""
     fields.object("provider_specific_fields")
     fields.array("thinking_blocks", max_items=MAX_CONTENT_PARTS)
+    fields.take("parsed")
 
 
 def _read_calls(fields: Fields, path: str) -> list[Message]:
@@ -147,6 +151,7 @@ def _read_call(call: object, path: str) -> Message:
     if name is None:
         raise bad_field(f"{path}.function.name", "is required")
     arguments = read_arguments(arguments, f"{path}.function.arguments")
+    function.take("parsed_arguments")  # the same once more, of an answer that OpenAI's client has parsed
     function.finish({})
     fields.finish({})
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}

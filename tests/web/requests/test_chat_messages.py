@@ -30,6 +30,22 @@ def test_what_litellm_keeps_beside_an_answer():
     assert [message["content"] for message in chat(messages=messages).prompts[0].messages] == ["x", "y", "z"]
 
 
+def test_what_openais_client_parsed_of_an_answer():
+    """It comes back with the answer, as a model's fields."""
+    function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    call = {"id": "c", "type": "function", "function": function}
+    parsed = {**call, "function": {**function, "parsed_arguments": {"city": "Oslo"}}}
+    plain = [user("x"), {"role": "assistant", "content": "y", "tool_calls": [call]}]
+    back = [user("x"), {"role": "assistant", "content": "y", "tool_calls": [parsed], "parsed": {"a": 1}}]
+
+    assert chat(messages=back) == chat(messages=plain)
+
+
+def test_the_kind_of_a_message():
+    """lm-eval up to 0.4.9 says of each message that it is text."""
+    assert chat(messages=[{**user("x"), "type": "text"}]) == chat(messages=[user("x")])
+
+
 def test_a_refusal_is_text():
     """OpenAI's parts of what the assistant refused are told as vLLM tells them."""
     parts = [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "Sorry."}]
@@ -42,6 +58,7 @@ def test_a_refusal_is_text():
     [
         ({"cache_control": "ephemeral"}, "messages[0].cache_control"),
         ({"provider_specific_fields": []}, "messages[0].provider_specific_fields"),
+        ({"type": "image"}, "messages[0].type"),
         ({"thinking_blocks": {}}, "messages[0].thinking_blocks"),
         ({"content": [{"type": "refusal", "text": "No."}]}, "messages[0].content[0].refusal"),
     ],

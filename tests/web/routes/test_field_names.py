@@ -193,13 +193,14 @@ async def test_other_fields_in_a_message(serve, http, path, body, message):
 
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [], "encrypted_content": None, "status": None}
-SAID = {"type": "output_text", "text": "x", "annotations": [], "logprobs": [{"token": "x", "logprob": -1.0}]}
+SAID = {"type": "output_text", "text": "x", "annotations": [], "logprobs": [{"token": "x", "logprob": -1.0}],
+        "parsed": {"a": 1}}  # fmt: skip
 ITEMS = [
     TURN,
     THOUGHT,
     {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [SAID], "phase": None},
     {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed",
-     "async": False, "caller": {"type": "direct"}},
+     "async": False, "caller": {"type": "direct"}, "parsed_arguments": {}},
     {"type": "function_call_output", "id": "fo_1", "call_id": "c", "output": "y", "status": "completed"},
 ]  # fmt: skip
 CALLED = [

@@ -135,13 +135,16 @@ def test_required_and_named(client, expects, stream):
 
 
 def test_parsed_outputs(client, expects):
-    """``parse`` gives objects of the class that the schema was made from."""
+    """``parse`` gives objects of the class that the schema was made from, in messages that can be sent back."""
+    question = {"role": "user", "content": "A review?"}
     answer = client.chat.completions.parse(
-        model=expects.model, messages=[{"role": "user", "content": "A review?"}], response_format=Review, n=2,
-        temperature=1, max_tokens=100,
-    )  # fmt: skip
+        model=expects.model, messages=[question], response_format=Review, n=2, temperature=1, max_tokens=100
+    )
+    turns: Any = [question, answer.choices[0].message.to_dict(warnings=False), question]
+    again = client.chat.completions.create(model=expects.model, messages=turns, max_tokens=1)
 
     assert all(isinstance(choice.message.parsed, Review) for choice in answer.choices)
+    assert again.choices[0].finish_reason == "length"
 
 
 def test_json_object(client, expects):

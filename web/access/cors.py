@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 METHODS = "GET, POST, DELETE, OPTIONS"
-EXPOSED = "X-Request-Id, Retry-After, X-Should-Retry"
+EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Should-Retry"
 MAX_AGE_S = 600
 HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
 _NAMES = re.compile(r"[A-Za-z0-9-]+( *, *[A-Za-z0-9-]+)*")

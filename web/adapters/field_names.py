@@ -22,5 +22,7 @@ MESSAGE_NAMES: FieldNames = (
     (r"stop\b", "stop_sequences"),
     (r"response_format(\.json_schema)?\b", "output_config.format"),
     (r"user$", "metadata.user_id"),
+    (r"thinking_token_budget$", "thinking.budget_tokens"),
+    (r"reasoning_effort$", "output_config.effort"),
     (r"messages\b.*", "messages"),  # they are others in number than the client's
 )

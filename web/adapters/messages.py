@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 
 from pagebus.web.adapters.field_names import MESSAGE_NAMES
+from pagebus.web.adapters.thinking import pass_over_cleared_thoughts, read_effort, read_thinking
 from pagebus.web.adapters.translated import Event
-from pagebus.web.http.errors import bad_field, not_supported, unsupported_type
+from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, Schema, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
-from pagebus.web.requests.reasoning import without_reasoning
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 ROLES = ("user", "assistant")
@@ -20,13 +20,10 @@ TOOL_CHOICES = ("auto", "any", "tool", "none")
 TEXT_OR_BLOCKS: Schema = {"type": ["string", "array"]}
 SAME = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt")
 """Fields that mean the same in a chat."""
-NO_THINKING = {"type": "disabled"}
-THINKING: Schema = {"type": "object", "properties": {"type": {"const": "disabled"}}, "required": ["type"],
-                    "additionalProperties": False}  # fmt: skip
 UNSUPPORTED_COUNT: dict[str, tuple[Any, ...]] = {
-    "context_management": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
+    "thread": (),
     "user_profile_id": (),
     "workspace_id": (),
 }
@@ -75,8 +72,9 @@ def read_count(data: dict[str, Any], *, allow_unknown: bool = False) -> dict[str
     """The chat whose tokens are to be counted."""
     fields = Fields(data)
     model = fields.take("model")
-    body = _conversation(fields) | ({} if model is None else {"model": model})
-    _read_output(fields)  # of which nothing is in the prompt
+    body = _conversation(fields) | _read_output(fields) | ({} if model is None else {"model": model})
+    for name in ("thinking_token_budget", "response_format"):
+        body.pop(name, None)  # not in the prompt
     fields.finish(UNSUPPORTED_COUNT, allow_unknown=allow_unknown, names=MESSAGE_NAMES)
     return body
 
@@ -99,32 +97,26 @@ def _conversation(fields: Fields) -> dict[str, Any]:
         body["tools"] = [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if (choice := fields.object("tool_choice")) is not None:
         body |= _read_tool_choice(choice)
-    told = fields.take("chat_template_kwargs")
-    if (thinking := fields.take("thinking", THINKING)) is not None:
-        if thinking != NO_THINKING:
-            raise not_supported("thinking", (NO_THINKING,))
-        told = without_reasoning({} if told is None else told)
-    if told is not None:
-        body["chat_template_kwargs"] = told
-    return body
+    pass_over_cleared_thoughts(fields)
+    return body | read_thinking(fields)
 
 
 def _read_output(fields: Fields) -> dict[str, Any]:
-    """``output_config.format`` is a chat's ``response_format``."""
+    """``output_config``: its ``format`` is a chat's ``response_format``."""
     given = fields.object("output_config")
     if given is None:
         return {}
     output = Fields(given, "output_config")
-    form = output.object("format")
-    output.finish({"effort": ()})
+    form, body = output.object("format"), read_effort(output)
+    output.finish({})
     if form is None:
-        return {}
+        return body
     inner = Fields(form, "output_config.format")
     kind, schema = inner.string("type", None), inner.object("schema")
     inner.finish({})
     if kind != "json_schema" or schema is None:
         raise bad_field("output_config.format", "must be a json_schema with its schema")
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}}
+    return {**body, "response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}}
 
 
 def _read_turn(message: Any, path: str) -> list[dict[str, Any]]:

@@ -237,5 +237,5 @@ def _read_reasoning(fields: Fields) -> dict[str, Any]:
         return {}
     reasoning = Fields(given, "reasoning")
     effort = reasoning.string("effort", None, choices=EFFORTS)
-    reasoning.finish({"summary": (), "generate_summary": ()})
+    reasoning.finish({"summary": ("auto",), "generate_summary": ("auto",)})  # of those there are: here is none
     return {} if effort is None else {"reasoning_effort": effort}

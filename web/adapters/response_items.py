@@ -16,9 +16,9 @@ from pagebus.web.requests.chat_messages import read_arguments
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
-_LABELS = ("type", "id", "status", "phase")
-"""Fields of items without effect: clients return what they got in an answer."""
-_PART_LABELS = ("type", "annotations", "logprobs", "prompt_cache_breakpoint")
+_LABELS = ("type", "id", "status", "phase", "parsed_arguments")
+"""Fields of items without effect: clients return what they got in an answer, OpenAI's with what they parsed of it."""
+_PART_LABELS = ("type", "annotations", "logprobs", "prompt_cache_breakpoint", "parsed")
 """The same of parts of a content; every prefix is cached."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"async": (False,), "caller": ({"type": "direct"},), "namespace": ()}
 Message = dict[str, Any]

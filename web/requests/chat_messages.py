@@ -33,18 +33,30 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "refusal": ("",),
     "annotations": ([],),
+    "type": ("text",),
 }
-"""Fields of OpenAI's messages without effect. Clients return answers as they got them, with nulls."""
-_PART: Schema = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text", None]}, "text": {"type": "string"}},
-    "required": ["text"],
-    "additionalProperties": False,
-}
+"""Fields of messages without effect: OpenAI's, of which clients return those of answers with nulls, and ``type``, which
+lm-eval up to 0.4.9 adds."""
+CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")
+"""Where Anthropic's and OpenAI's clients want a prefix cached: every prefix is."""
+_PART_TYPES = ("text", "refusal")
+
+
+def _part(field: str, kinds: list[str | None]) -> Schema:
+    marks = {name: {"type": ["object", "null"]} for name in CACHE_MARKS}
+    return {
+        "type": "object",
+        "properties": {"type": {"enum": kinds}, field: {"type": "string"}, **marks},
+        "required": [field] if None in kinds else ["type", field],
+        "additionalProperties": False,
+    }
+
+
+_PARTS = (_part("text", ["text", None]), _part("refusal", ["refusal"]))
 CONTENT: Schema = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, _PART]}, "minItems": 1,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, *_PARTS]}, "minItems": 1,
          "maxItems": MAX_CONTENT_PARTS},
     ]
 }  # fmt: skip
@@ -101,12 +113,22 @@ def read_message(message: object, path: str) -> Message:
     if (role == "tool") != (tool_call_id is not None):
         problem = "must be given in messages of a tool" if role == "tool" else "belongs to messages of a tool"
         raise bad_field(f"{path}.tool_call_id", problem)
+    pass_over_cache_marks(fields)
+    _pass_over_labels(fields)
     fields.finish(UNSUPPORTED)
     more = {
         "name": name, "tool_calls": calls or None, "tool_call_id": tool_call_id,
         "reasoning_content": reasoning[0] or reasoning[1] or None,
     }  # fmt: skip
     return read | {name: value for name, value in more.items() if value is not None}
+
+
+def _pass_over_labels(fields: Fields) -> None:
+    """Take what clients keep beside an answer and send back with it: litellm what it does not know, and reasoning
+    again; OpenAI's ``parse`` the object that the text is."""
+    fields.object("provider_specific_fields")
+    fields.array("thinking_blocks", max_items=MAX_CONTENT_PARTS)
+    fields.take("parsed")
 
 
 def _read_calls(fields: Fields, path: str) -> list[Message]:
@@ -129,6 +151,7 @@ def _read_call(call: object, path: str) -> Message:
     if name is None:
         raise bad_field(f"{path}.function.name", "is required")
     arguments = read_arguments(arguments, f"{path}.function.arguments")
+    function.take("parsed_arguments")  # the same once more, of an answer that OpenAI's client has parsed
     function.finish({})
     fields.finish({})
     read = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -168,15 +191,22 @@ def _read_part(part: object, path: str) -> str:
     if type(part) is not dict:
         raise bad_field(path, f"must be an object, got {type_name(part)}", code="invalid_type")
     fields = Fields(part, path)
-    kind = fields.string("type", "text", choices=("text",))
-    if kind != "text":
+    kind = fields.string("type", "text", choices=_PART_TYPES)
+    if kind not in _PART_TYPES:
         problem = f"{kind[:40]!r} is not supported: only text is"
         raise bad_field(f"{path}.type", problem, code="unsupported_parameter")
-    text = fields.string("text", None, max_chars=MAX_BODY_BYTES)
+    text = fields.string(kind, None, max_chars=MAX_BODY_BYTES)
     if text is None:
-        raise bad_field(f"{path}.text", "is required")
+        raise bad_field(f"{path}.{kind}", "is required")
+    pass_over_cache_marks(fields)
     fields.finish({})
     return text
+
+
+def pass_over_cache_marks(fields: Fields) -> None:
+    """Take them, in a message, a part of its content, or a tool."""
+    for name in CACHE_MARKS:
+        fields.object(name)
 
 
 def read_template_kwargs(fields: Fields) -> dict[str, object]:

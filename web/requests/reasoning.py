@@ -56,11 +56,11 @@ def read_thoughts_of_prompt(fields: Fields, sampling: SamplingParams, model: Ser
     return structs.replace(bounded, structured_output=structs.replace(output, prompt_thought=-1))
 
 
-def without_reasoning(template_kwargs: Any) -> Any:
-    """The same with reasoning switched off, unless they say themselves whether it is on."""
+def switch_reasoning(template_kwargs: Any, *, on: bool) -> Any:
+    """The same with reasoning switched on or off, unless they say themselves whether it is on."""
     if not isinstance(template_kwargs, dict) or any(template_kwargs.get(name) is not None for name in SWITCHES):
         return template_kwargs
-    return {**dict.fromkeys(SWITCHES, False), **template_kwargs}
+    return {**dict.fromkeys(SWITCHES, on), **template_kwargs}
 
 
 def _read_budget(fields: Fields, model: ServedModel) -> int | None:

@@ -20,6 +20,7 @@ from pagebus.web.calls.parsing.values import Types, types_of
 from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import ONLY_NULL, Fields, Schema
 from pagebus.web.http.limits import INT32_MAX, MAX_SCHEMA_BYTES, MAX_TOOL_CALLS, MAX_TOOLS
+from pagebus.web.requests.chat_messages import pass_over_cache_marks
 from pagebus.web.requests.native_calls import calls_or
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.requests.structured import check_depth, constrain
@@ -102,6 +103,7 @@ def _read_tool(tool: object, path: str) -> dict[str, Any]:
     given = fields.object("function")
     if given is None:
         raise bad_field(f"{path}.function", "is required")
+    pass_over_cache_marks(fields)
     fields.finish({})
     inner = Fields(given, f"{path}.function")
     function: dict[str, Any] = {"name": inner.string("name", None)}
@@ -116,6 +118,7 @@ def _read_tool(tool: object, path: str) -> dict[str, Any]:
         if value is not None:
             function[name] = value
     inner.boolean("strict", False)
+    pass_over_cache_marks(inner)
     inner.finish({})
     check_depth(function.get("parameters", {}), f"{path}.function.parameters")
     if len(orjson.dumps(function)) > MAX_SCHEMA_BYTES:

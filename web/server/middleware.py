@@ -111,6 +111,8 @@ async def mark_response(request: web.Request, response: web.StreamResponse) -> N
     not kept: their clients find another one."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
+        if route_of(request).startswith("/v1/messages"):
+            response.headers["Request-Id"] = request[REQUEST_ID]  # where Anthropic's clients look
     context = request.app[CONTEXT]
     context.cors.mark(request, response)
     if context.draining():

@@ -85,7 +85,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-BETA = words("context_management mcp_servers")
+BETA = words("context_management mcp_servers thread")
 """Of the beta of Anthropic's API, that clients send most."""
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -123,7 +123,7 @@ RESPONSE = Body(
 _MESSAGE: dict[str, Any] = {
     **CHAT, "model": MODEL.name, "system": "Be brief", "cache_control": {"type": "ephemeral"},
     "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"},
-    "chat_template_kwargs": {"a": 1}, "thinking": {"type": "disabled"},
+    "chat_template_kwargs": {"a": 1}, "thinking": {"type": "disabled"}, "context_management": {"edits": []},
 }  # fmt: skip
 _FORMAT = {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}}
 MESSAGE = Body(

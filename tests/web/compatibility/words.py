@@ -124,6 +124,7 @@ WHY = {
     "stream": "streams are told as text by the route of their chat or completion",
     "stream_state": "streams are told as text by the route of their chat or completion",
     "suffix": "no model here fills in",
+    "thread": "each request has the whole conversation",
     "task": "prompts are pooled to one vector, or to the numbers of labels",
     "truncation": "what is too long is a 400",
     "user_profile_id": "keys are the users here",

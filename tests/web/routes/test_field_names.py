@@ -35,6 +35,7 @@ async def refused(http, url: str, body: dict[str, Any]) -> dict[str, Any]:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "foo"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": [1]}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
@@ -192,13 +193,14 @@ async def test_other_fields_in_a_message(serve, http, path, body, message):
 
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [], "encrypted_content": None, "status": None}
-SAID = {"type": "output_text", "text": "x", "annotations": [], "logprobs": [{"token": "x", "logprob": -1.0}]}
+SAID = {"type": "output_text", "text": "x", "annotations": [], "logprobs": [{"token": "x", "logprob": -1.0}],
+        "parsed": {"a": 1}}  # fmt: skip
 ITEMS = [
     TURN,
     THOUGHT,
     {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [SAID], "phase": None},
     {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}", "status": "completed",
-     "async": False, "caller": {"type": "direct"}},
+     "async": False, "caller": {"type": "direct"}, "parsed_arguments": {}},
     {"type": "function_call_output", "id": "fo_1", "call_id": "c", "output": "y", "status": "completed"},
 ]  # fmt: skip
 CALLED = [

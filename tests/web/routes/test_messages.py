@@ -10,8 +10,9 @@ import pytest
 
 from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
-from pagebus.web.adapters.messages import MessageEvents, message_of, read_message
+from pagebus.web.adapters.messages import MessageEvents, message_of, read_count, read_message
 from pagebus.web.http.errors import ApiError
+from pagebus.web.routes.generate.messages import parse_message
 from tests.web.fake_backend import MODEL, SENTENCE, Served, start_served
 
 TEXT = "".join(SENTENCE)
@@ -20,6 +21,8 @@ ASK: dict[str, Any] = {
     "max_tokens": 20,
     "messages": [{"role": "user", "content": "What is a dog?"}],
 }
+
+COUNT = {name: value for name, value in ASK.items() if name != "max_tokens"}
 
 
 @pytest.fixture
@@ -75,6 +78,15 @@ async def test_tokens_are_counted(client: anthropic.AsyncAnthropic) -> None:
     assert counted.input_tokens > 0
 
 
+async def test_which_request_was_answered(client: anthropic.AsyncAnthropic) -> None:
+    """Anthropic's client finds the id in answers and in errors."""
+    headers = {"X-Request-Id": "mine"}
+    assert (await client.messages.create(**ASK, extra_headers=headers))._request_id == "mine"
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        await client.messages.create(**ASK | {"model": "other"}, extra_headers=headers)
+    assert caught.value.request_id == "mine"
+
+
 async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
     """In Anthropic's shape, with the field's name."""
     with pytest.raises(anthropic.BadRequestError, match="messages\\[0\\]") as caught:
@@ -100,6 +112,37 @@ def test_thinking_that_is_disabled() -> None:
     assert "chat_template_kwargs" not in read_message(ASK)
 
 
+def test_thinking_that_is_enabled() -> None:
+    """Has a chat's budget, and switches reasoning on where it is off; no token of it is in the prompt."""
+    enabled = {"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}}
+    read = read_message(ASK | enabled)
+    assert read["thinking_token_budget"] == 1024
+    assert read["include_reasoning"] is False
+    assert read["chat_template_kwargs"] == {"thinking": True, "enable_thinking": True}
+    assert "thinking_token_budget" not in read_count(COUNT | enabled)
+    with pytest.raises(ApiError, match="--reasoning-parser") as caught:
+        parse_message(ASK | enabled, MODEL)
+    assert caught.value.param == "thinking.budget_tokens"
+
+
+def test_what_claude_code_sends_and_what_changes_nothing() -> None:
+    """Thinking that is left to the model is that of a chat; thoughts of earlier answers are gone anyway."""
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    sent = {"thinking": {"type": "adaptive"}, "context_management": {"edits": edits}}
+    assert read_message(ASK | sent) == read_message(ASK)
+    assert read_count(COUNT | sent) == read_count(COUNT)
+
+
+def test_effort() -> None:
+    """Is a chat's ``reasoning_effort``, which is in the prompt."""
+    low = {"output_config": {"effort": "low"}}
+    assert read_message(ASK | low) == read_message(ASK) | {"reasoning_effort": "low"}
+    assert read_count(COUNT | low) == read_count(COUNT) | {"reasoning_effort": "low"}
+    with pytest.raises(ApiError) as caught:
+        parse_message(ASK | {"output_config": {"effort": "huge"}}, MODEL)
+    assert caught.value.param == "output_config.effort"
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -107,10 +150,14 @@ def test_thinking_that_is_disabled() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         ({"nonsense": 1}, "nonsense"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "disabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "always"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive", "display": "loud"}}, "thinking.display"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type"),
         ({"thinking": {"type": "disabled"}, "chat_template_kwargs": 1, "nonsense": 1}, "nonsense"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format"),
     ],
 )

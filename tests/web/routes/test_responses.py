@@ -272,7 +272,7 @@ def test_tools_and_formats_become_a_chats() -> None:
             "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True, "description": None}],
             "tool_choice": {"type": "function", "name": "f"},
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
-            "reasoning": {"effort": "low"},
+            "reasoning": {"effort": "low", "summary": "auto"},
         }
     )
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

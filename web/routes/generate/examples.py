@@ -70,13 +70,16 @@ _CONVERSATION: dict[str, Any] = {
     "tool_choice": {"type": "any"},
 }
 _JSON = {"output_config": {"format": {"type": "json_schema", "schema": _CITY["schema"]}}}
+_CLEARED = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+_THINKING: dict[str, Any] = {"thinking": {"type": "adaptive"}, "context_management": _CLEARED}
 MESSAGES: Examples = {
     "whole": {"messages": [_HELLO], "max_tokens": 32},
     "stream": {"messages": [_HELLO], "max_tokens": 32, "stream": True, "metadata": {"user_id": "u"}},
     "tools": {**_CONVERSATION, "max_tokens": 32},
     "structured": {"messages": [{"role": "user", "content": "A city?"}], "max_tokens": 32, **_JSON},
+    "thinking": {"messages": [_HELLO], "max_tokens": 32, **_THINKING},
 }
-COUNTED: Examples = {"whole": {"messages": [_HELLO]}, "tools": {**_CONVERSATION, **_JSON}}
+COUNTED: Examples = {"whole": {"messages": [_HELLO], **_THINKING}, "tools": {**_CONVERSATION, **_JSON}}
 TOKENIZED: Examples = {"text": {"prompt": "Once upon a time"}}
 TOKENIZED_CHATS: Examples = {f"chat, {name}": example for name, example in CHATS.items()}
 GENERATED: Examples = {

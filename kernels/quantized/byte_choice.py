@@ -97,6 +97,8 @@ def _alone(product: Product, tokens: int, target: Target) -> TileConfig | None:
     """Tiles of 128 tokens, one for each multiprocessor; None: too many, or the library is as fast.
 
     The tensor memory accelerator was slower where a tile lacks tokens: 40.5 µs, not 31.9, for 192."""
+    if product.form == "gated":
+        return None
     splits, found = (1, 2, 4) if product.form in SPLIT_FORMS else (1,), []
     for config in (replace(ALONE[rows], splits=parts) for rows in ALONE for parts in splits):
         programs = config.tiles(product.rows) * -(-tokens // config.tokens) * config.splits
@@ -104,7 +106,7 @@ def _alone(product: Product, tokens: int, target: Target) -> TileConfig | None:
             steps = product.inputs // config.splits / config.depth
             sums = config.splits * product.rows * tokens / 2**20
             found.append((STEP_US[config.rows] * steps + SUMS_US * sums, config))
-    if product.form == "gated" or not found:
+    if not found:
         return None
     _, best = min(found, key=itemgetter(0))
     whole = best.rows > 64 and best.splits == 1 and tokens > best.tokens

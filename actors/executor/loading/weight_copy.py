@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
 from threading import Lock, local
+from typing import Self
 
 import torch
 
@@ -69,34 +70,61 @@ def copy_weights(pairs: Sequence[tuple[StoredTensor, torch.Tensor]], on_bytes: C
     Raises:
         OSError: a file cannot be read, or ends too early.
     """
-    device = pairs[0][1].device
-    lock, own = Lock(), local()
-    ready = None
-    if device.type == "cuda":
-        ready = new_event()
-        ready.record()
+    with WeightCopier(pairs[0][1].device, on_bytes) as copier:
+        copier.begin(pairs)()
 
-    def copy(piece: _Piece) -> None:
-        if not hasattr(own, "thread"):
-            own.thread = _CopyThread(device, ready)
-            with lock:
-                made.append(own.thread)
-        own.thread.copy(piece)
-        with lock:
-            on_bytes(piece.num_bytes)
 
-    made: list[_CopyThread] = []
-    with ExitStack() as stack:
-        files: dict[Path, int] = {}
-        for stored, _ in pairs:
-            if stored.file not in files:
-                files[stored.file] = os.open(stored.file, os.O_RDONLY)
-                stack.callback(os.close, files[stored.file])
-        pieces = chain.from_iterable(_pieces(files[stored.file], stored, tensor) for stored, tensor in pairs)
-        with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))), "weights") as pool:
-            list(pool.map(copy, pieces))
-        for each in made:
-            each.finish()
+class WeightCopier:
+    """Threads that copy as :func:`copy_weights` does, which keep their buffers until the context ends."""
+
+    def __init__(self, device: torch.device, on_bytes: Callable[[int], None]) -> None:
+        self._device, self._on_bytes = device, on_bytes
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))), "weights")
+        self._files: dict[Path, int] = {}
+        self._lock, self._own = Lock(), local()
+        self._threads: list[_CopyThread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for thread in self._threads:
+            thread.finish()
+        for file in self._files.values():
+            os.close(file)
+
+    def begin(self, pairs: Sequence[tuple[StoredTensor, torch.Tensor]]) -> Callable[[], None]:
+        """Begin to fill tensors, and return what waits for them: on CUDA, what is launched behind it finds them
+        filled. Raises OSError, and so does what is returned."""
+        ready = None
+        if self._device.type == "cuda":
+            ready = new_event()
+            ready.record()  # earlier users of the tensors' memory are done with it
+        pieces = chain.from_iterable(_pieces(self._opened(stored.file), stored, tensor) for stored, tensor in pairs)
+        copies = [self._pool.submit(self._copy, piece, ready) for piece in pieces]
+
+        def wait() -> None:
+            for copy in copies:
+                copy.result()
+            for thread in self._threads:
+                thread.join_current_stream()
+
+        return wait
+
+    def _opened(self, path: Path) -> int:
+        if path not in self._files:
+            self._files[path] = os.open(path, os.O_RDONLY)
+        return self._files[path]
+
+    def _copy(self, piece: _Piece, ready: torch.cuda.Event | None) -> None:
+        if not hasattr(self._own, "thread"):
+            self._own.thread = _CopyThread(self._device)
+            with self._lock:
+                self._threads.append(self._own.thread)
+        self._own.thread.copy(piece, ready)
+        with self._lock:
+            self._on_bytes(piece.num_bytes)
 
 
 def _pieces(file: int, stored: StoredTensor, tensor: torch.Tensor) -> Iterator[_Piece]:
@@ -160,25 +188,23 @@ def _rows(
 class _CopyThread:
     """One thread's buffers, and on CUDA its stream."""
 
-    def __init__(self, device: torch.device, ready: torch.cuda.Event | None) -> None:
-        self._stream = None
-        if ready is not None:
-            self._stream = new_stream(device)
-            self._stream.wait_event(ready)  # earlier users of the tensors' memory are done with it
-        self._buffers = [
-            torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=ready is not None) for _ in range(BUFFERS)
-        ]
+    def __init__(self, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self._stream = new_stream(device) if on_cuda else None
+        self._buffers = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=on_cuda) for _ in range(BUFFERS)]
         self._copied: list[torch.cuda.Event | None] = [None] * BUFFERS
         self._next = 0
 
-    def copy(self, piece: _Piece) -> None:
-        """Read the piece and have it copied. The next pieces use the other buffers."""
+    def copy(self, piece: _Piece, ready: torch.cuda.Event | None) -> None:
+        """Read the piece, and have it copied once its target is ``ready``. The next pieces use the other buffers."""
         index, self._next = self._next, (self._next + 1) % BUFFERS
         copied = self._copied[index]
         if copied is not None:
             copied.synchronize()
         buffer = self._buffers[index][: piece.num_bytes]
         read_into(piece.file, buffer.numpy().data, piece.offset)
+        if self._stream is not None and ready is not None:
+            self._stream.wait_event(ready)
         with torch.inference_mode(), self._on_stream():
             values, whole = buffer.view(piece.dtype).view(-1, piece.width), piece.targets[0][1]
             if values.dtype != whole.dtype or values.shape != whole.shape:  # strided copies are the device's work
@@ -188,6 +214,11 @@ class _CopyThread:
             if self._stream is not None:
                 self._copied[index] = copied = new_event()
                 copied.record(self._stream)
+
+    def join_current_stream(self) -> None:
+        """What is launched on it from now on waits for the copies under way."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def finish(self) -> None:
         """Wait for the copies under way."""

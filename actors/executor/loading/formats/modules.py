@@ -1,10 +1,12 @@
 """Reads quantized modules, a few at a time, each into its part of the model: in memory are the model and the tensors of
-these few."""
+these few. While some are stored, the next are read."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -14,36 +16,57 @@ from pagebus.actors.executor.loading.formats.finding import DTYPES, READERS, Mod
 from pagebus.actors.executor.loading.formats.gguf import FORMATS as GGUF_FORMATS
 from pagebus.actors.executor.loading.formats.reading import FormatError
 from pagebus.actors.executor.loading.formats.storing import store
-from pagebus.actors.executor.loading.weight_copy import BYTES, StoredTensor, copy_weights
+from pagebus.actors.executor.loading.weight_copy import BYTES, StoredTensor, WeightCopier
 from pagebus.actors.model.config import ModelError
 from pagebus.kernels.quantized.layouts import Layout, W8Blocks
 
-BYTES_AT_ONCE = 256 << 20
-"""Enough for all threads that read to have work, and little beside a model."""
+BYTES_AT_ONCE = 128 << 20
+"""Enough for all threads that read to have work, and little beside a model: twice as much is there at a time."""
 DENSE_AT_ONCE = 1 << 24
 """Numbers that are dequantized at once; each takes several float32 numbers meanwhile."""
 
 
 def read_modules(modules: Sequence[Module], device: torch.device, on_bytes: Callable[[int], None]) -> None:
     """Fill all; what is unpacked is computed on the ``device``. ``on_bytes`` hears of what is read, as from
-    :func:`copy_weights`.
+    :class:`WeightCopier`.
 
     Raises:
         ModelError: numbers that the format does not allow; the text names the module and its scheme.
         OSError: a file cannot be read, or ends too early.
     """
-    for some in _read_together(modules):
-        as_stored = [{name: _bytes_of(tensor, device) for name, tensor in module.tensors.items()} for module in some]
-        copy_weights(
-            [
-                (replace(tensor, format=BYTES, shape=(tensor.num_bytes,), cut=None), target[name])
-                for module, target in zip(some, as_stored, strict=True)
-                for name, tensor in module.tensors.items()
-            ],
-            on_bytes,
-        )
-        for module in some:
-            _store_module(module, as_stored.pop(0), device)
+    with WeightCopier(device, on_bytes) as copier:
+        begun: deque[_Begun] = deque()
+        for some in _read_together(modules):
+            begun.append(_begin(copier, some, device))
+            if len(begun) > 1:  # while these are stored, threads read the next
+                _store(begun.popleft(), device)
+        while begun:
+            _store(begun.popleft(), device)
+
+
+class _Begun(NamedTuple):
+    """Modules whose tensors are being read, and what waits for them."""
+
+    modules: list[Module]
+    as_stored: list[dict[str, torch.Tensor]]
+    wait: Callable[[], None]
+
+
+def _begin(copier: WeightCopier, modules: list[Module], device: torch.device) -> _Begun:
+    as_stored = [{name: _bytes_of(tensor, device) for name, tensor in module.tensors.items()} for module in modules]
+    pairs = [
+        (replace(tensor, format=BYTES, shape=(tensor.num_bytes,), cut=None), target[name])
+        for module, target in zip(modules, as_stored, strict=True)
+        for name, tensor in module.tensors.items()
+    ]
+    return _Begun(modules, as_stored, copier.begin(pairs))
+
+
+def _store(begun: _Begun, device: torch.device) -> None:
+    """Each module's tensors are freed once it is stored."""
+    begun.wait()
+    for module in begun.modules:
+        _store_module(module, begun.as_stored.pop(0), device)
 
 
 def _read_together(modules: Sequence[Module]) -> Iterator[list[Module]]:

@@ -1,4 +1,4 @@
-"""What loading holds in memory: the quantized model, and for a moment a weight."""
+"""What loading holds in memory: the quantized model, a weight that is stored, and the next, which is read meanwhile."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", ["fp8", "int8", "int4"])
-def test_the_quantized_model_and_one_weight(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quantized_model_and_two_weights(method: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even a layer of 16 bits, and far from all of them."""
     for place, name in LIMITS:
         monkeypatch.setattr(place, name, SMALL)
@@ -78,7 +78,7 @@ def test_the_quantized_model_and_one_weight(method: str, folder: Path, monkeypat
         load_weights(model, folder, "auto", 0, lambda _: None)
     weight, layer = 2 * HIDDEN * WIDTH, 2 * config.spec.layer_weights() // LAYERS
     assert 0.9 * model.parameters.num_bytes() < built < 1.3 * model.parameters.num_bytes()
-    assert weight < storages.peak - built < 2 * weight < layer
+    assert weight < storages.peak - built < 3 * weight < layer
     assert storages.peak < model.parameters.num_bytes() + layer
 
 

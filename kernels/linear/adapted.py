@@ -7,8 +7,8 @@ tokens, and behind the library, it is added in place. Which kernel multiplies is
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from pagebus.kernels.cublas.product import library_linear
 from pagebus.kernels.layers.norm import HalfNorm, NextNorm
 from pagebus.kernels.linear.activation import activation_mul, activation_mul_reference, adapted_activation_mul
 from pagebus.kernels.linear.gemv import VectorConfig
@@ -123,7 +123,7 @@ def adapted_gated_linear(
     if adds_in_tiles(config, len(plan.of_token)):
         return gated_linear(x, weight, bias, config=config, act=act, expansion=_both(x, table, plan, "gated", config))
     x = whole_norm(x)
-    return activated(_shrunk(x, table, plan).s, table, plan, F.linear(x, weight, bias), act)
+    return activated(_shrunk(x, table, plan).s, table, plan, library_linear(x, weight, bias), act)
 
 
 def adapted_partial_linear(
@@ -150,7 +150,7 @@ def adapted_partial_linear(
         residual.addmm_(x, weight.t())
         _behind(expansion, residual)
         return None
-    product = F.linear(x, weight, bias) if config is None else partial_linear(x, weight, bias, config=config)
+    product = library_linear(x, weight, bias) if config is None else partial_linear(x, weight, bias, config=config)
     assert isinstance(product, torch.Tensor)
     _behind(expansion, product if product.dim() == 2 else product[0])
     return product

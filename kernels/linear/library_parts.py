@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from pagebus.kernels.cublas.product import library_sums
+
 ALIGNED = 64
 """A part of K has a multiple of this many columns, a part of rows of twice as many rows."""
 
@@ -38,9 +40,7 @@ def library_parts(
     assert bias is None
     assert not gated
     assert config.fits(x.shape[1])
-    inputs = x.unflatten(1, (config.splits, -1)).transpose(0, 1)
-    rows = weight.unflatten(1, (config.splits, -1)).permute(1, 2, 0)
-    return torch.bmm(inputs, rows, out_dtype=torch.float32, out=out)
+    return library_sums(x, weight, out)
 
 
 def library_rows(x: torch.Tensor, weight: torch.Tensor, first: int) -> torch.Tensor:

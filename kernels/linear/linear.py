@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from pagebus.kernels.coded.rounding import RoundedTokens
 from pagebus.kernels.coded.weights import Coded, numbers_of, shape_of
 from pagebus.kernels.common.target import target_of
+from pagebus.kernels.cublas.product import library_linear
 from pagebus.kernels.layers.norm import Addition, HalfNorm, NextNorm
 from pagebus.kernels.linear.activation import GATES, activation_mul, activation_mul_reference
 from pagebus.kernels.linear.dispatch import (
@@ -164,7 +165,8 @@ def linear(
         assert isinstance(weight, torch.Tensor)
         if wide and bias is None and target_of(x.device) is not None:
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
-        return linear_reference(x, weight, bias, dtype)
+        product = library_linear(x, weight, bias)
+        return product if dtype is None else product.to(dtype)
     out = torch.empty((len(values), shape_of(weight)[0]), dtype=dtype or _dtype(x), device=values.device)
     if isinstance(config, WideningConfig) and config.splits > 1:
         sums = torch.empty((config.splits, *out.shape), dtype=torch.float32, device=values.device)
@@ -188,7 +190,7 @@ def gated_linear(
     if config is None:
         assert isinstance(x, torch.Tensor)
         assert isinstance(weight, torch.Tensor)
-        return activation_mul(F.linear(x, weight, bias), act)
+        return activation_mul(library_linear(x, weight, bias), act)
     if isinstance(config, LibraryConfig):
         return _gated_in_two(x, weight, bias, config, act)
     values = _values(x)
@@ -203,7 +205,7 @@ def _gated_in_two(
     """By the library; with a bias all rows at once."""
     assert isinstance(x, torch.Tensor)
     assert isinstance(weight, torch.Tensor)
-    both = F.linear(x, weight, bias) if bias is not None else library_rows(x, weight, config.first)
+    both = library_linear(x, weight, bias) if bias is not None else library_rows(x, weight, config.first)
     return activation_mul(both, act)
 
 
@@ -233,7 +235,7 @@ def partial_linear(
         assert residual is not None
         residual.addmm_(x, weight.t())
         return None
-    return F.linear(x, weight, bias) if chosen.config is None else _partial(x, weight, bias, chosen.config)
+    return library_linear(x, weight, bias) if chosen.config is None else _partial(x, weight, bias, chosen.config)
 
 
 def chosen_for_residual(

@@ -199,7 +199,7 @@ ROOMS: dict[str, str] = {
     "kernels.attention.forms": "kernels.linear kernels.common",
     "kernels.latent": "kernels.attention kernels.attention.forms kernels.layers kernels.common",
     "kernels.linear.tuning": "kernels.linear kernels.specialized kernels.layers kernels.common",
-    "kernels.linear": "kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
+    "kernels.linear": "kernels.cublas kernels.specialized kernels.coded kernels.lora kernels.layers kernels.common",
     "kernels.specialized": "kernels.coded kernels.layers kernels.common",
     "kernels.moe.adapted": "kernels.moe kernels.moe.launch kernels.quantized kernels.lora kernels.common",
     "kernels.quantized": (
@@ -214,6 +214,7 @@ ROOMS: dict[str, str] = {
     ),
     "kernels.moe.launch": "kernels.linear kernels.specialized kernels.common",
     "kernels.coded": "kernels.common",
+    "kernels.cublas": "kernels.common",
     "kernels.sampling": "kernels.common",
     "kernels.batch": "kernels.common",
     "kernels.exchange": "kernels.layers kernels.common",

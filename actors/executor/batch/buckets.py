@@ -19,10 +19,10 @@ from pagebus.kernels.attention.prefill_plan import FEW_PAST, FEW_TOKENS
 
 ROW_SIZES = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 LEAST_TOKENS = 32
-SLOW_SIZES = {192: 200, 304: 312, 400: 408, 416: 432, 448: 456}
+SLOW_SIZES = {304: 312, 400: 408, 416: 432, 448: 456}
 """Numbers of tokens or rows in place of which there are larger bucket sizes, which cuBLAS (CUDA 13.0, H200) multiplies
-faster, or no slower. Gate and up of Phi-4 take 181 µs for 192 tokens and 117 for 200, llama8b's 266 for 448 and 153 for
-456 (docs/measurements/h200-issue18/slow-sizes.txt)."""
+faster, or no slower. Gate and up of llama8b take 266 µs for 448 tokens and 153 for 456
+(docs/measurements/h200-issue18/slow-sizes.txt)."""
 SPARE_SPANS = 32
 """Blocks of queries held ready beyond those that the tokens fill, because a row's last block is seldom full. Blocks
 with divided keys use the rest of them. There are more where rows are many because of their drafts: a block for each.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagebus.kernels.attention import prefill
 from pagebus.kernels.attention.decode import decode_attention
 from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.forms.launch import DecodeConfig
@@ -335,6 +336,22 @@ def test_any_prefill_tiles_give_the_same(block_queries: int, tile: int, window: 
     prefill_attention(
         case.q, case.k_cache, case.v_cache, out, words["slots"], words["query_start"], words["context_lens"],
         words["block_tables"], words["scale"], window, plan_prefills(spans.spans, spans.merges, cut.config, 2, 32, 1),
+    )  # fmt: skip
+    torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+
+
+def test_many_spans_take_several_launches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of as many as a grid has room for; whole blocks, and pieces of others."""
+    monkeypatch.setattr(prefill, "MOST_SPANS", 3)
+    case = make_case([700, 40, 70], [9, 40, 33], q_heads=2, kv_heads=1, head_dim=32, device=device)
+    words, out = case.keywords, poisoned(case)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    cut = query_spans(starts, lens, query_ranges(starts, 0), PrefillConfig(16, 32, 4, 1), shares=6, least_keys=128)
+    assert (len(cut.spans) > 6, len(cut.merges)) == (True, 1)
+    spans = Spans.copied(cut, device)
+    prefill_attention(
+        case.q, case.k_cache, case.v_cache, out, words["slots"], words["query_start"], words["context_lens"],
+        words["block_tables"], words["scale"], 0, plan_prefills(spans.spans, spans.merges, cut.config, 2, 32, 20),
     )  # fmt: skip
     torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 

@@ -70,8 +70,13 @@ class AttentionShape:
     """The most queries of a row with drafts, if such rows are computed as decodes are."""
 
     def shares(self, config: PrefillConfig, processors: int) -> int:
-        """Into how many equal shares the keys of prompts are cut."""
-        return num_shares(config, -(-self.q_heads // config.heads), processors)
+        """Into how many equal shares the keys of prompts are cut: heads of two KV heads never share a program."""
+        return num_shares(config, max(self.kv_heads, -(-self.q_heads // config.heads)), processors)
+
+    def pieces(self, config: PrefillConfig, processors: int) -> int:
+        """The most pieces of keys that were cut for these heads, or for at least as many query heads of another
+        model."""
+        return most_pieces(num_shares(config, -(-self.q_heads // config.heads), processors))
 
     def form(self, num_rows: int, target: Target | None) -> DecodeForm:
         """The form in which this many decodes attend."""
@@ -194,7 +199,7 @@ def plan_attention(
     processors = num_multiprocessors(slots.device)
     prefills = None
     if spans is not None:
-        pieces = most_pieces(shape.shares(spans.config, processors))
+        pieces = shape.pieces(spans.config, processors)
         prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)

@@ -281,7 +281,7 @@ def paged_attention(
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
     num_decodes, long_rows = 0 if invariant else num_decodes, tuple(long_rows)
-    _check_tensors(q, k_cache, v_cache, query_start, context_lens, block_tables)
+    _check_tensors(q, k_cache, v_cache, slots, query_start, context_lens, block_tables)
     check_scales(k_cache, kv_scales)
     check_sinks(sinks, q_heads)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
@@ -326,7 +326,7 @@ def check_sinks(sinks: torch.Tensor | None, q_heads: int) -> None:
 
 
 def _check_tensors(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, query_start: torch.Tensor,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, query_start: torch.Tensor,
     context_lens: torch.Tensor, block_tables: torch.Tensor,
 ) -> None:  # fmt: skip
     """Check the shapes and strides that the kernels rely on."""
@@ -338,7 +338,10 @@ def _check_tensors(
     assert k_cache.stride(3) == 1
     assert v_cache.stride(3) == 1
     assert block_tables.stride(1) == 1
-    assert query_start.shape == (len(context_lens) + 1,)
+    assert slots.shape == context_lens.shape == (len(query_start) - 1,)
+    assert slots.is_contiguous()
+    assert query_start.is_contiguous()
+    assert context_lens.is_contiguous()
 
 
 def _check_result(out: torch.Tensor, q: torch.Tensor) -> None:

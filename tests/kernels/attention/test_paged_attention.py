@@ -363,3 +363,15 @@ def test_negative_block_is_harmless(device: torch.device) -> None:
     case.k_cache[0], case.v_cache[0] = 0, 0
     result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords)
     assert bool(result[1].isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["slots", "context_lens", "query_start"])
+def test_numbers_of_rows_that_lie_apart_are_refused(name: str, device: torch.device) -> None:
+    """Kernels read them one behind the other."""
+    case = make_case([20, 40], [1, 1], q_heads=2, kv_heads=1, head_dim=32, device=device)
+    words = case.keywords | {name: case.keywords[name].repeat_interleave(2)[::2]}
+    with pytest.raises(AssertionError):
+        paged_attention(case.q, case.k_cache, case.v_cache, **words)
+    if name != "query_start":
+        with pytest.raises(AssertionError):
+            plan_decodes(words["slots"], words["context_lens"], 2, 1, 32, DecodeConfig(16, 3, 2, 2), 0)

@@ -34,7 +34,8 @@ TOGETHER = 65536
 """Keys of a group of rows; a longer row is a group of its own."""
 LEAST_DIM, MOST_DIM = 64, 256
 MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
-"""The most blocks whose keys are cut, the numbers of pieces, and the fewest tiles of a piece."""
+"""The most blocks whose keys are cut, the numbers of pieces, and the fewest tiles of a piece: of as many each query of
+the block sees a key, also where a window cuts them."""
 WORK_TILES = 2
 """Overhead of a piece of work, in tiles."""
 WORK_S, ROW_S, OVERHEAD_S = 45e-9, 4e-6, 10e-6
@@ -268,7 +269,7 @@ def hopper_attention(
         launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs, sliding_window, softcap, sinks)
         if pieces:
             merge_blocks(out, partial, lse, merges, sinks)
-        del k, v  # before the next are copied
+        del k, v, partial, lse  # before the next are made
 
 
 @once_per_step

@@ -287,7 +287,8 @@ def _copied(
     k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
     rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None, window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Copy keys and values that the rows see, one row after the other in whole tiles, and in padded heads."""
+    """Copy keys and values that the rows see, one row after the other in whole tiles, and in padded heads: [N, Hkv, B]
+    each, as in `launch_hopper_attention`."""
     kv_heads, head_dim = k_cache.shape[2:]
     read = [_Keys.of(row, tile_of(head_dim), window) for row in rows]
     padded = next_power_of_2(head_dim)

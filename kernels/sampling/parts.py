@@ -196,7 +196,7 @@ def _rank_best_kernel(
 def chunk_scores(
     logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool, cuts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `chunk_scores_reference`; what the rank has no chunk for is left as it is."""
+    """As `chunk_scores_reference`, but where the rank has no chunk anything may be told: nobody reads it."""
     assert logits.stride(1) == 1
     scores = torch.empty((len(logits), part.most_chunks), dtype=torch.float32, device=logits.device)
     if len(logits):

@@ -43,8 +43,8 @@ def _decode_kernel(
     k_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
     v_ptr,  # [num_blocks, BLOCK_SIZE, Hkv, D]
     out_ptr,  # [T, Hq, D]
-    partial_ptr,  # [I, Hq, D] float32: normalised results of items
-    lse_ptr,  # [I, Hq] float32: log2 of their sums of exponentials
+    partial_ptr,  # [I, QUERIES, Hq, D] float32: normalised results of items
+    lse_ptr,  # [I, QUERIES, Hq] float32: log2 of their sums of exponentials
     items_ptr,  # [I, 8]
     program_items_ptr,  # [P + 1]
     query_start_ptr,  # [R + 1]: the tokens of runs; None: rows are tokens

@@ -196,6 +196,10 @@ def plan_decodes(
 ) -> DecodePlan:  # fmt: skip
     """The plan of rows with these ``slots`` and ``context_lens`` [R] int32 (0: a row of nothing, which is left out);
     with ``query_start`` [R + 1] rows are runs of at most so many ``queries``."""
+    assert slots.shape == context_lens.shape
+    assert slots.is_contiguous()
+    assert context_lens.is_contiguous()
+    assert query_start is None or query_start.is_contiguous()
     tile, programs = config.tile, config.programs
     cut = min(FINEST, tile) if config.apart else tile
     num_rows, device = len(context_lens), context_lens.device

@@ -254,7 +254,7 @@ def _compute(
             acc = hopper.warpgroup_mma_wait(0, deps=[hopper.warpgroup_mma(p, v_smem.index(stage), acc, is_async=True)])
             hopper.mbarrier.arrive(v_empty.index(stage), count=1)
 
-            if WINDOWED:  # queries of a piece may have seen nothing
+            if WINDOWED:  # rows behind the block's last query may have seen nothing
                 total = gl.where(total > 0, total, 1.0)
             whole = total
             if SINKS:  # of pieces, the merge adds it
@@ -373,8 +373,8 @@ def launch_hopper_attention(
     ROWS), where the row's first key would be in k, position of the first token in its row, the first tile of keys
     (without a window the first token sees its first key) and the one after the last, the piece and the number of
     pieces of its block. Results of pieces go to ``partial`` [P, ROWS, Hq, D] and ``lse`` [P, ROWS, Hq]: of the first
-    ROWS tokens as that piece, of the others as many pieces later. If the piece is -1, they go to out. ``window`` and
-    ``softcap`` (0: none) and ``sinks`` are as in `paged_attention`.
+    ROWS tokens as that piece, of the others as many pieces later; each token sees a key of each piece. If the piece is
+    -1, they go to out. ``window`` and ``softcap`` (0: none) and ``sinks`` are as in `paged_attention`.
     """
     (q_heads, head_dim), (kv_heads, block_dim) = q.shape[1:], k.shape[1:]
     assert q.stride()[1:] == out.stride()[1:] == (head_dim, 1)

@@ -34,7 +34,8 @@ TOGETHER = 65536
 """Keys of a group of rows; a longer row is a group of its own."""
 LEAST_DIM, MOST_DIM = 64, 256
 MOST_CUT, PIECES, LEAST_TILES = 8, (2, 3, 4), 8
-"""The most blocks whose keys are cut, the numbers of pieces, and the fewest tiles of a piece."""
+"""The most blocks whose keys are cut, the numbers of pieces, and the fewest tiles of a piece: of as many each query of
+the block sees a key, also where a window cuts them."""
 WORK_TILES = 2
 """Overhead of a piece of work, in tiles."""
 WORK_S, ROW_S, OVERHEAD_S = 45e-9, 4e-6, 10e-6
@@ -268,7 +269,7 @@ def hopper_attention(
         launch_hopper_attention(q, k, v, out, partial, lse, spans, scale, programs, sliding_window, softcap, sinks)
         if pieces:
             merge_blocks(out, partial, lse, merges, sinks)
-        del k, v  # before the next are copied
+        del k, v, partial, lse  # before the next are made
 
 
 @once_per_step
@@ -286,7 +287,8 @@ def _copied(
     k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype, slots: torch.Tensor, block_tables: torch.Tensor,
     rows: tuple[LongRow, ...], kv_scales: torch.Tensor | None, window: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Copy keys and values that the rows see, one row after the other in whole tiles, and in padded heads."""
+    """Copy keys and values that the rows see, one row after the other in whole tiles, and in padded heads: [N, Hkv, B]
+    each, as in `launch_hopper_attention`."""
     kv_heads, head_dim = k_cache.shape[2:]
     read = [_Keys.of(row, tile_of(head_dim), window) for row in rows]
     padded = next_power_of_2(head_dim)

@@ -69,8 +69,8 @@ def merge_shape(plan: DecodePlan) -> tuple[int, int]:
 @triton.jit
 def _merge_kernel(
     out_ptr,  # [T, Hq, D]
-    partial_ptr,  # [I, Hq, D] float32
-    lse_ptr,  # [I, Hq] float32
+    partial_ptr,  # [I, QUERIES, Hq, D] float32
+    lse_ptr,  # [I, QUERIES, Hq] float32
     merges_ptr,  # [M, 4]
     query_start_ptr,  # [R + 1] or None: rows are tokens
     sinks_ptr,  # [Hq] float32 or None

@@ -70,8 +70,13 @@ class AttentionShape:
     """The most queries of a row with drafts, if such rows are computed as decodes are."""
 
     def shares(self, config: PrefillConfig, processors: int) -> int:
-        """Into how many equal shares the keys of prompts are cut."""
-        return num_shares(config, -(-self.q_heads // config.heads), processors)
+        """Into how many equal shares the keys of prompts are cut: heads of two KV heads never share a program."""
+        return num_shares(config, max(self.kv_heads, -(-self.q_heads // config.heads)), processors)
+
+    def pieces(self, config: PrefillConfig, processors: int) -> int:
+        """The most pieces of keys that were cut for these heads, or for at least as many query heads of another
+        model."""
+        return most_pieces(num_shares(config, -(-self.q_heads // config.heads), processors))
 
     def form(self, num_rows: int, target: Target | None) -> DecodeForm:
         """The form in which this many decodes attend."""
@@ -194,7 +199,7 @@ def plan_attention(
     processors = num_multiprocessors(slots.device)
     prefills = None
     if spans is not None:
-        pieces = most_pieces(shape.shares(spans.config, processors))
+        pieces = shape.pieces(spans.config, processors)
         prefills = plan_prefills(spans.spans, spans.merges, spans.config, shape.q_heads, shape.head_dim, pieces)
     if not len(slots):
         return AttentionPlan({}, prefills)
@@ -276,7 +281,7 @@ def paged_attention(
     num_tokens, q_heads, head_dim = q.shape
     num_rows = slots.shape[0]
     num_decodes, long_rows = 0 if invariant else num_decodes, tuple(long_rows)
-    _check_tensors(q, k_cache, v_cache, query_start, context_lens, block_tables)
+    _check_tensors(q, k_cache, v_cache, slots, query_start, context_lens, block_tables)
     check_scales(k_cache, kv_scales)
     check_sinks(sinks, q_heads)
     assert 0 <= num_decodes <= min(num_rows, num_tokens)
@@ -321,7 +326,7 @@ def check_sinks(sinks: torch.Tensor | None, q_heads: int) -> None:
 
 
 def _check_tensors(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, query_start: torch.Tensor,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor, query_start: torch.Tensor,
     context_lens: torch.Tensor, block_tables: torch.Tensor,
 ) -> None:  # fmt: skip
     """Check the shapes and strides that the kernels rely on."""
@@ -333,7 +338,10 @@ def _check_tensors(
     assert k_cache.stride(3) == 1
     assert v_cache.stride(3) == 1
     assert block_tables.stride(1) == 1
-    assert query_start.shape == (len(context_lens) + 1,)
+    assert slots.shape == context_lens.shape == (len(query_start) - 1,)
+    assert slots.is_contiguous()
+    assert query_start.is_contiguous()
+    assert context_lens.is_contiguous()
 
 
 def _check_result(out: torch.Tensor, q: torch.Tensor) -> None:

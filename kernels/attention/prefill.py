@@ -23,6 +23,8 @@ from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 LOG2_E = 1.4426950408889634
 MERGE_GROUPS = 16
 """Programs that share the queries of one block and head among them when its pieces are merged."""
+MOST_SPANS = 32768
+"""Of one launch: the second dimension of a grid has room for 65,535."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,16 +331,18 @@ def prefill_attention(
     kv_heads, config = k_cache.shape[2], plan.config
     group = q_heads // kv_heads
     heads = config.heads if config.heads >= group else 1  # spans may be cut for a model with smaller groups
-    _prefill_kernel[(q_heads if heads == 1 else kv_heads, len(plan.spans))](
-        q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, plan.spans,
-        kv_scales, sinks, scale * LOG2_E, sliding_window,
-        q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
-        GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window != 0, SOFTCAP=softcap, HEADS=heads,
-        HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile, BLOCK_DIM=next_power_of_2(head_dim),
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
-        INT8=k_cache.dtype == torch.int8, **pdl(q.device),
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    for spans in (plan.spans,) if len(plan.spans) <= MOST_SPANS else plan.spans.split(MOST_SPANS):
+        _prefill_kernel[(q_heads if heads == 1 else kv_heads, len(spans))](
+            q, k_cache, v_cache, out, plan.partial, plan.lse, slots, query_start, context_lens, block_tables, spans,
+            kv_scales, sinks, scale * LOG2_E, sliding_window,
+            q.stride(0), q.stride(1), *k_cache.stride()[:3], out.stride(0), out.stride(1), block_tables.stride(0),
+            GROUP=group, BLOCK_SIZE=k_cache.shape[1], WINDOW=sliding_window != 0, SOFTCAP=softcap, HEADS=heads,
+            HEAD_DIM=head_dim, BLOCK_QUERIES=config.block_queries, TILE=config.tile,
+            BLOCK_DIM=next_power_of_2(head_dim),
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", NATIVE=has_instructions(q.device, k_cache.dtype),
+            INT8=k_cache.dtype == torch.int8, **pdl(q.device),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
     if plan.partial is not None and plan.lse is not None and len(plan.merges):
         merge_blocks(out, plan.partial, plan.lse, plan.merges, sinks)
 

@@ -33,20 +33,24 @@ class Tuned(StrEnum):
 SOURCES = {
     Tuned.PRODUCTS: (
         "linear/gemv.py", "linear/skinny_gemm.py", "linear/epilogue.py", "linear/activation.py",
-        "specialized/hopper_gemm.py", "specialized/hopper_widening.py", "specialized/hopper_word_loads.py",
-        "layers/norm.py", "common/pdl.py", "coded/tiles.py", "coded/word_tiles.py", "coded/vectors.py",
-        "coded/unpack.py", "coded/scales.py", "coded/rounding.py", "coded/rounded_tiles.py", "coded/quads.py",
-        "coded/low_words.py", "coded/word_values.py",
+        "linear/library_parts.py", "specialized/hopper_gemm.py", "specialized/hopper_words.py",
+        "specialized/hopper_widening.py", "specialized/hopper_word_loads.py", "specialized/hopper_few.py",
+        "specialized/hopper_ring.py", "specialized/hopper_fragments.py", "specialized/hopper_prompts.py",
+        "specialized/split_sums.py", "layers/norm.py", "common/int8.py", "common/pdl.py", "coded/tiles.py",
+        "coded/loads.py", "coded/products.py", "coded/word_tiles.py", "coded/vectors.py", "coded/unpack.py",
+        "coded/scales.py", "coded/rounding.py", "coded/rounded_tiles.py", "coded/quads.py", "coded/low_words.py",
+        "coded/word_values.py",
     ),
     Tuned.EXPERTS: (
         "moe/pairs.py", "moe/grouped.py", "moe/hopper_experts.py", "moe/sorting.py", "moe/activation.py",
         "moe/experts.py", "moe/launch/shapes.py", "moe/launch/rule.py", "moe/launch/candidates.py",
-        "linear/epilogue.py", "specialized/hopper_gemm.py", "common/pdl.py",
+        "linear/epilogue.py", "linear/activation.py", "specialized/hopper_gemm.py", "coded/rounding.py",
+        "common/int8.py", "common/pdl.py",
     ),
     Tuned.ATTENTION: (
         "attention/decode_plan.py", "attention/decode.py", "attention/fused_decode.py", "attention/merge.py",
-        "attention/addresses.py", "attention/rotary_attention.py", "common/int8.py", "common/float8.py",
-        "common/pdl.py",
+        "attention/addresses.py", "attention/rotary_attention.py", "attention/forms/launch.py",
+        "layers/rotary_kv_write.py", "common/int8.py", "common/float8.py", "common/reach.py", "common/pdl.py",
     ),
 }  # fmt: skip
 """The sources that decide how long a product takes, with the norm beside it, and how long experts and decodes do."""

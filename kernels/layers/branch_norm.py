@@ -69,6 +69,8 @@ def add_normed(
     assert x.shape[-2:] == residual.shape
     assert x.stride(-1) == residual.stride(1) == 1
     assert weight.shape == (size,)
+    assert weight.is_contiguous()
+    assert following is None or (following.shape == (size,) and following.is_contiguous())
     out = None if following is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
     if not num_tokens:
         return out

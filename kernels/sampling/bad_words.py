@@ -46,7 +46,7 @@ def banned_reference(
     banned = (lens > 0) & (lens - 1 <= output)
     for back in range(1, int(lens.max())):
         before = words[:, (place - back).clamp(min=0)]
-        written = tokens[slots].gather(1, (ends - back).clamp(min=0)).long()
+        written = tokens[slots.unsqueeze(1), (ends - back).clamp(min=0)].long()
         banned &= (back >= lens) | (before == written)
     rows, places = banned.nonzero(as_tuple=True)
     return rows, words[rows, places]

@@ -17,7 +17,7 @@ from pagebus.kernels.common.pdl import gdc_launch_dependents, gdc_wait, pdl
 from pagebus.kernels.common.triton import next_power_of_2, tl, triton
 from pagebus.kernels.sampling.draw import CHUNK, best_within, chunked, chunks_of, draw_chunk, joined_sums
 from pagebus.kernels.sampling.noise import exponential, row_keys, row_keys_reference, token_hash
-from pagebus.kernels.sampling.sampling import CHUNKS_PER_PROGRAM, GREEDY_BELOW, chunk_kernel, load_logits
+from pagebus.kernels.sampling.sampling import GREEDY_BELOW, load_logits, score_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,17 +196,11 @@ def _rank_best_kernel(
 def chunk_scores(
     logits: torch.Tensor, part: Part, wanted: Wanted, *, any_random: bool, cuts: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `chunk_scores_reference`; what the rank has no chunk for is left as it is."""
+    """As `chunk_scores_reference`, but where the rank has no chunk anything may be told: nobody reads it."""
     assert logits.stride(1) == 1
-    own, count = part.own, len(chunks_of(part.own))
     scores = torch.empty((len(logits), part.most_chunks), dtype=torch.float32, device=logits.device)
-    if not len(logits):
-        return scores
-    chunk_kernel[(-(-count // CHUNKS_PER_PROGRAM), len(logits))](
-        logits, scores, cuts, wanted.slots, wanted.temperature, logits.stride(0), VOCAB=len(own),
-        CHUNKS=part.most_chunks, CHUNK=CHUNK, BEFORE=own.start % CHUNK, ANY_RANDOM=any_random, GREEDY=GREEDY_BELOW,
-        PART=CHUNKS_PER_PROGRAM, **pdl(logits.device), num_warps=1,
-    )  # fmt: skip
+    if len(logits):
+        score_chunks(logits, scores, cuts, wanted.slots, wanted.temperature, part.own.start, any_random=any_random)
     return scores
 
 

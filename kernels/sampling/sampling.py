@@ -21,6 +21,7 @@ from pagebus.kernels.sampling.noise import exponential, row_keys, row_keys_refer
 
 GREEDY_BELOW = 1e-5  # temperatures below it mean greedy
 CHUNKS_PER_PROGRAM = 2  # by one warp, which need not wait for others
+MOST_ROWS = 32768  # of one launch: the second dimension of a grid has room for 65,535
 LOG2_E = constant(1.4426950408889634)
 
 
@@ -115,7 +116,7 @@ def load_logits(logits, token, cuts_ptr, row, random, VOCAB: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "temperature_ptr"])
-def chunk_kernel(
+def _chunk_kernel(
     logits_ptr,  # [R, V]
     chunk_scores_ptr,  # [R, CHUNKS] float32 out: log(sum of exp) of a random row's chunk, else its largest logit
     cuts_ptr,  # [R] or None: tokens with a smaller logit are out
@@ -147,6 +148,26 @@ def chunk_kernel(
         total = tl.sum(tl.exp2(x * per_heat - peak[:, None]), axis=1)
         largest = tl.where(total > 0, (peak + tl.log2(tl.maximum(total, 1e-30))) / LOG2_E, float("-inf"))
     tl.store(chunk_scores_ptr + row * CHUNKS + chunk, largest, mask=chunk < CHUNKS)
+
+
+def score_chunks(
+    logits: torch.Tensor, scores: torch.Tensor, cuts: torch.Tensor | None, slots: torch.Tensor,
+    temperature: torch.Tensor, first: int, *, any_random: bool,
+) -> None:  # fmt: skip
+    """Write the ``scores`` [R, C] of the chunks of logits [R, W], which are those of the tokens from ``first`` on."""
+    num_rows, width = logits.shape
+    if num_rows > MOST_ROWS:
+        for begin in range(0, num_rows, MOST_ROWS):
+            part = slice(begin, begin + MOST_ROWS)
+            mine = logits[part], scores[part], None if cuts is None else cuts[part], slots[part]
+            score_chunks(*mine, temperature, first, any_random=any_random)
+        return
+    before = first % CHUNK
+    _chunk_kernel[(-(-(before + width) // (CHUNK * CHUNKS_PER_PROGRAM)), num_rows)](
+        logits, scores, cuts, slots, temperature, logits.stride(0), VOCAB=width, CHUNKS=scores.shape[1], CHUNK=CHUNK,
+        BEFORE=before, ANY_RANDOM=any_random, GREEDY=GREEDY_BELOW, PART=CHUNKS_PER_PROGRAM, **pdl(logits.device),
+        num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["slots_ptr", "temperature_ptr", "seeds_ptr", "indexes_ptr"])
@@ -221,24 +242,10 @@ def sample(
         cuts = sampling_cuts(logits, slots, temperature, top_k, top_p, min_p, GREEDY_BELOW)
     chunks = -(-vocab // CHUNK)
     chunk_scores = torch.empty((num_rows, chunks), dtype=torch.float32, device=logits.device)
-    common = {
-        "VOCAB": vocab, "CHUNKS": chunks, "CHUNK": CHUNK, "ANY_RANDOM": any_random, "GREEDY": GREEDY_BELOW,
-        **pdl(logits.device),
-    }  # fmt: skip
-    chunk_kernel[(-(-chunks // CHUNKS_PER_PROGRAM), num_rows)](
-        logits,
-        chunk_scores,
-        cuts,
-        slots,
-        temperature,
-        logits.stride(0),
-        BEFORE=0,
-        PART=CHUNKS_PER_PROGRAM,
-        **common,
-        num_warps=1,
-    )
+    score_chunks(logits, chunk_scores, cuts, slots, temperature, 0, any_random=any_random)
     _pick_kernel[(num_rows,)](
         logits, chunk_scores, out, cuts, slots, temperature, seeds, indexes, logits.stride(0),
-        BLOCK=next_power_of_2(chunks), **common, num_warps=4,
+        VOCAB=vocab, CHUNKS=chunks, CHUNK=CHUNK, ANY_RANDOM=any_random, GREEDY=GREEDY_BELOW,
+        BLOCK=next_power_of_2(chunks), **pdl(logits.device), num_warps=4,
     )  # fmt: skip
     return out

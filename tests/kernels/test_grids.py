@@ -10,6 +10,12 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from pagebus.kernels.attention.paged_attention import (
+    AttentionShape,
+    Spans,
+    paged_attention_invariant,
+    plan_attention_invariant,
+)
 from pagebus.kernels.attention.prefill import PrefillPlan
 from pagebus.kernels.coded.rounding import round_tokens, scale_sums
 from pagebus.kernels.latent.head_product import head_product
@@ -25,6 +31,7 @@ from pagebus.kernels.moe.hopper_experts import gather_pairs
 from pagebus.kernels.moe.routing import Routing, route
 from pagebus.kernels.moe.shared import add_shared
 from pagebus.kernels.moe.sorting import sort_pairs
+from pagebus.kernels.sampling.sampling import sample
 from pagebus.kernels.specialized.split_sums import add_splits
 from tests.kernels.attention.launches import meta
 from tests.kernels.lora.launches import meta_plan, meta_table
@@ -50,6 +57,27 @@ def write_heads() -> None:
     rotary_kv_write_invariant(
         meta(TOKENS, 48, 128, dtype=BF16), meta(TOKENS), meta(4096, 128, dtype=FP32), cache, cache,
         meta(TOKENS, dtype=torch.int64),
+    )  # fmt: skip
+
+
+def attend_prompts() -> None:
+    """With ``--deterministic``, where a span has few queries if many heads share keys."""
+    shape, cache = AttentionShape(128, 8, 128, 2), meta(1024, 16, 8, 128, dtype=BF16)
+    spans = meta(TOKENS // shape.alone().block_queries, 5)
+    paged_attention_invariant(
+        meta(TOKENS, 128, 128, dtype=BF16), cache, cache, slots=meta(8), query_start=meta(9), context_lens=meta(8),
+        block_tables=meta(64, 512), scale=0.1, num_decodes=0,
+        plan=plan_attention_invariant(meta(0), meta(0), shape, Spans(shape.alone(), spans, meta(0, 4))),
+    )  # fmt: skip
+
+
+def sample_drafts() -> None:
+    """Behind each token of as many sequences as there may be, with as many drafts."""
+    rows = 17 * 8192
+    ints, floats = meta(rows), meta(rows, dtype=FP32)
+    sample(
+        meta(rows, 128256, dtype=FP32), ints, floats, ints, floats, floats, meta(rows, dtype=torch.int64), ints,
+        any_random=True, any_truncation=True,
     )  # fmt: skip
 
 
@@ -94,8 +122,8 @@ def adapt_embeddings() -> None:
 
 @pytest.mark.parametrize(
     "launch",
-    [write_heads, write_latents, attend_latents, multiply_heads, sort_and_combine, share_and_route, round_and_scale,
-     adapt_embeddings],
+    [write_heads, write_latents, attend_prompts, attend_latents, sample_drafts, multiply_heads, sort_and_combine,
+     share_and_route, round_and_scale, adapt_embeddings],
 )  # fmt: skip
 def test_grids_have_room_for_the_largest_step(launch: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first dimension holds 2^31 - 1 programs, the others 65535."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pagebus.kernels.attention import prefill
 from pagebus.kernels.attention.decode import decode_attention
 from pagebus.kernels.attention.decode_plan import plan_decodes
 from pagebus.kernels.attention.forms.launch import DecodeConfig
@@ -339,6 +340,22 @@ def test_any_prefill_tiles_give_the_same(block_queries: int, tile: int, window: 
     torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
 
 
+def test_many_spans_take_several_launches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of as many as a grid has room for; whole blocks, and pieces of others."""
+    monkeypatch.setattr(prefill, "MOST_SPANS", 3)
+    case = make_case([700, 40, 70], [9, 40, 33], q_heads=2, kv_heads=1, head_dim=32, device=device)
+    words, out = case.keywords, poisoned(case)
+    starts, lens = words["query_start"].cpu().numpy(), words["context_lens"].cpu().numpy()
+    cut = query_spans(starts, lens, query_ranges(starts, 0), PrefillConfig(16, 32, 4, 1), shares=6, least_keys=128)
+    assert (len(cut.spans) > 6, len(cut.merges)) == (True, 1)
+    spans = Spans.copied(cut, device)
+    prefill_attention(
+        case.q, case.k_cache, case.v_cache, out, words["slots"], words["query_start"], words["context_lens"],
+        words["block_tables"], words["scale"], 0, plan_prefills(spans.spans, spans.merges, cut.config, 2, 32, 20),
+    )  # fmt: skip
+    torch.testing.assert_close(out.double(), naive_attention(case), atol=3e-6, rtol=1e-4)
+
+
 def test_negative_block_is_harmless(device: torch.device) -> None:
     """A padding row of a graph may name no block: its result is finite or at least not a fault."""
     case = make_case([20, 1], [1, 1], q_heads=2, kv_heads=1, head_dim=32, device=device)
@@ -346,3 +363,15 @@ def test_negative_block_is_harmless(device: torch.device) -> None:
     case.k_cache[0], case.v_cache[0] = 0, 0
     result = paged_attention(case.q, case.k_cache, case.v_cache, **case.keywords)
     assert bool(result[1].isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["slots", "context_lens", "query_start"])
+def test_numbers_of_rows_that_lie_apart_are_refused(name: str, device: torch.device) -> None:
+    """Kernels read them one behind the other."""
+    case = make_case([20, 40], [1, 1], q_heads=2, kv_heads=1, head_dim=32, device=device)
+    words = case.keywords | {name: case.keywords[name].repeat_interleave(2)[::2]}
+    with pytest.raises(AssertionError):
+        paged_attention(case.q, case.k_cache, case.v_cache, **words)
+    if name != "query_start":
+        with pytest.raises(AssertionError):
+            plan_decodes(words["slots"], words["context_lens"], 2, 1, 32, DecodeConfig(16, 3, 2, 2), 0)

@@ -159,6 +159,18 @@ def test_tiles_of_other_gpus() -> None:
     assert prefill_config(9, 9, 256, 4, capability=80) == prefill_config(9, 9, 256, 4)
 
 
+@pytest.mark.parametrize(("q_heads", "kv_heads", "shares"), [(40, 8, 16), (24, 8, 16), (28, 4, 33), (32, 8, 16)])
+def test_shares_of_groups_of_any_size(q_heads: int, kv_heads: int, shares: int) -> None:
+    """Of five heads in a tile for eight a program has those of one KV head. Programs are no more than fit at once, and
+    there is room for the pieces, also in a model with fewer query heads and more KV heads that drafts."""
+    shape = AttentionShape(q_heads, kv_heads, 128, 2)
+    config = shape.few()
+    assert shape.shares(config, 132) == shares
+    assert shares * kv_heads <= 132
+    for other in (shape, AttentionShape(q_heads - kv_heads, kv_heads, 64, 2), AttentionShape(24, 24, 64, 2)):
+        assert other.pieces(config, 132) >= most_pieces(shares)
+
+
 def test_few_tokens_behind_a_long_past_have_a_launch_shape() -> None:
     """On Hopper GPUs, where heads share keys and some layer sees all of them."""
     shape = AttentionShape(32, 8, 128, 2)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
 
+from pagebus.kernels.attention.forms.launch import DecodeConfig
 from pagebus.kernels.common import user_tables
 from pagebus.kernels.common.target import Target
 from pagebus.kernels.common.user_tables import Tuned, read_user_tables, user_path
 from pagebus.kernels.linear.dispatch import Source, choose_product
-from pagebus.kernels.linear.shapes import BUCKETS, Config, Product
+from pagebus.kernels.linear.shapes import BUCKETS, KERNELS, Config, Product
 from pagebus.kernels.linear.skinny_gemm import TileConfig
 from pagebus.kernels.linear.tables import load_user_table, merge_table
 from pagebus.kernels.linear.tuning import tune
+from pagebus.kernels.moe.launch.shapes import PRODUCT_CONFIGS
 
 H200 = Target(90, 132, 4917)
 PRODUCT = Product("plain", 5120, 2880)
@@ -76,6 +81,39 @@ def test_the_digest_is_that_of_the_kernels_sources(tmp_path: Path) -> None:
     before = user_tables._sources_digest.__wrapped__(tmp_path, Tuned.PRODUCTS)
     (tmp_path / user_tables.SOURCES[Tuned.PRODUCTS][0]).write_text("after")
     assert user_tables._sources_digest.__wrapped__(tmp_path, Tuned.PRODUCTS) != before
+
+
+def source_of(value: Any) -> str:
+    """The file of a class or a function, as `SOURCES` names it."""
+    module: str = value.__module__
+    return module.removeprefix("pagebus.kernels.").replace(".", "/") + ".py"
+
+
+def compiled(names: Mapping[str, Any], wanted: Iterable[str]) -> list[Any]:
+    """What Triton or Gluon compiles of our own, before it is compiled."""
+    found = (getattr(names.get(name), "fn", None) for name in wanted)
+    return [function for function in found if isinstance(function, FunctionType) and "pagebus" in function.__module__]
+
+
+@pytest.mark.parametrize(
+    ("tuned", "shapes"),
+    [(Tuned.PRODUCTS, KERNELS), (Tuned.EXPERTS, PRODUCT_CONFIGS.values()), (Tuned.ATTENTION, [DecodeConfig])],
+)
+def test_sources_are_of_all_that_is_compiled(tuned: Tuned, shapes: Iterable[type]) -> None:
+    """Launch shapes, what is launched in them, and the functions that it calls; but for those of adapters, of which
+    tuning has none."""
+    named = {*user_tables.SOURCES[tuned]}
+    assert {source_of(shape) for shape in shapes} <= named
+    todo, found = [], set()
+    for name in named:
+        names = vars(import_module(f"pagebus.kernels.{name.removesuffix('.py').replace('/', '.')}"))
+        todo += compiled(names, names)
+    while todo:
+        function = todo.pop()
+        if function not in found and not source_of(function).startswith("lora/"):
+            found.add(function)
+            todo += compiled(function.__globals__, function.__code__.co_names)
+    assert {source_of(function) for function in found} <= named
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagebus.kernels.sampling import limits as sampling_limits
+from pagebus.kernels.sampling import sampling
 from pagebus.kernels.sampling.limits import sampling_cuts
 from pagebus.kernels.sampling.noise import gumbel_reference, row_keys_reference, token_hash_reference
 from pagebus.kernels.sampling.sampling import sample, sample_reference
@@ -214,3 +215,14 @@ def test_rows_do_not_depend_on_each_other(run: object, device: torch.device, mon
     moved = words | {name: words[name][order] for name in ("slots", "indexes")}
     shuffled = run(logits[order], **moved, any_random=True, any_truncation=True)  # type: ignore[operator]
     assert shuffled.tolist() == [together[row] for row in order.tolist()]
+
+
+def test_many_rows_take_several_launches(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of as many as a grid has room for."""
+    monkeypatch.setattr(sampling, "MOST_ROWS", 3)
+    monkeypatch.setattr(sampling_limits, "BLOCK", 1024)
+    words, logits = parameters(LIMITS[:7], device), torch.randn(7, 1500, device=device)
+    for truncated in (False, True):
+        expected = sample_reference(logits, **words, any_random=True, any_truncation=truncated)
+        result = sample(logits, **words, any_random=True, any_truncation=truncated)
+        assert result.tolist() == expected.tolist()

@@ -39,7 +39,7 @@ SOURCES = {
         "specialized/split_sums.py", "layers/norm.py", "common/int8.py", "common/pdl.py", "coded/tiles.py",
         "coded/loads.py", "coded/products.py", "coded/word_tiles.py", "coded/vectors.py", "coded/unpack.py",
         "coded/scales.py", "coded/rounding.py", "coded/rounded_tiles.py", "coded/quads.py", "coded/low_words.py",
-        "coded/word_values.py",
+        "coded/word_values.py", "cublas/plan.py", "cublas/product.py", "cublas/tiles.py",
     ),
     Tuned.EXPERTS: (
         "moe/pairs.py", "moe/grouped.py", "moe/hopper_experts.py", "moe/sorting.py", "moe/activation.py",

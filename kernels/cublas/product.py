@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from threading import Lock
 
@@ -16,6 +17,13 @@ from pagebus.kernels.cublas.tiles import fastest, rounds_decide
 
 _biases = Lock()
 """A bias belongs to a plan until its product is launched."""
+
+
+def set_up_library(device: torch.device) -> None:
+    """Make the library ready on a GPU, which cannot be done while a graph is captured there."""
+    if device.type == "cuda" and binding.library() is not None:
+        with suppress(LtError):  # then it chooses all algorithms
+            binding.handle(device.index or 0)
 
 
 def library_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -164,7 +164,7 @@ ROOMS: dict[str, str] = {
         "kernels.moe kernels.moe.launch kernels.quantized kernels.common bus.messages"
     ),
     "actors.executor.graphs": (
-        "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device"
+        "actors.executor.models actors.executor.layers actors.executor.batch actors.executor.device kernels.cublas"
     ),
     "actors.executor.sampling": (
         "actors.executor.batch actors.executor.device actors.model.grammars actors.model kernels.sampling bus.messages"

@@ -51,6 +51,7 @@ from pagebus.actors.executor.graphs.resampling import Resampling
 from pagebus.actors.executor.layers.adapted.slots import AdapterSlots, sampled
 from pagebus.actors.executor.models import Model, Tokens
 from pagebus.actors.executor.models.decoder import as_decoder
+from pagebus.kernels.cublas.product import set_up_library
 
 log = logging.getLogger(__name__)
 
@@ -367,6 +368,7 @@ def padded_pass(
 
 def _set_up_library(runner: Passes) -> None:
     """cuBLAS makes itself a handle and a workspace for every thread, which cannot be done while capturing."""
+    set_up_library(runner.kv_cache.device)
     for dtype in {torch.float32, runner.model.parameters.dtype}:
         square = torch.zeros(16, 16, dtype=dtype, device=runner.kv_cache.device)
         torch.nn.functional.linear(square, square, square[0])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pagebus.kernels.common.target import target_of
 from pagebus.kernels.cublas.binding import Proposal, tile_of
 from pagebus.kernels.cublas.plan import Plan, Shape
-from pagebus.kernels.cublas.product import library_linear, library_sums, planned
+from pagebus.kernels.cublas.product import library_linear, library_sums, planned, set_up_library
 from pagebus.kernels.cublas.tiles import MADE, TILES
 
 pytestmark = [
@@ -115,6 +115,17 @@ def test_a_graph_replays_what_was_launched() -> None:
     with torch.cuda.graph(graph):
         out = library_linear(x, weight)
     x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(out, F.linear(x, weight))
+
+
+def test_a_graph_of_a_size_that_was_never_launched() -> None:
+    """As most sizes of an engine."""
+    x, weight = operands(248, 28672, 1024, torch.bfloat16)
+    set_up_library(x.device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = library_linear(x, weight)
     graph.replay()
     torch.testing.assert_close(out, F.linear(x, weight))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagebus.kernels.cublas import binding
-from pagebus.kernels.cublas.product import library_linear
+from pagebus.kernels.cublas.product import library_linear, set_up_library
 from pagebus.kernels.cublas.tiles import MADE, SLOW, TILES, fastest, rounds, rounds_decide
 
 NUMBERS = {(tile.rows, tile.tokens): number for number, tile in TILES.items()}
@@ -67,6 +67,7 @@ def test_rounds_decide_about_few_tokens_and_many_rows() -> None:
 
 
 def test_on_a_cpu_torch_multiplies() -> None:
+    set_up_library(torch.device("cpu"))
     x, weight, bias = torch.randn(300, 64), torch.randn(96, 64), torch.randn(96)
     torch.testing.assert_close(library_linear(x, weight, bias), F.linear(x, weight, bias))
     torch.testing.assert_close(library_linear(x, weight), F.linear(x, weight))

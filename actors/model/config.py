@@ -127,28 +127,37 @@ class ModelConfig:
         return self.spec.encoder is not None
 
     @classmethod
-    def load(cls, path: Path, classifier_from_token: tuple[str, ...] = ()) -> ModelConfig:
+    def of(cls, settings: Settings, path: Path | None = None) -> ModelConfig:
+        """That of the model that is served, which lies at ``path`` if somebody has found it. Raises ModelError."""
+        tokenizer = resolve_tokenizer(settings) if settings.tokenizer and settings.has_tokenizer else None
+        return cls.load(path or resolve_model(settings, weights=False), settings.classifier_from_token, tokenizer)
+
+    @classmethod
+    def load(
+        cls, path: Path, classifier_from_token: tuple[str, ...] = (), tokenizer: Path | None = None
+    ) -> ModelConfig:
         """Read ``path/config.json`` and, if they are there, ``path/generation_config.json``, the tokenizer's end token
         and the files of sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the
-        setting.
+        setting. ``tokenizer``: its folder, if it is another.
 
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
         """
+        words = tokenizer or path
         if is_gguf(path):
             if classifier_from_token:
                 raise ModelError("--classifier-from-token: not supported for GGUF files")
-            return _of_gguf(path)
+            return _of_gguf(path, tokenizer_end(words))
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
-        between = tokens_between(path, raw, classifier_from_token)
-        return parse_config(raw, generation, read_modules(path), between, side, tokenizer_end(path))
+        between = tokens_between(words, raw, classifier_from_token)
+        return parse_config(raw, generation, read_modules(path), between, side, tokenizer_end(words))
 
 
-def _of_gguf(path: Path) -> ModelConfig:
+def _of_gguf(path: Path, ends: tuple[int, ...]) -> ModelConfig:
     """The configuration in a GGUF file. Raises ModelError."""
     said = describe(read_file(path))
-    config = parse_config(said.fields, said.generation)
+    config = parse_config(said.fields, said.generation, ends=ends)
     return replace(config, spec=said.as_stored(config.spec), quantization=said.quantization)
 
 

@@ -32,14 +32,13 @@ from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_su
 from pagebus.web.http.limits import LONG_BODY_BYTES
 from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
-from pagebus.web.http.queries import switch
+from pagebus.web.http.queries import limit_of, switch
 from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import until_timeout
-from pagebus.web.routes.store.files import limit_of
 from pagebus.web.server.context import BUS_IDS, CONTEXT, Context
 from pagebus.web.storage.files import page
 from pagebus.web.storage.responses import Piece, Record
@@ -257,7 +256,7 @@ async def delete(request: web.Request) -> web.Response:
 async def input_items(request: web.Request) -> web.Response:
     """The input of a response, the newest item first unless `order` is asc."""
     check_includes(request)
-    order, limit = request.query.get("order", "desc"), limit_of(request, 20, MAX_PAGE)
+    order, limit = request.query.get("order", "desc"), limit_of(request.query, 20, MAX_PAGE)
     if order not in ("asc", "desc"):
         raise bad_field("order", "must be asc or desc")
     found = await find(request.app[CONTEXT], request.match_info["response_id"], request[API_KEY].name)

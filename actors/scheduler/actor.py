@@ -81,6 +81,8 @@ class SchedulerActor(Actor):
 
     async def start(self) -> None:
         """Read the model's end tokens, take over from a predecessor, and lead."""
+        if self.bus.advice:  # said here alone, as a deployment has one such actor
+            self.log.warning(self.bus.advice)
         model = await asyncio.to_thread(ModelConfig.of, self.settings)
         self.core = Core(CoreConfig.of(self.settings, model, self.epoch))
         outbox = self._outbox = Outbox(self.bus, self.epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -169,6 +170,30 @@ async def test_waiting_for_a_server_is_told_twice(launch: Launch, caplog: pytest
     await bus.close()
     told = [record.getMessage().partition(": ")[0] for record in caplog.records]
     assert told == [f"waiting up to {LIMIT_S:g} s for the bus", f"the bus at redis://127.0.0.1:{port} answers now"]
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (
+            ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"],
+            r"may evict our keys \(maxmemory-policy allkeys-lru",
+        ),
+        (["--maxmemory", "1gb", "--maxmemory-policy", "noeviction"], "^$"),
+        (["--maxmemory-policy", "allkeys-lru"], "^$"),
+    ],
+)
+async def test_a_server_that_may_evict_is_known(
+    launch: Launch, caplog: pytest.LogCaptureFixture, options: list[str], advice: str
+) -> None:
+    """To who asks the bus; each connection would repeat it."""
+    port = free_port()
+    await launch("--port", str(port), *options)
+    bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+    await bus.connect()
+    await bus.close()
+    assert re.search(advice, bus.advice)
+    assert not [record for record in caplog.records if "evict" in record.getMessage()]
 
 
 def test_options_behind_sentinels_are_what_was_given() -> None:

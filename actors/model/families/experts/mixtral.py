@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pagebus.actors.model.families.experts.fields import checked, num_experts
 from pagebus.actors.model.families.mistral import ODD, parse
-from pagebus.actors.model.family import Family, NameMap
+from pagebus.actors.model.family import EXPERT_NAMES, Family, NameMap
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.spec import ModelSpec, Moe
 
@@ -23,7 +23,7 @@ FAMILY = Family(
     architectures=("MixtralForCausalLM",),
     model_type="mixtral",
     parse=parse_mixture,
-    names=NameMap(renamed=(("block_sparse_moe.", "mlp."),), experts=("w1", "w3", "w2")),
+    names=NameMap(renamed=(("block_sparse_moe.", "mlp."),), experts=EXPERT_NAMES[1]),
     defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
               "num_experts_per_tok": 2},
     golden={

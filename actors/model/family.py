@@ -15,7 +15,7 @@ IMAGES = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     *("vision_model.", "model.vision_model.", "visual.", "model.visual."),
 )
-EXPERT_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+EXPERT_NAMES: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 """Of each expert's gate, up and down, in files that have them one by one: ours, and Mixtral's."""
 
 

@@ -225,10 +225,10 @@ def resolve_tokenizer(settings: Settings) -> Path:
     """The folder with the tokenizer files: ``--tokenizer``'s if given, else the model's. Raises ModelError."""
     if settings.tokenizer is None:
         return resolve_model(settings, weights=False)
-    return resolve_folder(settings.tokenizer, None, weights=False)
+    return resolve_folder(settings.tokenizer, None, weights=False, what="tokenizer")
 
 
-def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
+def resolve_folder(name: str, revision: str | None, *, weights: bool, what: str = "model") -> Path:
     """A local folder or GGUF file as it is, a hub id as a (downloaded or cached) snapshot. If the model of a folder or
     snapshot is a GGUF file, that file, with the type behind the colon if there is one. Raises ModelError."""
     local = Path(name).expanduser()
@@ -236,17 +236,17 @@ def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
         if is_gguf(local):
             return local
         raise ModelError(
-            f"model {name!r} is a file: give the folder with config.json and the safetensors files, or a .gguf file"
+            f"{what} {name!r} is a file: give the folder with config.json and the safetensors files, or a .gguf file"
         )
     base, kind = (name, "") if local.is_dir() else split_type(name)
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _model_in(folder, kind)
     if base.startswith(("/", ".", "~")) or base.count("/") > 1:
-        raise ModelError(f"model {name!r}: there is no such folder")
+        raise ModelError(f"{what} {name!r}: there is no such folder")
     if kind:
         return _download_gguf(base, revision, kind)
-    found = snapshot(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES)
+    found = snapshot(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES, what)
     return found if (found / CONFIG_FILE).is_file() else _download_gguf(base, revision, "", found)
 
 

@@ -130,6 +130,8 @@ class Bus(ABC):
         self.on_restart: Callable[[], None] = lambda: None
         """Called when a connection finds that the server was restarted or replaced. The last writes may be missing
         there."""
+        self.advice = ""
+        """What the operator should change about the server; known once it is connected."""
 
     def tell_restarts(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called at restarts."""

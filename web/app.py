@@ -58,7 +58,7 @@ from pagebus.web.routes.openapi import describe
 from pagebus.web.routes.operate import aborts, adapters, debug, docs, models, observatory, page, service, steering
 from pagebus.web.routes.store import batches, files
 from pagebus.web.server import listener
-from pagebus.web.server.context import CONTEXT, REFUSALS, Context
+from pagebus.web.server.context import CONTEXT, Context
 from pagebus.web.server.middleware import boundary, mark_response
 from pagebus.web.server.open_tracing import open_tracing
 from pagebus.web.storage.files import open_store
@@ -122,7 +122,6 @@ def _add_routes(app: web.Application, context: Context) -> None:
         lambda: orjson.dumps(describe(routes, context.model, context.version, root=root))
     )
     app[docs.DESCRIPTION] = description
-    app[REFUSALS] = {route.name: route.refusal for route in routes}
     for route in routes:
         if route.method == "GET":
             whole = EVENTS not in route.about.answer_types  # a HEAD has no body, and events know no end

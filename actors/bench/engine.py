@@ -22,7 +22,7 @@ from pagebus.actors.bench.driver.requests import make_prompts, make_requests
 from pagebus.actors.bench.measures.costs import Costs
 from pagebus.actors.bench.measures.figures import Figures, make_figures, summary
 from pagebus.actors.bench.measures.watch import Watch
-from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.runtime.gpus import visible_gpus
 from pagebus.actors.settings import Settings, SettingsError
@@ -134,7 +134,7 @@ async def _run_all(
     repeats, seed = arguments.repeats, arguments.workload_seed
     with scratch() as folder:
         served = as_served(settings, folder)
-        config = with_quantization(served, ModelConfig.load(resolve_model(served, weights=False)))
+        config = with_quantization(served, ModelConfig.of(served))
         adapters = loras_for(arguments, config, folder)
         async with deployed(served, folder / "serve.log") as deployment:
             watch, costs = Watch(deployment), Costs.of(config, deployment.info)

@@ -15,7 +15,7 @@ from pagebus.actors.bench.engine import loras_for, served_for, warm_up, with_lor
 from pagebus.actors.bench.measures.idle import report
 from pagebus.actors.bench.measures.timeline import ActorSpan, chrome_trace, make_spans, picture, summary
 from pagebus.actors.bench.measures.watch import Step, Watch
-from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.settings import Settings
 from pagebus.actors.telemetry.spans import read_spans
@@ -47,7 +47,7 @@ async def _observe(
     """All steps of the last run, and what scheduler and executor noted."""
     with scratch() as folder:
         served = as_served(settings, folder, span_dir=str(folder / "spans"))
-        config = with_quantization(served, ModelConfig.load(resolve_model(served, weights=False)))
+        config = with_quantization(served, ModelConfig.of(served))
         adapters, point = loras_for(arguments, config, folder), workload.points[-1]
         async with deployed(served, folder / "serve.log") as deployment:
             watch = Watch(deployment)

@@ -21,7 +21,7 @@ from pagebus.actors.bench.driver.client import Outcome, send
 from pagebus.actors.bench.driver.deployment import BenchError, Deployment, as_served, deployed, scratch
 from pagebus.actors.bench.driver.load import Call
 from pagebus.actors.bench.measures.costs import Costs
-from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.settings import Settings
 from pagebus.actors.settings.sources import to_args
 from pagebus.actors.telemetry.progress import Progress
@@ -79,7 +79,7 @@ async def _start_once(settings: Settings) -> Start:
             births = await actor_births(deployment)
             answered = await first_token(deployment)
             phases = make_phases(deployment, births, answered, read_log(deployment.log))
-            config = ModelConfig.load(resolve_model(served, weights=False))
+            config = ModelConfig.of(served)
             return Start(phases, answered.first_s - deployment.started_s, Costs.of(config, deployment.info).all_bytes)
 
 

@@ -54,7 +54,7 @@ def _check_template(setting: str) -> None:
 
 def _check_folder(settings: Settings, folder: Path) -> None:
     if folder.is_dir():  # a GGUF file takes long to read
-        effective_max_model_len(settings, ModelConfig.load(folder, settings.classifier_from_token))
+        effective_max_model_len(settings, ModelConfig.of(settings, folder))
 
 
 def _check_repository(settings: Settings) -> None:

@@ -171,7 +171,7 @@ class ExecutorActor(Actor):
         if target is not None:
             in_thread(open_gpu, self.settings.rank)
             in_thread(self._ready_triton, target)
-        config = with_quantization(self.settings, ModelConfig.load(path, self.settings.classifier_from_token))
+        config = with_quantization(self.settings, ModelConfig.of(self.settings, path))
         config = with_groups(self.settings, config)
         check_gpu(self.settings, config, target)
         return path, config, target

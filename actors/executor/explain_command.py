@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.compile_command import add_target_details, target_in
 from pagebus.actors.executor.memory.groups import with_groups
-from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings
@@ -57,7 +57,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     target = target_of_arguments(settings, arguments)
     try:
-        config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
+        config = ModelConfig.of(settings)
         config = with_groups(settings, with_quantization(settings, config))
         config = rank_config(config, settings)
     except ModelError as error:

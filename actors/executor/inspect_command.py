@@ -51,8 +51,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     target = target_of_arguments(settings, arguments)
     try:
         path = resolve_model(settings, weights=False)
-        loaded = ModelConfig.load(path, settings.classifier_from_token)
-        config = with_groups(settings, with_quantization(settings, loaded))
+        config = with_groups(settings, with_quantization(settings, ModelConfig.of(settings, path)))
         config = rank_config(config, settings)
         from pagebus.actors.executor.inspection import Inspection
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.loading.kernel_cache import launch_shapes_folder
-from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings, SettingsError
@@ -89,7 +89,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     if target is None:
         raise SettingsError("tune: there is no GPU here to measure on")
     try:
-        whole = with_quantization(settings, ModelConfig.load(resolve_model(settings, weights=False)))
+        whole = with_quantization(settings, ModelConfig.of(settings))
         config = rank_config(whole, settings)
     except ModelError as error:
         print(f"pagebus: {error}", file=sys.stderr)

@@ -127,28 +127,37 @@ class ModelConfig:
         return self.spec.encoder is not None
 
     @classmethod
-    def load(cls, path: Path, classifier_from_token: tuple[str, ...] = ()) -> ModelConfig:
+    def of(cls, settings: Settings, path: Path | None = None) -> ModelConfig:
+        """That of the model that is served, which lies at ``path`` if somebody has found it. Raises ModelError."""
+        tokenizer = resolve_tokenizer(settings) if settings.tokenizer and settings.has_tokenizer else None
+        return cls.load(path or resolve_model(settings, weights=False), settings.classifier_from_token, tokenizer)
+
+    @classmethod
+    def load(
+        cls, path: Path, classifier_from_token: tuple[str, ...] = (), tokenizer: Path | None = None
+    ) -> ModelConfig:
         """Read ``path/config.json`` and, if they are there, ``path/generation_config.json``, the tokenizer's end token
         and the files of sentence-transformers; or the one GGUF file that ``path`` is. ``classifier_from_token``: the
-        setting.
+        setting. ``tokenizer``: its folder, if it is another.
 
         Raises:
             ModelError: a file is missing or broken, or the model is one that Pagebus does not compute.
         """
+        words = tokenizer or path
         if is_gguf(path):
             if classifier_from_token:
                 raise ModelError("--classifier-from-token: not supported for GGUF files")
-            return _of_gguf(path)
+            return _of_gguf(path, tokenizer_end(words))
         side = next((read_json(path / name) for name in QUANTIZATION_FILES if (path / name).is_file()), {})
         raw, generation = read_json(path / "config.json"), read_json(path / "generation_config.json", optional=True)
-        between = tokens_between(path, raw, classifier_from_token)
-        return parse_config(raw, generation, read_modules(path), between, side, tokenizer_end(path))
+        between = tokens_between(words, raw, classifier_from_token)
+        return parse_config(raw, generation, read_modules(path), between, side, tokenizer_end(words))
 
 
-def _of_gguf(path: Path) -> ModelConfig:
+def _of_gguf(path: Path, ends: tuple[int, ...]) -> ModelConfig:
     """The configuration in a GGUF file. Raises ModelError."""
     said = describe(read_file(path))
-    config = parse_config(said.fields, said.generation)
+    config = parse_config(said.fields, said.generation, ends=ends)
     return replace(config, spec=said.as_stored(config.spec), quantization=said.quantization)
 
 
@@ -216,10 +225,10 @@ def resolve_tokenizer(settings: Settings) -> Path:
     """The folder with the tokenizer files: ``--tokenizer``'s if given, else the model's. Raises ModelError."""
     if settings.tokenizer is None:
         return resolve_model(settings, weights=False)
-    return resolve_folder(settings.tokenizer, None, weights=False)
+    return resolve_folder(settings.tokenizer, None, weights=False, what="tokenizer")
 
 
-def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
+def resolve_folder(name: str, revision: str | None, *, weights: bool, what: str = "model") -> Path:
     """A local folder or GGUF file as it is, a hub id as a (downloaded or cached) snapshot. If the model of a folder or
     snapshot is a GGUF file, that file, with the type behind the colon if there is one. Raises ModelError."""
     local = Path(name).expanduser()
@@ -227,17 +236,17 @@ def resolve_folder(name: str, revision: str | None, *, weights: bool) -> Path:
         if is_gguf(local):
             return local
         raise ModelError(
-            f"model {name!r} is a file: give the folder with config.json and the safetensors files, or a .gguf file"
+            f"{what} {name!r} is a file: give the folder with config.json and the safetensors files, or a .gguf file"
         )
     base, kind = (name, "") if local.is_dir() else split_type(name)
     folder = Path(base).expanduser()
     if folder.is_dir():
         return _model_in(folder, kind)
     if base.startswith(("/", ".", "~")) or base.count("/") > 1:
-        raise ModelError(f"model {name!r}: there is no such folder")
+        raise ModelError(f"{what} {name!r}: there is no such folder")
     if kind:
         return _download_gguf(base, revision, kind)
-    found = snapshot(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES)
+    found = snapshot(base, revision, SMALL_FILES + WEIGHT_FILES if weights else SMALL_FILES, what)
     return found if (found / CONFIG_FILE).is_file() else _download_gguf(base, revision, "", found)
 
 

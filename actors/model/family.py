@@ -15,6 +15,8 @@ IMAGES = (
     *("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     *("vision_model.", "model.vision_model.", "visual.", "model.visual."),
 )
+EXPERT_NAMES: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""Of each expert's gate, up and down, in files that have them one by one: ours, and Mixtral's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class NameMap:
     qkv_by_head: bool = False
     columns_first: bool = False
     gates_by_turns: bool = False
-    experts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    experts: tuple[str, ...] = EXPERT_NAMES[0]
     only: str = ""
 
     def ours(self, name: str) -> str | None:

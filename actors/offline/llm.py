@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
-from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.pooling.pooler import Pooler
 from pagebus.actors.offline.adapters import LoadedAdapters, LoRARequest
 from pagebus.actors.offline.client import run_all
@@ -267,7 +267,7 @@ class LLM:
 
     @functools.cached_property
     def _config(self) -> ModelConfig:
-        return ModelConfig.load(resolve_model(self._settings, weights=False), self._settings.classifier_from_token)
+        return ModelConfig.of(self._settings)
 
     @property
     def _pooler(self) -> Pooler | None:

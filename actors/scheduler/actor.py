@@ -15,7 +15,7 @@ import math
 import time
 from typing import Any, ClassVar
 
-from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.runtime.actor import Actor
 from pagebus.actors.runtime.bus_retry import BusRetry
 from pagebus.actors.scheduler.config import CoreConfig
@@ -81,8 +81,9 @@ class SchedulerActor(Actor):
 
     async def start(self) -> None:
         """Read the model's end tokens, take over from a predecessor, and lead."""
-        path = await asyncio.to_thread(resolve_model, self.settings, weights=False)
-        model = await asyncio.to_thread(ModelConfig.load, path)
+        if self.bus.advice:  # said here alone, as a deployment has one such actor
+            self.log.warning(self.bus.advice)
+        model = await asyncio.to_thread(ModelConfig.of, self.settings)
         self.core = Core(CoreConfig.of(self.settings, model, self.epoch))
         outbox = self._outbox = Outbox(self.bus, self.epoch)
         work = WorkStream(self.bus, self.names, f"{self.name}@{self.epoch}", outbox, self.confirm_lease)

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model, resolve_tokenizer
+from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_tokenizer
 from pagebus.actors.model.tokenizer import load_tokenizer
 from pagebus.actors.runtime.actor import Actor, describe
 from pagebus.actors.runtime.bus_retry import BusRetry
@@ -52,7 +52,7 @@ def load_encoder(settings: Settings) -> Encoder:
     Raises:
         ModelError, TokenizerError: the model or its tokenizer cannot be used.
     """
-    config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
+    config = ModelConfig.of(settings)
     length, encoder = effective_max_model_len(settings, config), config.spec.encoder
     limits = Limits(
         length, config.vocab_size, settings.block_size, hashed=settings.enable_prefix_caching and encoder is None,

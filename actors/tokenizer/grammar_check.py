@@ -121,7 +121,7 @@ def main(model: str, tokenizer: str, cpu_s: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     problem, vocabulary = "", None
     try:
-        vocabulary = load_vocabulary(Path(tokenizer), ModelConfig.load(Path(model)))
+        vocabulary = load_vocabulary(Path(tokenizer), ModelConfig.load(Path(model), tokenizer=Path(tokenizer)))
     except GrammarError as error:
         problem = str(error)
     out = sys.stdout.buffer

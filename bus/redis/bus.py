@@ -119,7 +119,7 @@ class RedisBus(Bus):
             raise BusError(f"Redis at {self._target.text} is version {version}: Pagebus needs 7.0 or newer")
         policy = facts.get("maxmemory_policy", "noeviction")
         if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
-            _LOG.warning("Redis may evict our keys (maxmemory-policy %s): set maxmemory-policy noeviction", policy)
+            self.advice = f"Redis may evict our keys (maxmemory-policy {policy}): set maxmemory-policy noeviction"
 
     async def close(self) -> None:
         self._closed = True

@@ -24,6 +24,7 @@ from pagebus.bus.redis.replies import is_read_only
 from pagebus.bus.redis.stream import RedisStream, Reply
 from pagebus.bus.redis.tls import tls_remedy
 from pagebus.bus.redis.url import CONNECT_TIMEOUT_S, RedisTarget
+from pagebus.bus.redis.wrong_scheme import scheme_problem
 
 COMMAND_TIMEOUT_S = 5.0
 """A server that does not answer for so long (beyond the BLOCK time) counts as gone."""
@@ -41,7 +42,7 @@ def info_of(reply: bytes) -> dict[str, str]:
 
 
 class UrlRefused(BusUnavailable):
-    """The user, password or database is rejected, or one side's certificate by the other; retrying does not help."""
+    """The scheme, user, password or database is wrong, or one side's certificate to the other; retrying is no help."""
 
 
 class Servers:
@@ -214,7 +215,7 @@ class RedisLink:
                 self._write(stream, [asking])
                 (server,) = await asking.done
         except Exception as error:
-            self._lose(self._explain(error), *self._calls)
+            self._lose(await self._explain_opening(error), *self._calls)
             self._calls = []
         else:
             self.generation += 1
@@ -299,6 +300,13 @@ class RedisLink:
             if not call.done.done():
                 call.done.set_exception(error)
                 call.done.exception()  # a caller that is gone must not make asyncio complain
+
+    async def _explain_opening(self, error: Exception) -> BusUnavailable:
+        explained = self._explain(error)
+        if self.generation > 0 or isinstance(explained, UrlRefused):
+            return explained
+        problem = await scheme_problem(self.target)
+        return explained if problem is None else UrlRefused(f"Redis at {self.target.text} {problem}")
 
     def _explain(self, error: Exception) -> BusUnavailable:
         if isinstance(error, BusUnavailable):

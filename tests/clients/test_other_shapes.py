@@ -46,7 +46,10 @@ def test_a_message_says_what_a_chat_says(base_url: str, expects, told: str) -> N
 def test_a_response_says_what_a_chat_says(client: openai.OpenAI, expects, told: str) -> None:
     """Whole, as a stream, and in the background, read again from the middle."""
     ask = {"model": expects.model, "input": QUESTION, "max_output_tokens": 12, "temperature": 0}
-    assert client.responses.create(**ask).output_text == told
+    response = client.responses.create(**ask)
+    assert response.output_text == told
+    counted = client.responses.input_tokens.count(model=expects.model, input=QUESTION)
+    assert counted.input_tokens == response.usage.input_tokens
     with client.responses.create(**ask, stream=True) as stream:
         assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == told
     response = client.responses.create(**ask, background=True)

@@ -143,6 +143,7 @@ class SimulatedBus(Bus):
     """One life's connection: a :class:`MemoryBus` at the other end of the network. Commands outlive who sent them."""
 
     def __init__(self, network: Network, names: Names, owner: str) -> None:
+        super().__init__()
         self.owner = owner
         self.severed = False
         self._network = network

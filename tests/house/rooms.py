@@ -13,7 +13,7 @@ ROOMS: dict[str, str] = {
         "bus bus.messages"
     ),
     "web.routes.generate": (
-        "web.routes.operate web.routes.store web.routes web.server web.storage web.adapters web.access web.answers "
+        "web.routes.operate web.routes web.server web.storage web.adapters web.access web.answers "
         "web.pooling web.requests web.calls web.http actors.runtime bus bus.messages"
     ),
     "web.routes.operate": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,11 +13,12 @@ from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import ONLY_NULL, Fields, Schema, translated, unheard
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS, MAX_MESSAGES
 from pagebus.web.requests.chat_messages import EFFORTS
-from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_chat
+from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_chat, parse_prompt
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.requests.tools import CHOICES
 
+Parse = Callable[[dict[str, Any], ServedModel], ParsedRequest]
 SAME = (
     *("model", "temperature", "top_p", "parallel_tool_calls", "user", "service_tier", "prompt_cache_key"),
     *("prompt_cache_retention", "safety_identifier", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty"),
@@ -89,12 +90,18 @@ class Wanted:
         return {"items": self.items, "messages": messages, "chat": chat, "instructions": self.instructions}
 
 
-def parse_kept(kept: Mapping[str, Any], model: ServedModel) -> ParsedRequest:
+def parse_kept(kept: Mapping[str, Any], model: ServedModel, parse: Parse = parse_chat) -> ParsedRequest:
     """The chat that is kept like this. Instructions hold for this response only."""
     first = [] if kept["instructions"] is None else [{"role": "system", "content": kept["instructions"]}]
     with translated(RESPONSE_NAMES):
-        parsed = parse_chat({**kept["chat"], "messages": [*first, *kept["messages"]]}, model)
+        parsed = parse({**kept["chat"], "messages": [*first, *kept["messages"]]}, model)
     return replace(parsed, names=RESPONSE_NAMES)
+
+
+def parse_count(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
+    """A body of which only the prompt counts, if it continues no other response."""
+    wanted = read_response(data, allow_unknown=model.allow_unknown_fields)
+    return parse_kept(wanted.kept([]), model, parse_prompt)
 
 
 def parse_response(data: dict[str, Any], model: ServedModel) -> ParsedRequest:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pagebus.web.http.errors import ApiError, bad_field, unsupported_type
+from pagebus.web.http.errors import bad_field, unsupported_type
 from pagebus.web.http.fields import Fields, type_name
 from pagebus.web.http.limits import INT32_MAX, MAX_CONTENT_PARTS
-from pagebus.web.requests.chat_messages import read_arguments
+from pagebus.web.requests.chat_messages import arguments_in, read_arguments
 
 TEXT_PARTS = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
@@ -95,12 +95,11 @@ def _read_call(fields: Fields) -> Message | None:
     name, arguments, call_id = fields.string("name", None), fields.take("arguments"), fields.string("call_id", None)
     if name is None:
         raise bad_field(fields.path("name"), "must be that of a function")
-    try:
-        read_arguments(arguments, fields.path("arguments"))
-    except ApiError:
-        if isinstance(arguments, str):
+    if isinstance(arguments, str):
+        if arguments_in(arguments) is None:
             return None
-        raise
+    else:
+        read_arguments(arguments, fields.path("arguments"))
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {**silence(), "tool_calls": [call]}
 

@@ -48,4 +48,6 @@ CHAT = generated(
 )
 MODEL = record(id=TEXT, object={"const": "model"}, created=TIME, owned_by=TEXT, max_model_len=nullable(COUNT))
 MODELS = record(object={"const": "list"}, data=array(MODEL))
+ANTHROPIC_MODEL = record(type={"const": "model"}, id=TEXT, display_name=TEXT, created_at=TEXT)
+ANTHROPIC_MODELS = record(data=array(ANTHROPIC_MODEL), has_more={"type": "boolean"})
 STATUS = record(status={"enum": ["ok", "unavailable", "paused"]})

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -80,15 +80,10 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         return {"error": {**error, "reason": self.code}}
 
-    def response(self) -> web.Response:
-        """The whole response."""
-        return web.Response(
-            status=self.status, body=orjson.dumps(self.body()), content_type="application/json", headers=self.headers
-        )
-
-
-Refusal = Callable[[ApiError], web.Response]
-"""The response to a request that is refused, in the shape of one API."""
+    def response(self, body: Mapping[str, Any] | None = None) -> web.Response:
+        """The whole response. ``body``: in the shape of another API."""
+        content = orjson.dumps(self.body() if body is None else body)
+        return web.Response(status=self.status, body=content, content_type="application/json", headers=self.headers)
 
 
 def as_unicode(text: str) -> str:

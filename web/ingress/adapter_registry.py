@@ -13,7 +13,7 @@ from functools import cached_property
 
 from msgspec import convert, structs
 
-from pagebus.actors.model.config import ModelConfig, resolve_model
+from pagebus.actors.model.config import ModelConfig
 from pagebus.actors.model.lora.adapter import AdapterFolders, digest_of
 from pagebus.actors.model.lora.errors import AdapterError, NoAdapter
 from pagebus.actors.model.lora.location import locate
@@ -109,7 +109,7 @@ class AdapterRegistry:
 
     @cached_property
     def _folders(self) -> AdapterFolders:
-        config = ModelConfig.load(resolve_model(self._settings, weights=False))
+        config = ModelConfig.of(self._settings)
         return AdapterFolders(config, self._settings.max_lora_rank, self._settings.lora_target_modules)
 
     def _read(self, name: str, path: str) -> AdapterSource:

@@ -17,6 +17,7 @@ from pagebus.web.http.limits import (
     MAX_CONTENT_PARTS,
     MAX_DOCUMENTS,
     MAX_MESSAGES,
+    MAX_SCHEMA_DEPTH,
     MAX_TEMPLATE_KWARGS,
     MAX_TEMPLATE_KWARGS_DEPTH,
     MAX_TEMPLATE_KWARGS_NODES,
@@ -159,16 +160,23 @@ def _read_call(call: object, path: str) -> Message:
 
 
 def read_arguments(arguments: object, path: str) -> dict[str, Any]:
-    """The arguments of a call, which come as text."""
+    """The arguments of a call, which come as text. Of a text that holds none, because it was cut off, nothing is shown:
+    its client sends it with each turn from now on, so a refusal would end the conversation."""
     if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments) if arguments else {}
-        except orjson.JSONDecodeError:
-            arguments = None
+        arguments = arguments_in(arguments) or {}
     if type(arguments) is not dict:
         raise bad_field(path, "must be a JSON object, as text")
     check_depth(arguments, path)
     return arguments
+
+
+def arguments_in(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None: it is none, or is nested too deep to be sent on."""
+    try:
+        given = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError:
+        return None
+    return given if type(given) is dict and not is_deeper(given, MAX_SCHEMA_DEPTH) else None
 
 
 def _read_content(content: object, path: str) -> str:

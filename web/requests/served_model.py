@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pagebus.actors.model.pooling.pooler import Pooler, Pooling
@@ -106,10 +105,9 @@ def cached_block_size(settings: Settings) -> int:
 
 
 def _load(settings: Settings, created_s: int) -> ServedModel:
-    from pagebus.actors.model.config import ModelConfig, effective_max_model_len, resolve_model
+    from pagebus.actors.model.config import ModelConfig, effective_max_model_len
 
-    path: Path = resolve_model(settings, weights=False)
-    config = ModelConfig.load(path, settings.classifier_from_token)
+    config = ModelConfig.of(settings)
     pooler = config.pooler
     wanted = config.default_sampling if settings.generation_config == "auto" else {}
     return ServedModel(

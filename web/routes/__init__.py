@@ -8,7 +8,6 @@ from typing import Any
 
 from aiohttp import web
 
-from pagebus.web.http.errors import ApiError, Refusal
 from pagebus.web.http.fields import Schema
 from pagebus.web.http.reply import json_response
 from pagebus.web.routes.body_schema import Parser
@@ -50,5 +49,3 @@ class Route:
     name: str
     handler: Handler
     about: About = About()
-    refusal: Refusal = ApiError.response
-    """The shape of its errors."""

@@ -20,7 +20,7 @@ from pagebus.web.access.cors import Cors
 from pagebus.web.access.hosts import Hosts
 from pagebus.web.access.sagemaker import Sessions
 from pagebus.web.answers.sse import Streams
-from pagebus.web.http.errors import Refusal, bus_away, unavailable
+from pagebus.web.http.errors import bus_away, unavailable
 from pagebus.web.http.limits import ID_CHARS, MAX_ID_CHARS
 from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
@@ -95,8 +95,6 @@ class Context:
 
 
 CONTEXT = web.AppKey("context", Context)
-REFUSALS: web.AppKey[dict[str, Refusal]] = web.AppKey("refusals", dict)
-"""The shape of errors, by the name of the route."""
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_GIVEN = web.RequestKey("request_id_given", bool)
 BUS_IDS = web.RequestKey("bus_ids", Sequence)

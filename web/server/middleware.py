@@ -12,10 +12,10 @@ from aiohttp import web
 from pagebus.actors.runtime.actor import describe
 from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
+from pagebus.web.http import anthropic
 from pagebus.web.http.errors import ApiError, bus_away, from_http, internal, no_room
 from pagebus.web.server.context import (
     CONTEXT,
-    REFUSALS,
     REQUEST_ID,
     REQUEST_ID_GIVEN,
     Context,
@@ -80,7 +80,8 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
         context.log.warning("bus unavailable", **logged_as(request), error=describe(error))
         return _refused(request, bus_away())
     except web.HTTPNotFound:
-        return await unknown_route(request)
+        found = await unknown_route(request)
+        return _refused(request, found) if isinstance(found, ApiError) else found
     except web.HTTPException as error:
         return _refused(request, from_http(error)) if error.status >= 400 else error
     except (asyncio.CancelledError, ConnectionResetError):
@@ -95,8 +96,13 @@ async def _response(context: Context, request: web.Request, handler: Handler) ->
 
 def _refused(request: web.Request, error: ApiError) -> web.Response:
     """The error in the shape of the API that the client speaks."""
-    refusal = request.app[REFUSALS].get(request.match_info.route.name or "", ApiError.response)
-    return refusal(error)
+    if _speaks_anthropic(request):
+        return error.response({**anthropic.error_body(error), "request_id": request[REQUEST_ID]})
+    return error.response()
+
+
+def _speaks_anthropic(request: web.Request) -> bool:
+    return route_of(request).startswith("/v1/messages") or anthropic.is_anthropics(request)
 
 
 def route_of(request: web.Request) -> str:
@@ -111,7 +117,7 @@ async def mark_response(request: web.Request, response: web.StreamResponse) -> N
     not kept: their clients find another one."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
-        if route_of(request).startswith("/v1/messages"):
+        if _speaks_anthropic(request):
             response.headers["Request-Id"] = request[REQUEST_ID]  # where Anthropic's clients look
     context = request.app[CONTEXT]
     context.cors.mark(request, response)

@@ -12,7 +12,7 @@ from pagebus.web.server.context import CONTEXT
 VERSION = "/v1"
 
 
-async def unknown_route(request: web.Request) -> web.Response:
+async def unknown_route(request: web.Request) -> web.Response | ApiError:
     """A redirect where only a trailing slash is too much, as vLLM's server does it; else a 404 that says what exists.
 
     The path of a redirect is one of our routes, so it never leads to another server. What is told begins with
@@ -24,7 +24,7 @@ async def unknown_route(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": str(there)})
     shown = path if len(path) <= MAX_SHOWN else path[:MAX_SHOWN] + "..."
     text = f"There is no route {request.method} {shown}. {await _hint(request, path, root)}"
-    return ApiError(404, text, code="unknown_route").response()
+    return ApiError(404, text, code="unknown_route")
 
 
 def _below(root: str, path: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pagebus.actors.bench.driver.deployment import as_served, scratch
 from pagebus.actors.bench.driver.points import Workload
-from pagebus.actors.model.config import ModelConfig, max_positions, resolve_model
+from pagebus.actors.model.config import ModelConfig, max_positions
 from pagebus.actors.settings import Settings, SettingsError
 
 
@@ -38,7 +38,7 @@ def positions_of(settings: Settings) -> int:
     """The longest context of the model."""
     with scratch() as folder:
         served = as_served(settings, folder)
-        return max_positions(ModelConfig.load(resolve_model(served, weights=False)))
+        return max_positions(ModelConfig.of(served))
 
 
 def longest(workload: Workload) -> int:

@@ -15,7 +15,7 @@ from pagebus.actors.executor.layers.quantized.experts import quantized_experts
 from pagebus.actors.executor.layers.residual import ResidualStream
 from pagebus.actors.executor.layers.stacked_experts import as_stored, put_in_order
 from pagebus.actors.model.config import ModelError
-from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.family import EXPERT_NAMES, NameMap
 from pagebus.actors.model.spec import Dense, Moe
 from pagebus.kernels.moe.activation import Gate, GateKind
 from pagebus.kernels.moe.routing import Routing, Score
@@ -27,8 +27,6 @@ STACKED = ("experts.gate_up_proj", "experts.down_proj")
 """Names of the experts' weights in files that have them as one tensor each."""
 EXPERT_WEIGHTS = ("experts_gate_up", "experts_down")
 """How their weights are called where their layouts are told."""
-SPELLINGS: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-"""Names of each expert's gate, up and down in files that have them one by one."""
 
 
 class MixtureOfExperts:
@@ -69,7 +67,7 @@ class MixtureOfExperts:
         name = f"{prefix}.gate.e_score_correction_bias"
         self._choice_bias = parameters.bias({name: spec.experts}, torch.float32) if spec.choice_bias else None
         self._counts = parameters.count(spec.experts)
-        quantized = quantized_experts(spec, hidden, parameters, prefix, STACKED, SPELLINGS)
+        quantized = quantized_experts(spec, hidden, parameters, prefix, STACKED, EXPERT_NAMES)
         self._experts = quantized or _expert_weights(spec, hidden, parameters, prefix, names)
         part, name = spec.shared, f"{prefix}.shared_expert"
         self._shared = None if part is None else SharedExpert(part, hidden, parameters, name, ops, names.gate_up)
@@ -200,7 +198,7 @@ def _expert_weights(spec: Moe, hidden: int, parameters: Parameters, prefix: str,
 
         found = parameters.stored_in_ways(
             (len(spec.here), *shape),
-            lambda tensor: [stacked(tensor), *(one_by_one(tensor, words[parts]) for words in SPELLINGS)],
+            lambda tensor: [stacked(tensor), *(one_by_one(tensor, words[parts]) for words in EXPERT_NAMES)],
         )
         by_turns = names.gates_by_turns and part == 0
         if by_turns or (names.columns_first and found.dim() == 3):

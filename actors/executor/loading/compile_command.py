@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from pagebus.actors.executor.device.gpu_limits import check_gpu
 from pagebus.actors.executor.memory.groups import with_groups
-from pagebus.actors.model.config import ModelConfig, ModelError, resolve_model
+from pagebus.actors.model.config import ModelConfig, ModelError
 from pagebus.actors.model.quantization.asked import with_quantization
 from pagebus.actors.model.shards.stages import rank_config
 from pagebus.actors.settings import Settings, SettingsError
@@ -58,7 +58,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     targets = [target_in(arguments, name) for name in arguments.target] or [_target_here()]
     jobs = arguments.jobs or len(os.sched_getaffinity(0))
     try:
-        config = ModelConfig.load(resolve_model(settings, weights=False), settings.classifier_from_token)
+        config = ModelConfig.of(settings)
         config = with_groups(settings, with_quantization(settings, config))
         for target in targets:
             check_gpu(settings, config, target)

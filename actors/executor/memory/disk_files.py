@@ -37,7 +37,11 @@ class DiskFiles:
 
     def __init__(self, place: DiskPlace, block_bytes: int, identity: bytes) -> None:
         self._place, self._identity, self._block_bytes = place, identity, block_bytes
-        self._folder = os.open(place.blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            self._folder = os.open(place.blocks, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            place.release()
+            raise
         self._file_bytes = _HEAD.size + block_bytes + _SUM.size
 
     def contents(self, most: int) -> list[str]:

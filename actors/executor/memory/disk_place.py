@@ -50,10 +50,10 @@ def take_place(folder: Path, identity: bytes) -> DiskPlace:
             lock = _lock(place)
             if lock is None:
                 continue
+            free.append((place, lock))
             kind = place / _KIND
             if not kind.exists() or kind.read_bytes() == identity:
-                return _begin(place, lock, identity)
-            free.append((place, lock))
+                return _begin(*free.pop(), identity)
     finally:
         for _, lock in free:
             os.close(lock)
@@ -89,7 +89,16 @@ def _lock(place: Path) -> int | None:
 
 
 def _begin(place: Path, lock: int, identity: bytes) -> DiskPlace:
-    blocks, kind = place / _BLOCKS, place / _KIND
+    taken = DiskPlace(place / _BLOCKS, lock)
+    try:
+        _make_ready(taken.blocks, place / _KIND, identity)
+    except BaseException:
+        taken.release()
+        raise
+    return taken
+
+
+def _make_ready(blocks: Path, kind: Path, identity: bytes) -> None:
     _own(blocks)
     if not kind.exists() or kind.read_bytes() != identity:
         for each in blocks.iterdir():
@@ -98,4 +107,3 @@ def _begin(place: Path, lock: int, identity: bytes) -> DiskPlace:
         file = os.open(kind, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(file, "wb") as out:
             out.write(identity)
-    return DiskPlace(blocks, lock)

@@ -35,7 +35,12 @@ def open_disk(
     try:
         identity = kind_of_blocks(settings, path, head, cached, memory.device.type)
         place = take_place(Path(settings.disk_cache_dir).expanduser(), identity)
-        return DiskTier(DiskFiles(place, memory.block_bytes, identity), memory, num_blocks, tell)
+        files = DiskFiles(place, memory.block_bytes, identity)
+        try:
+            return DiskTier(files, memory, num_blocks, tell)
+        except OSError:
+            files.close()
+            raise
     except OSError as error:
         text = f"no disk tier: {error}"
         tell(DiskReport(replica="", executor_epoch=0, scheduler_epoch=0, error=text))

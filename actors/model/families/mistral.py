@@ -1,14 +1,13 @@
-"""Mistral, Ministral 3, Mixtral, and the text towers of Mistral Small 3.1 and later and of Ministral 3."""
+"""Mistral, Ministral, Ministral 3, and the text towers of Mistral Small 3.1 and later and of Ministral 3."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pagebus.actors.model.families.experts.fields import checked, num_experts
-from pagebus.actors.model.family import WITH_IMAGES, Family, NameMap
+from pagebus.actors.model.family import WITH_IMAGES, Family
 from pagebus.actors.model.fields import Fields
 from pagebus.actors.model.ropes import parse_rope, rope_fields
-from pagebus.actors.model.spec import Dense, Gqa, HeadSpec, LayerSpec, ModelSpec, Moe, NormSpec, QueryScale
+from pagebus.actors.model.spec import Dense, Gqa, HeadSpec, LayerSpec, ModelSpec, NormSpec, QueryScale
 
 ACTIVATIONS = {"silu": "silu"}
 WINDOW = 4096
@@ -35,11 +34,15 @@ def parse(fields: Fields) -> ModelSpec:
     )
 
 
-def parse_mixtral(fields: Fields) -> ModelSpec:
-    """Mistral with experts, which are as wide as ``intermediate_size``."""
+def parse_ministral(fields: Fields) -> ModelSpec:
+    """Mistral whose layers are listed: with the window or without."""
     spec = parse(fields)
-    moe = checked(Moe(num_experts(fields), fields.integer("num_experts_per_tok"), fields.integer("intermediate_size")))
-    return replace(spec, layers=tuple(replace(layer, feed=moe) for layer in spec.layers))
+    kinds = fields.layer_types(("sliding_attention",) * len(spec.layers))
+    layers = (
+        layer if kind == "sliding_attention" else replace(layer, mixer=replace(layer.mixer, window=0))
+        for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
 
 
 def query_scale(fields: Fields) -> QueryScale | None:
@@ -68,6 +71,19 @@ MISTRAL = Family(
     },
     differs="a window in all layers, or none",
 )
+MINISTRAL = replace(
+    MISTRAL,
+    name="Ministral",
+    architectures=("MinistralForCausalLM",),
+    model_type="ministral",
+    parse=parse_ministral,
+    golden={
+        "ministral": {**ODD, "sliding_window": 19, "layer_types": ["full_attention", "sliding_attention"]},
+        "ministral-full": {"num_attention_heads": 6, "num_key_value_heads": 3, "layer_types": ["full_attention"] * 2},
+        "ministral-tied": {"head_dim": 96, "sliding_window": 33, "tie_word_embeddings": True},
+    },
+    differs="Mistral with a window in some layers",
+)
 MINISTRAL3 = replace(
     MISTRAL,
     name="Ministral 3",
@@ -81,20 +97,3 @@ MINISTRAL3 = replace(
     },
     differs="yarn; queries grow beyond the positions of the first training",
 )
-MIXTRAL = Family(
-    name="Mixtral",
-    architectures=("MixtralForCausalLM",),
-    model_type="mixtral",
-    parse=parse_mixtral,
-    names=NameMap(renamed=(("block_sparse_moe.", "mlp."),), experts=("w1", "w3", "w2")),
-    defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8,
-              "num_experts_per_tok": 2},
-    golden={
-        "mixtral": {"num_local_experts": 5},
-        "mixtral-odd": {**ODD, "num_hidden_layers": 3, "num_experts_per_tok": 3, "intermediate_size": 40},
-        "mixtral-window": {
-            "num_local_experts": 4, "num_experts_per_tok": 1, "sliding_window": 19, "tie_word_embeddings": True,
-        },
-    },
-    differs="Mistral with experts, by default without a window",
-)  # fmt: skip

@@ -20,7 +20,7 @@ from pagebus.actors.model.families import (
     smollm3,
     starcoder,
 )
-from pagebus.actors.model.families.experts import glm_moe, gpt_oss, granite_moe, llama4, qwen_moe
+from pagebus.actors.model.families.experts import glm_moe, gpt_oss, granite_moe, llama4, mixtral, qwen_moe
 from pagebus.actors.model.families.latent import deepseek, glm_flash, minicpm3, mistral4
 from pagebus.actors.model.families.refused import why_refused
 from pagebus.actors.model.family import Family
@@ -29,10 +29,10 @@ from pagebus.actors.model.pooling.encoders import ENCODERS
 from pagebus.actors.model.pooling.heads import causal_name
 
 FAMILIES: tuple[Family, ...] = (
-    llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1, gemma.GEMMA2,
-    gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
+    llama.FAMILY, mistral.MISTRAL, mistral.MINISTRAL, mistral.MINISTRAL3, qwen.QWEN2, qwen.QWEN3, gemma.GEMMA1,
+    gemma.GEMMA2, gemma.GEMMA3, phi3.FAMILY, granite.FAMILY, olmo.OLMO2, olmo.OLMO3, smollm3.FAMILY, glm.GLM, glm.GLM4,
     cohere.COHERE, cohere.COHERE2, starcoder.FAMILY, internlm.INTERNLM2, internlm.INTERNLM3, qwen_moe.QWEN2_MOE,
-    qwen_moe.QWEN3_MOE, mistral.MIXTRAL, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
+    qwen_moe.QWEN3_MOE, mixtral.FAMILY, granite_moe.PLAIN, granite_moe.SHARED, glm_moe.FAMILY, llama4.FAMILY,
     gpt_oss.FAMILY,
     deepseek.DEEPSEEK2, deepseek.DEEPSEEK3, glm_flash.FAMILY, mistral4.MISTRAL4, minicpm3.MINICPM3,
 )  # fmt: skip

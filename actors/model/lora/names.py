@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.family import EXPERT_NAMES, NameMap
 from pagebus.actors.model.lora.projections import EMBEDDING, HEAD
 
 PREFIX = r"(?:base_model\.model\.)?"
@@ -15,7 +15,7 @@ OF_EMBEDDING = re.compile(rf"{PREFIX}(?P<module>.+)\.lora_embedding_(?P<matrix>[
 COPY = re.compile(rf"{PREFIX}(?P<module>.+)\.base_layer\.weight")
 """Of a matrix of the model, which PEFT saves beside adapters of embedding or head."""
 EXPERT = re.compile(r"(?P<experts>.+\.mlp\.experts)\.(?P<number>\d+)\.(?P<part>\w+)")
-PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+PARTS = dict(zip(*EXPERT_NAMES[::-1], strict=True))
 """Names of one expert's matrices in Mixtral's files, and ours."""
 STACKED = re.compile(r"(?P<experts>.+\.mlp\.experts)(?:\.base_layer)?")
 """All experts' in one tensor. PEFT says by ``base_layer`` which of two it wrapped first, and nothing else."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagebus.actors.model.family import NameMap
+from pagebus.actors.model.family import EXPERT_NAMES, NameMap
 from pagebus.actors.model.shards.shard import Shard
 from pagebus.actors.model.spec import Feed, Gqa, Mla, Moe
 
@@ -22,7 +22,8 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"experts\.(\d+)\.")
 OF_TOKENS = "embed_tokens.weight", "shared_head.head.weight"
 """What a layer that guesses may have of its own: an embedding and a head."""
-GATES, DOWNS = ("gate_proj", "up_proj", "w1", "w3"), ("down_proj", "w2")
+GATES = tuple(name for names in EXPERT_NAMES for name in names[:2])
+DOWNS = tuple(names[2] for names in EXPERT_NAMES)
 """Names of products of a feed-forward part: into its width, and out of it."""
 
 

@@ -61,18 +61,20 @@ class Membership:
         self._fence = fence
         self._detokenizers: dict[str, int] = {}
         self._taking: tuple[str, ...] = ()
-        self._ingresses: set[str] = set()
+        self._ingresses: dict[str, tuple[str, ...]] = {}
+        """By address, the kinds that may be there: all of CLIENTS until its lease has been seen."""
 
     def expect(self, ingresses: Iterable[str], detokenizers: Iterable[str] = ()) -> None:
         """Register actors not seen here yet, so that their absence is noticed. Ingresses by address."""
-        self._ingresses.update(filter(is_address, ingresses))
+        for address in filter(is_address, ingresses):
+            self._ingresses.setdefault(address, CLIENTS)
         for name in detokenizers:
             self._detokenizers.setdefault(name, 0)
 
     @property
     def ingresses(self) -> Iterable[str]:
         """Addresses of the ingresses alive at the last look."""
-        return self._ingresses
+        return self._ingresses.keys()
 
     @property
     def live_detokenizers(self) -> Iterable[str]:
@@ -93,9 +95,9 @@ class Membership:
         known = [("executor", name) for name, member in self.members.items() if not member.fenced]
         known += [("detokenizer", name) for name in self._detokenizers]
         live = {(lease.kind, lease.name) for lease in leases}
-        names = [address.rpartition("@")[0] for address in self._ingresses]
-        gone = [name for name in names if not any((kind, name) in live for kind in CLIENTS)]
-        known += [(kind, name) for name in gone for kind in CLIENTS]
+        for address, kinds in self._ingresses.items():
+            holders = [(kind, address.rpartition("@")[0]) for kind in kinds]
+            known += holders if live.isdisjoint(holders) else []
         return [who for who in dict.fromkeys(known) if who not in live]
 
     def look(self, leases: Iterable[LeaseInfo], revoked: Container[tuple[str, str]] = ()) -> None:
@@ -162,11 +164,12 @@ class Membership:
 
     def _look_at_ingresses(self, leases: list[LeaseInfo], revoked: Container[tuple[str, str]]) -> None:
         """Leases of several kinds may have the same name."""
-        live, names = {address_of(each.name, each.epoch) for each in leases}, {each.name for each in leases}
-        for address in sorted(self._ingresses - live):
-            name = address.rpartition("@")[0]
-            if name in names or all((kind, name) in revoked for kind in CLIENTS):
-                self._ingresses.discard(address)
+        live = {address_of(each.name, each.epoch): (each.kind,) for each in leases}
+        held = {(each.kind, each.name) for each in leases}
+        for address in sorted(self._ingresses.keys() - live.keys()):
+            holders = [(kind, address.rpartition("@")[0]) for kind in self._ingresses[address]]
+            if not held.isdisjoint(holders) or all(holder in revoked for holder in holders):
+                del self._ingresses[address]
                 self._emit(IngressLost(address))
         self._ingresses |= live
 

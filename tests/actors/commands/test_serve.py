@@ -21,6 +21,7 @@ from huggingface_hub.utils import validate_repo_id
 from pagebus.actors.commands.before_start import check_settings, is_path
 from pagebus.actors.commands.cli import main
 from pagebus.actors.commands.serve import banner, bus_text, ready_text, show
+from pagebus.actors.model.errors import ModelError
 from pagebus.actors.runtime.one_machine import check_one_process, uses_one_process
 from pagebus.actors.runtime.readiness import ingress_addresses
 from pagebus.actors.settings import Settings, SettingsError
@@ -232,6 +233,13 @@ def test_a_repository_in_the_cache_is_left_to_the_actors(tmp_path: Path, monkeyp
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "models--org--name" / "snapshots").mkdir(parents=True)
     check_settings(Settings(model="org/name", device="cpu"))
+
+
+def test_a_tokenizer_that_is_not_there_is_told_before_the_start() -> None:
+    """By its own name, and once: each actor would say it."""
+    with pytest.raises(ModelError, match=r"^tokenizer '/no/such/folder': there is no such folder"):
+        check_settings(Settings(tokenizer="/no/such/folder", device="cpu"))
+    check_settings(Settings(tokenizer="/no/such/folder", device="cpu", skip_tokenizer_init=True))
 
 
 @pytest.mark.parametrize(

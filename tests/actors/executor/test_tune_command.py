@@ -130,7 +130,7 @@ def test_it_tunes_and_says_where_the_table_is(
 
 @pytest.mark.usefixtures("_gpu")
 def test_a_model_that_only_pools_is_timed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no decode steps."""
+    """It has no decode steps: an embedding model, or a decoder that weighs two tokens."""
     asked: list[int] = []
 
     def tune(products: list[Product], *_: object, **__: object) -> list[Timed]:
@@ -140,7 +140,11 @@ def test_a_model_that_only_pools_is_timed_alone(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(pagebus.kernels.linear.tuning.tune, "tune", tune)
     (folder / "config.json").write_text(json.dumps(SHAPES["llama8b"] | {"architectures": ["LlamaModel"]}))
     assert main(["tune", str(folder), "--launch-shapes-dir", str(folder)]) == 0
-    assert len(asked) == 1
+    (folder / "config.json").write_text(json.dumps(SHAPES["llama8b"]))
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"no": 5, "yes": 7}}}))
+    weighs = ["--classifier-from-token", "no", "yes"]
+    assert main(["tune", str(folder), *weighs, "--launch-shapes-dir", str(folder)]) == 0
+    assert len(asked) == 2
 
 
 def test_buckets_are_those_of_products() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,20 @@ def test_the_tokenizer_s_end_token_ends_too(config: object, ends: tuple[int, ...
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": added, "model": {}}))
     assert ModelConfig.load(tmp_path).eos_token_ids == ends
+
+
+def test_the_end_token_is_that_of_the_named_tokenizer(tmp_path: Path) -> None:
+    """As in vLLM: with `--tokenizer` the one in the model's folder is not used at all. Without texts nothing is."""
+    own = tmp_path / "own"
+    for folder, token in ((tmp_path, 8), (own, 9)):
+        folder.mkdir(exist_ok=True)
+        added = {"added_tokens_decoder": {str(token): {"content": "end"}}}
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "end", **added}))
+    (tmp_path / "config.json").write_text(json.dumps({**BASE, "eos_token_id": 3}))
+    model = Settings(model=str(tmp_path))
+    named = replace(model, tokenizer=str(own))
+    asked = (model, named, replace(named, skip_tokenizer_init=True))
+    assert [ModelConfig.of(each).eos_token_ids for each in asked] == [(3, 8), (3, 9), (3, 8)]
 
 
 def test_yarn_may_say_by_how_much_its_growth_is_multiplied() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import io
+import json
 import time
 
 import pytest
 
 from pagebus.actors.scheduler.actor import SchedulerActor
+from pagebus.actors.telemetry import logs
 from pagebus.bus.contract import FENCE_INDEX, START, EntryId, Fenced, LogEntry, ServerRolledBack
+from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.messages import (
     HOLD_NONE,
     HOLD_WAIT,
@@ -176,6 +181,22 @@ async def test_a_scheduler_whose_plans_are_lost_ends() -> None:
         await deployment.start_scheduler()
         await deployment.add_executor("gpu-1")
         await until(lambda: set(deployment.scheduler.core.delivery.finished) == {"a"})
+
+
+async def test_what_to_change_about_the_bus_is_said_once_for_a_deployment() -> None:
+    """By its one scheduler: other actors would repeat it."""
+    out = io.StringIO()
+    logs.configure("info", "json", stream=out)
+    deployment = Deployment()
+    bus = MemoryBus(deployment.server, NAMES)
+    bus.advice = "set another policy"
+    scheduler = SchedulerActor(deployment.settings, bus, "scheduler-0")
+    life = asyncio.create_task(scheduler.run())
+    await until(lambda: scheduler.state == "ready" or life.done())
+    scheduler.request_drain()
+    await life
+    told = [line for line in map(json.loads, out.getvalue().splitlines()) if line["level"] == "warning"]
+    assert [(line["event"], line["actor"]) for line in told] == [(bus.advice, "scheduler-0")]
 
 
 async def test_a_detokenizer_that_comes_later_hears_who_leads() -> None:

@@ -180,7 +180,7 @@ TOKENIZERS: dict[str, FamilyTokenizer] = {
     ),
     "tekken": FamilyTokenizer(
         byte_level((*SP, "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), SPLIT), "PreTrainedTokenizerFast",
-        ("mistral", "ministral3", "mistral4"),
+        ("mistral", "ministral", "ministral3", "mistral4"),
         by_role("[INST]{}[/INST]", "{}</s>", "[SYSTEM_PROMPT]{}[/SYSTEM_PROMPT]", "", BOS),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from pagebus.bus.contract import BusError, BusUnavailable
 from pagebus.bus.messages import AbortRequest
 from pagebus.bus.private_redis.server import find_redis_server
+from pagebus.bus.redis import url as url_module
 from pagebus.bus.redis.bus import RedisBus
 from pagebus.bus.redis.link import RedisLink, UrlRefused
 from pagebus.bus.redis.tls import check_tls_files
@@ -113,6 +115,29 @@ async def test_tls_with_certificates_of_clients(launch: Launch, certificates: di
     await stranger.close()
 
 
+@pytest.mark.parametrize("of_clients", ["no", "yes"])
+async def test_a_port_that_speaks_tls_says_so(launch: Launch, certificates: dict[str, str], of_clients: str) -> None:
+    """To a URL without TLS, which gets no reply but the end of its connection."""
+    port = free_port()
+    versions = ["--tls-protocols", "TLSv1.2"]  # in which a client without a certificate does not get as far
+    await launch(*tls_options(port, certificates), "--tls-auth-clients", of_clients, *versions)
+    bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+    with pytest.raises(UrlRefused, match=rf"redis://127.0.0.1:{port} speaks TLS: write rediss:// for redis://"):
+        await bus.connect()
+    await bus.close()
+
+
+async def test_a_port_that_does_not_speak_tls_says_so(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a URL with TLS, whose greeting Redis takes for the beginning of a command that it waits for."""
+    monkeypatch.setitem(url_module._CONNECTION_OPTIONS, "socket_connect_timeout", 0.5)
+    port = free_port()
+    await launch("--port", str(port))
+    bus = RedisBus(f"rediss://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+    with pytest.raises(UrlRefused, match="does not speak TLS: write redis:// for rediss://"):
+        await bus.connect()
+    await bus.close()
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [
@@ -145,6 +170,30 @@ async def test_waiting_for_a_server_is_told_twice(launch: Launch, caplog: pytest
     await bus.close()
     told = [record.getMessage().partition(": ")[0] for record in caplog.records]
     assert told == [f"waiting up to {LIMIT_S:g} s for the bus", f"the bus at redis://127.0.0.1:{port} answers now"]
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (
+            ["--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"],
+            r"may evict our keys \(maxmemory-policy allkeys-lru",
+        ),
+        (["--maxmemory", "1gb", "--maxmemory-policy", "noeviction"], "^$"),
+        (["--maxmemory-policy", "allkeys-lru"], "^$"),
+    ],
+)
+async def test_a_server_that_may_evict_is_known(
+    launch: Launch, caplog: pytest.LogCaptureFixture, options: list[str], advice: str
+) -> None:
+    """To who asks the bus; each connection would repeat it."""
+    port = free_port()
+    await launch("--port", str(port), *options)
+    bus = RedisBus(f"redis://127.0.0.1:{port}", connect_timeout_s=LIMIT_S)
+    await bus.connect()
+    await bus.close()
+    assert re.search(advice, bus.advice)
+    assert not [record for record in caplog.records if "evict" in record.getMessage()]
 
 
 def test_options_behind_sentinels_are_what_was_given() -> None:

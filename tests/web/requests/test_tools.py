@@ -50,6 +50,17 @@ def test_what_the_template_is_told():
     assert message.sampling.skip_special_tokens is False
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Os', "Oslo", "[]", ""])
+def test_arguments_that_were_cut_off_are_shown_as_none(arguments):
+    """As in vLLM: the client sends them back with each turn, with what it says of them."""
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    told = {"role": "tool", "tool_call_id": "1", "content": "no JSON"}
+    asked = chat(messages=[user("Weather?"), {"role": "assistant", "content": None, "tool_calls": [call]}, told])
+
+    [shown] = asked.prompts[0].messages[1]["tool_calls"]
+    assert shown["function"] == {"name": "weather", "arguments": {}}
+
+
 def test_no_tools():
     """Without any, or without a choice, nothing is different; parallel calls are what there is anyway."""
     assert chat(tools=[], parallel_tool_calls=True) == chat()
@@ -298,7 +309,7 @@ def test_a_tool_that_refers_to_its_definitions_only(draft):
         ("messages[0].reasoning_content", {"messages": [{**user("x"), "reasoning": "1"}]}),
         (
             "messages[0].tool_calls[0].function.arguments",
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[]"}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 5}}]}]},
         ),
         ("documents[0]", {"documents": [{"text": 5}]}),
         ("chat_template", {"chat_template": "{{ 1 }}"}),

@@ -84,7 +84,10 @@ async def test_which_request_was_answered(client: anthropic.AsyncAnthropic) -> N
     assert (await client.messages.create(**ASK, extra_headers=headers))._request_id == "mine"
     with pytest.raises(anthropic.NotFoundError) as caught:
         await client.messages.create(**ASK | {"model": "other"}, extra_headers=headers)
-    assert caught.value.request_id == "mine"
+    assert (caught.value.request_id, caught.value.body["request_id"]) == ("mine", "mine")
+    with pytest.raises(anthropic.NotFoundError, match="no route GET /v1/messages/batches") as unknown:
+        await client.messages.batches.list(extra_headers=headers)
+    assert (unknown.value.request_id, unknown.value.body["type"]) == ("mine", "error")
 
 
 async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
@@ -99,6 +102,23 @@ async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
     assert refused.value.body["type"] == "error"
     assert refused.value.body["error"]["type"] == "authentication_error"
     assert served.backend.requests == []
+
+
+async def test_models(client: anthropic.AsyncAnthropic) -> None:
+    """In Anthropic's form, page by page forwards and backwards, and one of them."""
+    names = list(MODEL.names)
+    listed = [model async for model in client.models.list(limit=1)]
+    assert [(each.type, each.id, each.display_name) for each in listed] == [("model", name, name) for name in names]
+    assert {each.created_at.timestamp() for each in listed} == {MODEL.created_s}
+    assert [model.id async for model in client.models.list(before_id=names[-1])] == names[:-1]
+    assert await client.models.retrieve(names[0]) == listed[0]
+    assert listed[0].max_input_tokens == MODEL.max_model_len
+    with pytest.raises(anthropic.NotFoundError) as unknown:
+        await client.models.retrieve("other")
+    assert unknown.value.body["error"]["type"] == "not_found_error"
+    for wrong in ({"after_id": "other"}, {"before_id": "other"}, {"limit": 0}):
+        with pytest.raises(anthropic.BadRequestError, match=next(iter(wrong))):
+            await client.models.list(**wrong)
 
 
 def test_thinking_that_is_disabled() -> None:

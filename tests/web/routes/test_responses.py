@@ -17,7 +17,7 @@ from pagebus.web.adapters.response_events import ResponseEvents, new_response
 from pagebus.web.adapters.response_input import read_response
 from pagebus.web.http.errors import ApiError
 from tests.helpers.waiting import until, until_empty
-from tests.web.fake_backend import MODEL, SENTENCE, Served, start_served
+from tests.web.fake_backend import MODEL, SENTENCE, Served, num_prompt_tokens, start_served
 
 TEXT = "".join(SENTENCE)
 
@@ -116,6 +116,23 @@ async def test_a_conversation_goes_on(served: Served, client: openai.AsyncOpenAI
     assert told == [("user", "one"), ("assistant", TEXT), ("user", "two"), ("assistant", TEXT), ("user", "three")]
     with pytest.raises(openai.NotFoundError, match=r"'resp_none' not found\. Responses are kept for 3600 s\."):
         await client.responses.create(model=MODEL.name, input="x", previous_response_id="resp_none")
+
+
+async def test_the_tokens_of_an_input_are_counted(served: Served, client: openai.AsyncOpenAI) -> None:
+    """With instructions, tools and what was said before, whatever the answer is to be; nothing is generated or kept."""
+    first = await client.responses.create(model=MODEL.name, input="Hello", instructions="Be brief.")
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    counted = await client.responses.input_tokens.count(
+        model=MODEL.name, input="And now?", instructions="Be kind.", previous_response_id=first.id, tools=[tool],
+        text={"format": {"type": "json_object"}}, extra_body={"temperature": 0},
+    )  # fmt: skip
+    request = served.backend.requests[-1]
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", num_prompt_tokens(request))
+    told = [each["content"] for each in request.messages or ()]
+    assert (told, request.tokens_only) == (["Be kind.", "Hello", TEXT, "And now?"], True)
+    assert [each["function"]["name"] for each in request.tools or ()] == ["f"]
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.input_tokens.count(model=MODEL.name, input="x", previous_response_id="resp_0")
 
 
 async def test_in_the_background(client: openai.AsyncOpenAI) -> None:

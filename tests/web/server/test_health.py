@@ -171,7 +171,7 @@ async def test_drain(serve, http):
         status, body = await get(http, served, "/health")
         assert (status, body["missing"]) == (503, ["draining"])
         async with http.post(served.url + "/v1/completions", json={"prompt": "y"}) as refused:
-            assert refused.status == 503
+            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         assert not served.running.done()
 
         await served.backend.send(served.address, batch([Delta(request.request_id, "b", 2, finish_reason="stop")]))

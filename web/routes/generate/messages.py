@@ -14,6 +14,7 @@ from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, array, recor
 from pagebus.web.answers.endpoints import Chat
 from pagebus.web.answers.sse import Chunks
 from pagebus.web.calls.call import Call
+from pagebus.web.http.anthropic import error_body
 from pagebus.web.http.errors import ApiError
 from pagebus.web.http.fields import translated
 from pagebus.web.requests.openai import parse_chat, parse_prompt
@@ -24,16 +25,6 @@ from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import generate
 from pagebus.web.routes.generate.tokens import ask_tokenizer
 from pagebus.web.server.context import CONTEXT
-
-ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
 def parse_message(data: dict[str, Any], model: ServedModel) -> ParsedRequest:
@@ -66,20 +57,8 @@ class Messages(Chat):
 MESSAGES = Messages()
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
-    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {**error.body()["error"], "type": kind}}
-
-
 def error_event(error: ApiError) -> bytes:
     return named(error_body(error))
-
-
-def refusal(error: ApiError) -> web.Response:
-    response = json_response(error_body(error), error.status)
-    response.headers.update(error.headers)
-    return response
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
@@ -104,8 +83,8 @@ MESSAGE = record(id=TEXT, type={"const": "message"}, role={"const": "assistant"}
 ROUTES = (
     Route("POST", "/v1/messages", "messages", messages,
           About(tag="Messages", parse=parse_message, examples=examples.MESSAGES, answer=MESSAGE,
-                answer_types=(JSON, EVENTS)), refusal),
+                answer_types=(JSON, EVENTS))),
     Route("POST", "/v1/messages/count_tokens", "messages_count_tokens", count_tokens,
           About(tag="Messages", parse=parse_count, examples=examples.COUNTED,
-                answer=record(input_tokens=COUNT)), refusal),
+                answer=record(input_tokens=COUNT))),
 )  # fmt: skip

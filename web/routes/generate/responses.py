@@ -19,9 +19,17 @@ from msgspec.structs import replace
 from pagebus.web.access.admission import of_client
 from pagebus.web.access.auth import API_KEY
 from pagebus.web.adapters.response_events import OVER, ResponseEvents, new_response
-from pagebus.web.adapters.response_input import INCLUDES, Wanted, parse_kept, parse_response, read_response
+from pagebus.web.adapters.response_input import (
+    INCLUDES,
+    Parse,
+    Wanted,
+    parse_count,
+    parse_kept,
+    parse_response,
+    read_response,
+)
 from pagebus.web.adapters.translated import TranslatedChunks, named, written
-from pagebus.web.answers.answer_schemas import OBJECT, TEXT, TIME, array, record
+from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, array, record
 from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
 from pagebus.web.answers.keep_alive import with_comments
 from pagebus.web.answers.resume import Had, Place
@@ -32,14 +40,15 @@ from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_su
 from pagebus.web.http.limits import LONG_BODY_BYTES
 from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
-from pagebus.web.http.queries import switch
+from pagebus.web.http.queries import limit_of, switch
 from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
+from pagebus.web.requests.openai import parse_chat, parse_prompt
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route, json_response
 from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import until_timeout
-from pagebus.web.routes.store.files import limit_of
+from pagebus.web.routes.generate.tokens import ask_tokenizer
 from pagebus.web.server.context import BUS_IDS, CONTEXT, Context
 from pagebus.web.storage.files import page
 from pagebus.web.storage.responses import Piece, Record
@@ -57,17 +66,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], request[API_KEY]
     context.check_ready()
     context.admission.check_room(key)
-    allow_unknown = context.model.allow_unknown_fields
-    wanted = await context.bodies.read_as(request, lambda data: read_response(data, allow_unknown=allow_unknown))
-    before: list[dict[str, Any]] = []
-    if wanted.previous is not None:
-        before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
-    kept: Record = {**wanted.kept(before), "owner": key.name}
-    size = request.content_length
-    if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
-        raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
-    parse = partial(parse_kept, kept, context.model)
-    parsed = of_client(await offload(parse, long=size is None or size > LONG_BODY_BYTES), key)
+    wanted, kept, parsed = await _read(request, parse_chat)
     with naming(parsed.names):
         check_task(parsed, context.model)
         check_length(parsed, context.model, context.membership.max_prompt_chars)
@@ -88,6 +87,31 @@ async def create(request: web.Request) -> web.StreamResponse:
     if wanted.stream:
         return await stream(request, context.responses.events(events.response["id"], -1))
     return json_response({**events.response, "status": "queued"})
+
+
+async def count_input(request: web.Request) -> web.Response:
+    """Count the tokens of an input, as a response to it would have them in its prompt."""
+    request.app[CONTEXT].check_ready()
+    _, _, parsed = await _read(request, parse_prompt)
+    with naming(parsed.names):
+        prompt, _ = await ask_tokenizer(request, parsed)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.tokens)})
+
+
+async def _read(request: web.Request, parse_body: Parse) -> tuple[Wanted, Record, ParsedRequest]:
+    """The body, what is kept of it behind the response that it continues, and the chat that this becomes."""
+    context, key = request.app[CONTEXT], request[API_KEY]
+    allow_unknown = context.model.allow_unknown_fields
+    wanted = await context.bodies.read_as(request, lambda data: read_response(data, allow_unknown=allow_unknown))
+    before: list[dict[str, Any]] = []
+    if wanted.previous is not None:
+        before = (await find(context, wanted.previous, key.name, "previous_response_id"))["messages"]
+    kept: Record = {**wanted.kept(before), "owner": key.name}
+    size = request.content_length
+    if before and (size := json_bytes(kept["messages"])) > context.bodies.max_bytes:
+        raise bad_field("previous_response_id", f"a conversation may have at most {context.bodies.max_bytes} bytes")
+    parse = partial(parse_kept, kept, context.model, parse_body)
+    return wanted, kept, of_client(await offload(parse, long=size is None or size > LONG_BODY_BYTES), key)
 
 
 async def _in_foreground(
@@ -257,7 +281,7 @@ async def delete(request: web.Request) -> web.Response:
 async def input_items(request: web.Request) -> web.Response:
     """The input of a response, the newest item first unless `order` is asc."""
     check_includes(request)
-    order, limit = request.query.get("order", "desc"), limit_of(request, 20, MAX_PAGE)
+    order, limit = request.query.get("order", "desc"), limit_of(request.query, 20, MAX_PAGE)
     if order not in ("asc", "desc"):
         raise bad_field("order", "must be asc or desc")
     found = await find(request.app[CONTEXT], request.match_info["response_id"], request[API_KEY].name)
@@ -279,6 +303,9 @@ ROUTES = (
     Route("POST", "/v1/responses", "responses", create,
           About(tag=TAG, parse=parse_response, examples=examples.RESPONSES, answer=RESPONSE,
                 answer_types=(JSON, EVENTS))),
+    Route("POST", "/v1/responses/input_tokens", "responses_count", count_input,
+          About(tag=TAG, parse=parse_count, examples=examples.RESPONSES,
+                answer=record(object={"const": "response.input_tokens"}, input_tokens=COUNT))),
     Route("GET", "/v1/responses/{response_id}", "response", retrieve,
           About(tag=TAG, answer=RESPONSE, answer_types=(JSON, EVENTS),
                 query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}})),

@@ -16,10 +16,11 @@ from pagebus.web.answers.answer_schemas import COUNT, TEXT, TIME, nullable, reco
 from pagebus.web.answers.endpoints import ENDPOINTS
 from pagebus.web.http.errors import ApiError, bad_field, overloaded
 from pagebus.web.http.fields import Fields
+from pagebus.web.http.queries import limit_of
 from pagebus.web.requests.openai import METADATA_RULE, is_metadata, parse_json
 from pagebus.web.requests.served_model import ServedModel
 from pagebus.web.routes import About, Route, json_response
-from pagebus.web.routes.store.files import LIST, MAX_EXPIRY_S, MIN_EXPIRY_S, limit_of, store_of
+from pagebus.web.routes.store.files import LIST, MAX_EXPIRY_S, MIN_EXPIRY_S, store_of
 from pagebus.web.server.context import CONTEXT
 from pagebus.web.storage.files import OVER, Record, Store, new_id, page, shown
 
@@ -156,7 +157,7 @@ async def list_batches(request: web.Request) -> web.Response:
     store = store_of(request.app[CONTEXT])
     found = await asyncio.to_thread(store.all, "batch_", request[API_KEY].name)
     found = [as_of_now(store, batch) for batch in found]
-    return json_response(page(found, request.query.get("after"), limit_of(request, 20, MAX_PAGE)))
+    return json_response(page(found, request.query.get("after"), limit_of(request.query, 20, MAX_PAGE)))
 
 
 BATCH = record(id=TEXT, object={"const": "batch"}, endpoint=TEXT, input_file_id=TEXT, status=TEXT, created_at=TIME,

@@ -18,6 +18,7 @@ from pagebus.web.answers.answer_schemas import COUNT, OBJECT, TEXT, TIME, array,
 from pagebus.web.http.errors import ApiError, as_unicode, bad_field, no_room, share_used
 from pagebus.web.http.expect import ask_for_body
 from pagebus.web.http.limits import MAX_NAME_CHARS
+from pagebus.web.http.queries import limit_of
 from pagebus.web.routes import About, Route, json_response
 from pagebus.web.server.context import CONTEXT, Context
 from pagebus.web.storage.files import UPLOAD_TIMEOUT_S, Full, Record, ShareUsed, Store, page, shown
@@ -140,18 +141,10 @@ async def list_files(request: web.Request) -> web.Response:
         found = [each for each in found if each["purpose"] == purpose]
     if (order := query.get("order", "desc")) not in ("asc", "desc"):
         raise bad_field("order", "must be asc or desc")
-    oldest_first, limit = order == "asc", limit_of(request, MAX_PAGE, MAX_PAGE)
+    oldest_first, limit = order == "asc", limit_of(request.query, MAX_PAGE, MAX_PAGE)
     if oldest_first:
         found.reverse()
     return json_response(page(found, query.get("after"), limit, oldest_first=oldest_first))
-
-
-def limit_of(request: web.Request, default: int, most: int) -> int:
-    """The length of a page that is asked for."""
-    given = request.query.get("limit", f"{default}")
-    if not re.fullmatch(r"[0-9]{1,6}", given) or not 1 <= int(given) <= most:
-        raise bad_field("limit", f"must be from 1 to {most}")
-    return int(given)
 
 
 async def show_file(request: web.Request) -> web.Response:

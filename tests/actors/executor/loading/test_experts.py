@@ -12,15 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from pagebus.actors.executor.loading.weights import load_weights
 from pagebus.actors.model.config import ModelError
-from pagebus.actors.model.families import mistral
-from pagebus.actors.model.families.experts import gpt_oss, qwen_moe
+from pagebus.actors.model.families.experts import gpt_oss, mixtral, qwen_moe
 from pagebus.actors.model.family import Family
 from tests.actors.executor.models.test_families import PagedSequences, load, whole_logits
 from tests.helpers.model_factory import make_golden
 
 Tensors = dict[str, torch.Tensor]
 PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-MODELS = [(qwen_moe.QWEN3_MOE, "qwen3-moe"), (qwen_moe.QWEN2_MOE, "qwen2-moe"), (mistral.MIXTRAL, "mixtral-odd")]
+MODELS = [(qwen_moe.QWEN3_MOE, "qwen3-moe"), (qwen_moe.QWEN2_MOE, "qwen2-moe"), (mixtral.FAMILY, "mixtral-odd")]
 IDS = [5, 250, 17, 99, 3] * 9
 
 

@@ -12,20 +12,21 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from pagebus.actors.executor.device.errors import PlanError
-from pagebus.actors.executor.memory import disk_files
+from pagebus.actors.executor.memory import disk_files, open_disk
 from pagebus.actors.executor.memory.disk_files import DiskError, DiskFiles
 from pagebus.actors.executor.memory.disk_place import take_place
 from pagebus.actors.executor.memory.disk_tier import DiskTier
 from pagebus.actors.executor.memory.host_memory import HostMemory
 from pagebus.actors.executor.memory.kind import identity_of, weights_of
-from pagebus.actors.settings import SettingsError
+from pagebus.actors.executor.memory.kv_cache import CacheFormat
+from pagebus.actors.settings import Settings, SettingsError
 from pagebus.bus.messages import DISK_FORGET, DISK_TELL, DiskReport, StepPlan
 from tests.helpers.engine_driver import ints
 
@@ -209,6 +210,49 @@ def test_blocks_of_another_model_are_never_used(folder: Path, written: DiskFiles
     assert open_files(folder, OTHERS).contents(10) == NAMES[:1], "the second place"
     assert open_files(folder, identity_of("a third")).contents(10) == []
     assert sorted(os.listdir(folder)) == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", [None, US])
+def test_a_place_that_cannot_be_opened_is_free_again(folder: Path, kind: bytes | None) -> None:
+    """Whatever is wrong with it, in the folder or with the file that says whose blocks it has."""
+    files = open_files(folder, OTHERS)
+    files.close()
+    wrong = folder / "0" / "kind" if kind is None else blocks_of(folder) / "folder"
+    if kind is None:
+        wrong.unlink()
+    wrong.mkdir()
+    with pytest.raises(OSError, match=wrong.name):
+        take_place(folder, US)
+    wrong.rmdir()
+    assert take_place(folder, US).blocks == blocks_of(folder)
+
+
+def test_without_a_disk_tier_its_place_is_free_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an executor that serves on without one."""
+    told: list[DiskReport] = []
+
+    def broken(self: DiskFiles, most: int) -> list[str]:
+        raise OSError("it is broken")
+
+    def begin() -> DiskTier | None:
+        memory, cached = HostMemory(8, BYTES, torch.device("cpu")), cast(CacheFormat, None)
+        settings = Settings(disk_cache_dir=str(folder), disk_cache_gib=1.0)
+        return open_disk.open_disk(settings, folder, None, cached, memory, told.append)
+
+    monkeypatch.setattr(open_disk, "kind_of_blocks", lambda *_: US)
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskFiles, "contents", broken)
+        assert begin() is None
+    assert [report.error for report in told] == ["no disk tier: it is broken"]
+    tier = begin()
+    assert tier is not None
+    tier.close()
+    assert os.listdir(folder) == ["0"]
+    place = take_place(folder, US)
+    place.blocks.rmdir()
+    with pytest.raises(FileNotFoundError):
+        DiskFiles(place, BYTES, US)
+    assert take_place(folder, US).blocks == blocks_of(folder)
 
 
 def test_a_folder_that_is_not_ones_own_is_refused(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_flag_may_repeat_it(source: Path, tmp_path: Path) -> None:
 
 
 def test_tokens_that_end_an_answer(source: Path, tmp_path: Path) -> None:
-    """Those that have a part of their own, and control tokens that are known to."""
+    """Those that have a part of their own, control tokens that are known to, and that of `--tokenizer`."""
     tokens = ["a", "<|im_end|>", "<|eot_id|>", "<|end|>", *(f"t{index}" for index in range(303))]
     kinds = [NORMAL, CONTROL, NORMAL, CONTROL, *[NORMAL] * 303]
     keys = {"tokens": tokens, "token_type": kinds, "eos_token_id": 9, "eot_token_id": 1, "eom_token_id": 306}
@@ -71,6 +71,11 @@ def test_tokens_that_end_an_answer(source: Path, tmp_path: Path) -> None:
         source, tmp_path / "a.gguf", uniform(Type.F32), {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     )
     assert ModelConfig.load(file).eos_token_ids == (9, 1, 306, 3)
+    added = {"added_tokens_decoder": {"4": {"content": "t0"}}}
+    (own := tmp_path / "own").mkdir()
+    (own / "tokenizer_config.json").write_text(json.dumps({"eos_token": "t0", **added}))
+    named = Settings(model=str(file), tokenizer=str(own))
+    assert ModelConfig.of(named).eos_token_ids == (9, 1, 306, 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pagebus.actors.scheduler.events import IngressLost
 from pagebus.actors.scheduler.service.membership import DRAINED, Membership
 from pagebus.bus.contract import FENCE_INDEX, LeaseInfo
 
@@ -86,3 +89,19 @@ def test_an_ingress_and_a_jobs_actor_may_have_one_name() -> None:
         membership.look(leases)
     assert set(membership.ingresses) == {"a@5", "a@6"}
     assert events == []
+
+
+def test_an_ingress_whose_lease_lapses_still_counts_beside_a_jobs_actor_of_its_name() -> None:
+    """It may only be frozen, until its own lease is revoked; the other one lives on, and loses nothing."""
+    events: list[object] = []
+    membership = Membership(events.append, lambda *_: None)
+    ingress, jobs = (LeaseInfo(kind=kind, name="a", epoch=epoch) for kind, epoch in (("ingress", 5), ("jobs", 6)))
+    membership.look([ingress, jobs])
+    membership.look([jobs])
+    assert events == []
+    assert membership.absent([jobs]) == [("ingress", "a")]
+    membership.look([jobs], {("ingress", "a")})
+    assert events == [IngressLost("a@5")]
+    membership.look([replace(jobs, epoch=7)])
+    assert events == [IngressLost("a@5"), IngressLost("a@6")], "another life of its own kind"
+    assert list(membership.ingresses) == ["a@7"]

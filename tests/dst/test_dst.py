@@ -92,7 +92,7 @@ def until_noticed(
     victim: str | None, holds: Callable[[str], bool], patience_s: float = PLANTED_PATIENCE_S, first: int = 0
 ) -> int:
     """Try seeds that kill actors of a kind, or None: do what they like, until one shows the problem; which one.
-    ``first``: that showed it when this was written."""
+    ``first``: the one that showed it soonest when all were last tried."""
     for seed in (*range(first, PLANTED_SEEDS), *range(first)):
         outcome = run_seed(seed, ("kill at a turn", victim) if victim else None, patience_s)
         if any(holds(problem) for problem in outcome.problems):

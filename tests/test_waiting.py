@@ -26,11 +26,12 @@ def limits(source: str) -> Iterator[int]:
     """The lines with a call that waits for a number of seconds, one or more, that stands there."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            waits = name in WAITERS or name.rpartition(".")[2] in METHODS
             told = [*node.args[:2], *(each.value for each in node.keywords if each.arg == "timeout")]
             numbers = [each.value for each in told if isinstance(each, ast.Constant)]
-            if waits and any(isinstance(each, int | float) and each >= 1 for each in numbers):
+            if not any(isinstance(each, int | float) and each >= 1 for each in numbers):
+                continue
+            name = ast.unparse(node.func)
+            if name in WAITERS or name.rpartition(".")[2] in METHODS:
                 yield node.lineno
 
 

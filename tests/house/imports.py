@@ -40,7 +40,7 @@ def module_of(path: Path) -> str:
 def imports_of(path: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
     """Each module that a file imports. ``from package import module`` is an import of the module."""
     file, source = str(path.relative_to(ROOT)), module_of(path)
-    for node in ast.walk(tree(path)):
+    for node in nodes(tree(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -62,6 +62,12 @@ def _module_or_symbol(base: str, name: str, modules: Mapping[str, Path]) -> str:
 def tree(path: Path) -> ast.Module:
     """What a file says, parsed once for all tests that ask."""
     return ast.parse(path.read_text())
+
+
+@functools.cache
+def nodes(module: ast.Module) -> list[ast.AST]:
+    """All that a file's tree holds, walked once for all tests that ask."""
+    return list(ast.walk(module))
 
 
 @functools.cache

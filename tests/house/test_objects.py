@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.imports import ROOT, all_modules, tree
+from tests.house.imports import ROOT, all_modules, nodes, tree
 
 BIRTH = ("__init__", "__post_init__", "__new__", "__set_name__")
 PLAIN = ("ABC", "Exception", "Generic", "Protocol", "NamedTuple", "RuntimeError", "ValueError", "msgspec.Struct")
@@ -29,7 +29,7 @@ def all_trees() -> dict[Path, ast.Module]:
 
 def classes(trees: dict[Path, ast.Module]) -> dict[str, ast.ClassDef]:
     """By name, every class of ours."""
-    return {node.name: node for each in trees.values() for node in ast.walk(each) if isinstance(node, ast.ClassDef)}
+    return {node.name: node for each in trees.values() for node in nodes(each) if isinstance(node, ast.ClassDef)}
 
 
 def functions(node: ast.ClassDef) -> dict[str, Function]:
@@ -39,7 +39,7 @@ def functions(node: ast.ClassDef) -> dict[str, Function]:
 
 def assigned(node: ast.AST) -> Iterator[ast.Attribute]:
     """Every attribute that is assigned in here, in any way."""
-    for each in ast.walk(node):
+    for each in nodes(node) if isinstance(node, ast.Module) else ast.walk(node):
         if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
             yield each
 
@@ -98,7 +98,7 @@ def late(trees: dict[Path, ast.Module]) -> Iterator[str]:
     """Attributes that an object gets some time after it was constructed."""
     known = classes(trees)
     for path, module in trees.items():
-        for node in ast.walk(module):
+        for node in nodes(module):
             if not isinstance(node, ast.ClassDef) or not is_ours(node, known):
                 continue
             names = born_with(node, known) | properties(node)
@@ -116,7 +116,7 @@ def properties(node: ast.ClassDef) -> set[str]:
 def asked_of_self(trees: dict[Path, ast.Module]) -> Iterator[str]:
     """Places that find out whether the object is complete, and go on if it is not."""
     for path, module in trees.items():
-        for node in ast.walk(module):
+        for node in nodes(module):
             match node:
                 case (
                     ast.Call(func=ast.Name(id="hasattr"), args=[ast.Name(id="self"), _])
@@ -128,7 +128,7 @@ def asked_of_self(trees: dict[Path, ast.Module]) -> Iterator[str]:
 def attributes_of(module: ast.Module) -> set[str]:
     """All attributes of the classes in a file."""
     names = {each.attr for each in assigned(module) if of_self(each)}
-    for node in ast.walk(module):
+    for node in nodes(module):
         if isinstance(node, ast.ClassDef):
             for each in node.body:
                 match each:
@@ -184,7 +184,7 @@ def test_notes_are_only_logged() -> None:
 
 def names_in(module: ast.Module) -> set[str]:
     """Names that a module defines, imports or uses."""
-    return {getattr(node, "id", getattr(node, "name", "")) for node in ast.walk(module)}
+    return {getattr(node, "id", getattr(node, "name", "")) for node in nodes(module)}
 
 
 def test_no_object_is_asked_whether_it_is_complete() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.imports import NAME, PACKAGES, ROOT, Import, all_imports, all_modules, circles, sources, tree
+from tests.house.imports import NAME, PACKAGES, ROOT, Import, all_imports, all_modules, circles, nodes, sources, tree
 from tests.house.room_map import ROW, idea, rooms, rows
 from tests.house.rooms import FROM_ACTORS, IMPURE, PURE, ROOMS
 
@@ -138,7 +138,7 @@ def test_everything_goes_by_the_one_name(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources(folder)
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
         for name in _imported(node)
         if name.split(".")[0] in PACKAGES
     ]
@@ -156,7 +156,7 @@ def test_tests_import_each_other_by_their_whole_names() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources("tests")
-        for node in ast.walk(tree(path))
+        for node in nodes(tree(path))
         if _changes_path(node)
     ]
     assert wrong == []
@@ -164,11 +164,17 @@ def test_tests_import_each_other_by_their_whole_names() -> None:
 
 def _changes_path(node: ast.AST) -> bool:
     match node:
-        case ast.Call(func=ast.Attribute(value=value)):
-            return ast.unparse(value) == "sys.path"
-        case ast.Assign(targets=[target]):
+        case ast.Call(func=ast.Attribute(value=ast.Attribute(value=ast.Name(id="sys"), attr="path"))):
+            return True
+        case ast.Assign(targets=[target]) | ast.AugAssign(target=target) if not isinstance(target, ast.Name):
             return ast.unparse(target).startswith("sys.path")
     return False
+
+
+@pytest.mark.parametrize("line", ["sys.path.insert(0, 'x')", "sys.path += ['x']", "sys.path[:0] = ['x']"])
+def test_changes_of_the_path_are_found(line: str) -> None:
+    """However it is changed."""
+    assert any(map(_changes_path, ast.walk(ast.parse(line))))
 
 
 def test_no_file_is_too_long() -> None:

@@ -88,8 +88,9 @@ class World:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    """With a backend that answers."""
+async def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """With a backend that answers, and actors that look around more often than once a second."""
+    monkeypatch.setattr("pagebus.web.jobs.actor.LOOK_S", 0.02)
     if request.param == "memory":
         server, names = MemoryServer(), Names()
         made = World(lambda: MemoryBus(server, names), names)

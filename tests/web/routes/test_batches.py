@@ -29,7 +29,10 @@ from tests.web.fake_backend import MODEL, SENTENCE
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """With actors that look around, and tell how far they are, more often than once a second."""
+    monkeypatch.setattr("pagebus.web.jobs.actor.LOOK_S", 0.02)
+    monkeypatch.setattr("pagebus.web.jobs.batches.SHOW_S", 0.02)
     async with world_in(tmp_path) as made:
         yield made
 

@@ -69,11 +69,14 @@ async def test_fields_that_are_described_are_those_that_are_taken(serve, http, t
 
     examples = list(examples_of(route, within))
     for name in sorted(KNOWN | fields.keys() | {"nonsense"}):
-        refusals = {await refusal(example, name) for example in examples}
-        if name in fields:
-            assert refusals != {"unknown_parameter"}, name
+        for example in examples:
+            why = await refusal(example, name)
+            if name not in fields:
+                assert why in ("unknown_parameter", "unsupported_parameter"), name
+            elif why != "unknown_parameter":
+                break  # one form that takes it is enough
         else:
-            assert refusals <= {"unknown_parameter", "unsupported_parameter"}, name
+            assert name not in fields, f"no form takes {name}"
 
 
 def test_no_body_is_without_fields() -> None:

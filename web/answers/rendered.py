@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 
-from pagebus.actors.model.token_bits import from_bits
 from pagebus.bus.messages import SamplingParams, StructuredOutput
 from pagebus.web.calls.answer_details import PromptInfo
 from pagebus.web.http.errors import bad_field
 from pagebus.web.http.limits import MAX_BODY_BYTES
 from pagebus.web.requests.parsed_request import ParsedRequest
+from pagebus.web.requests.sampling import allowed_ids
 
 PLAIN = (
     "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -33,14 +33,14 @@ def parameters(parsed: ParsedRequest) -> orjson.Fragment:
         ApiError: 400, it asks for what `/inference/v1/generate` does not do, or for too much text.
     """
     sampling, details = parsed.sampling, parsed.details
-    for name, is_asked in (
-        ("use_beam_search", sampling.beam_width > 0),
-        ("best_of", details is not None and details.num_choices < sampling.n),
-        ("logprob_token_ids", bool(sampling.logprob_token_ids)),
-        ("repetition_detection", sampling.repetition_detection is not None),
+    for name, what, is_asked in (
+        ("use_beam_search", "", sampling.beam_width > 0),
+        ("best_of", "", details is not None and details.num_choices < sampling.n),
+        ("logprobs", "those of tokens that the client names ", details is not None and details.picked),
+        ("repetition_detection", "", sampling.repetition_detection is not None),
     ):
         if is_asked:
-            problem = "cannot be rendered: /inference/v1/generate does not take it"
+            problem = f"{what}cannot be rendered: /inference/v1/generate does not take that"
             raise bad_field(name, problem, code="unsupported_parameter")
     written = orjson.dumps(sampling_body(sampling))
     if len(written) * len(parsed.prompts) > MAX_BODY_BYTES:
@@ -54,7 +54,7 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     body = {name: getattr(sampling, name) for name in PLAIN}
     body |= {name: list(getattr(sampling, name)) for name in LISTS if getattr(sampling, name)}
     if sampling.allowed_tokens:
-        body["allowed_token_ids"] = from_bits(sampling.allowed_tokens).nonzero()[0].tolist()
+        body["allowed_token_ids"] = allowed_ids(sampling.allowed_tokens)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     if (output := sampling.structured_output) is not None:

@@ -119,7 +119,7 @@ async def test_what_is_rendered_streams_if_its_request_does(serve, http, stream)
     [
         (CHAT, {"use_beam_search": True, "n": 2}, "use_beam_search"),
         (CHAT, {"repetition_detection": {"max_pattern_size": 3, "min_count": 3}}, "repetition_detection"),
-        (CHAT, {"logprobs": True, "logprob_token_ids": [4]}, "logprob_token_ids"),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [4]}, "logprobs"),
         (COMPLETION, {"best_of": 3}, "best_of"),
         (COMPLETION, {"prompt": ["a"] * 1024, "structured_outputs": {"regex": "a" * 100_000}}, "prompt"),
     ],

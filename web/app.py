@@ -199,7 +199,7 @@ class IngressActor(Actor):
     async def measure(self) -> None:
         if self.context is not None:
             self.context.metrics.open_requests.set(self.context.inbox.num_open)
-            self.context.metrics.open_tokens.set(self.context.admission.total.tokens)
+            self.context.metrics.open_tokens.set(self.context.admission.open_tokens)
 
     def lease_lapsed(self) -> None:
         if self.context is not None:

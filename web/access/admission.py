@@ -165,6 +165,12 @@ class Admission:
         """Charges of calls that continue without their clients, by name, requests and tokens; the first to disconnect
         comes first."""
 
+    @property
+    def open_tokens(self) -> int:
+        """Tokens charged for calls that go on, with their clients or without."""
+        self._forget_away()
+        return self.total.tokens
+
     def check_room(self, key: ApiKey, name: str = "") -> None:
         """Check the limits before the body is read. A call whose ``name`` ends like this may already be under way.
 
@@ -272,8 +278,8 @@ def cost_of(parsed: ParsedRequest, model: ServedModel) -> int:
     if output is None:
         least = max(UNSTATED_OUTPUT_TOKENS, sampling.min_tokens)
         output = model.max_model_len or least if sampling.ignore_eos else least
-    if parsed.tools:
-        output += _estimate(str(parsed.tools))  # which the template writes into the prompt
+    for given in (parsed.tools, parsed.documents):
+        output += _estimate(str(given)) if given else 0  # which the template writes into the prompt
     lengths = [num_prompt_tokens(prompt) for prompt in parsed.prompts]
     costs = (max(min(length + output, most), length // FAR_TOO_LONG) for length in lengths)
     return max(sampling.n, sampling.beam_width) * int(sum(costs))
@@ -285,7 +291,7 @@ def num_prompt_tokens(prompt: Prompt) -> int:
         return len(prompt.token_ids)
     if prompt.messages is not None:
         return sum(MESSAGE_TOKENS + _estimate(_text_of(message)) for message in prompt.messages)
-    return _estimate(prompt.text or "")
+    return _estimate(prompt.text or "") + _estimate(prompt.second_text or "")
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from pagebus.web.calls.answer_details import (
     Token,
     chat_logprobs,
     completion_logprobs,
+    echoed_logprobs,
     prompt_logprobs,
     text_length,
 )
@@ -170,12 +171,14 @@ def _completion_part(
     if details.prompt_only:
         text, tokens = "", []
     output_ids = [token.id for token in tokens]
-    if first and details.echo:
-        prompt = _prompt(request)
+    prompt = _prompt(request) if first and details.echo else None
+    if prompt is not None:
         text = (prompt.text if request.prompt_text is None else request.prompt_text) + text
-        tokens = [*prompt.tokens, *tokens]
     body: dict[str, Any] = {"index": index, "text": text, "logprobs": None, **null_fields.COMPLETION_PART}
-    if details.logprobs is not None:
+    if details.logprobs is not None and prompt is not None:
+        body["logprobs"] = echoed_logprobs(prompt, tokens, names, details)
+        offset = text_length([*prompt.tokens, *tokens], names)
+    elif details.logprobs is not None:
         body["logprobs"] = completion_logprobs(tokens, names, details, offset)
         offset += text_length(tokens, names)
     if details.token_ids:

@@ -8,7 +8,10 @@ import orjson
 
 from pagebus.bus.messages import SamplingParams, StructuredOutput
 from pagebus.web.calls.answer_details import PromptInfo
+from pagebus.web.http.errors import bad_field
+from pagebus.web.http.limits import MAX_BODY_BYTES
 from pagebus.web.requests.parsed_request import ParsedRequest
+from pagebus.web.requests.sampling import allowed_ids
 
 PLAIN = (
     "n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -23,10 +26,35 @@ ABSENT = (
 """Fields that are unknown here and that vLLM sends as null."""
 
 
+def parameters(parsed: ParsedRequest) -> orjson.Fragment:
+    """``sampling_params`` of each prompt of a call, as they are written.
+
+    Raises:
+        ApiError: 400, it asks for what `/inference/v1/generate` does not do, or for too much text.
+    """
+    sampling, details = parsed.sampling, parsed.details
+    for name, what, is_asked in (
+        ("use_beam_search", "", sampling.beam_width > 0),
+        ("best_of", "", details is not None and details.num_choices < sampling.n),
+        ("logprobs", "those of tokens that the client names ", details is not None and details.picked),
+        ("repetition_detection", "", sampling.repetition_detection is not None),
+    ):
+        if is_asked:
+            problem = f"{what}cannot be rendered: /inference/v1/generate does not take that"
+            raise bad_field(name, problem, code="unsupported_parameter")
+    written = orjson.dumps(sampling_body(sampling))
+    if len(written) * len(parsed.prompts) > MAX_BODY_BYTES:
+        problem = f"has so many prompts that their parameters, {len(written)} bytes each, would be too long"
+        raise bad_field("prompt", problem)
+    return orjson.Fragment(written)
+
+
 def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     """``sampling_params``, as ``/inference/v1/generate`` reads them."""
     body = {name: getattr(sampling, name) for name in PLAIN}
     body |= {name: list(getattr(sampling, name)) for name in LISTS if getattr(sampling, name)}
+    if sampling.allowed_tokens:
+        body["allowed_token_ids"] = allowed_ids(sampling.allowed_tokens)
     if sampling.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     if (output := sampling.structured_output) is not None:
@@ -40,14 +68,16 @@ def _structured(output: StructuredOutput) -> dict[str, Any]:
     return {output.kind: value, **({} if output.any_whitespace else {"disable_any_whitespace": True})}
 
 
-def rendered(parsed: ParsedRequest, request_id: str, prompt: PromptInfo) -> dict[str, Any]:
-    """One prompt of a call."""
+def rendered(
+    parsed: ParsedRequest, request_id: str, prompt: PromptInfo, sampling_params: orjson.Fragment
+) -> dict[str, Any]:
+    """One prompt of a call, with the :func:`parameters` of all."""
     options = {"include_usage": parsed.stream_options.usage, "continuous_usage_stats": parsed.stream_options.continuous}
     return {
         "request_id": request_id,
         "token_ids": prompt.ids,
         "token_offsets": prompt.offsets or None,
-        "sampling_params": sampling_body(parsed.sampling),
+        "sampling_params": sampling_params,
         "model": parsed.model,
         "output_mode": "tokens",
         "stream": parsed.stream,

@@ -1,4 +1,4 @@
-"""Server-sent events: OpenAI's chunks, written without letting a slow client delay others.
+"""Server-sent events: OpenAI's chunks, written without letting a slow client delay others. Whole answers, too.
 
 A chunk is assembled from bytes prepared once per call. Only its text goes through the JSON encoder.
 """
@@ -27,17 +27,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Streams:
-    """All event streams of an ingress; one tick checks all of them for clients that no longer read."""
+    """All answers that an ingress writes, streams and whole ones; one tick checks all of them for clients that no
+    longer read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._open: set[EventStream] = set()
+        self._open: set[Writing] = set()
 
-    def add(self, stream: EventStream) -> None:
-        self._open.add(stream)
+    def add(self, writing: Writing) -> None:
+        self._open.add(writing)
 
-    def remove(self, stream: EventStream) -> None:
-        self._open.discard(stream)
+    def remove(self, writing: Writing) -> None:
+        self._open.discard(writing)
 
     def cut_blocked(self, limit_s: float) -> int:
         """Drop the connections whose last write has not been taken for ``limit_s``; returns how many.
@@ -47,22 +48,51 @@ class Streams:
         """
         now_s = self.clock()
         blocked = [
-            stream for stream in self._open
-            if stream.writing_since_s is not None and now_s - stream.writing_since_s > limit_s
+            writing for writing in self._open
+            if writing.writing_since_s is not None and now_s - writing.writing_since_s > limit_s
         ]  # fmt: skip
-        for stream in blocked:
-            stream.cut()
+        for writing in blocked:
+            writing.cut()
         return len(blocked)
 
 
-class EventStream:
+class Writing:
+    """One response that is written by its handler."""
+
+    def __init__(self, request: web.Request, streams: Streams, response: web.StreamResponse) -> None:
+        self._request = request
+        self._streams = streams
+        self._response = response
+        self.writing_since_s: float | None = None
+
+    async def _open(self) -> None:
+        self._streams.add(self)
+        await self._response.prepare(self._request)
+
+    async def end(self, data: bytes = b"") -> web.StreamResponse:
+        """Write what is left, and end the response: when this returns, the client has it as far as we can know."""
+        self.writing_since_s = self._streams.clock()
+        if not self._response.prepared:
+            await self._open()
+        await self._response.write_eof(data)
+        self.writing_since_s = None
+        return self._response
+
+    def close(self) -> None:
+        """End the writing in any case."""
+        self._streams.remove(self)
+
+    def cut(self) -> None:
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()
+
+
+class EventStream(Writing):
     """One response of events. Opened with its first bytes, so that an error before them can still be a status."""
 
     def __init__(self, request: web.Request, streams: Streams, headers: Mapping[str, str] = HEADERS) -> None:
-        self._request = request
-        self._streams = streams
-        self._response = web.StreamResponse(headers=headers)
-        self.writing_since_s: float | None = None
+        super().__init__(request, streams, web.StreamResponse(headers=headers))
 
     @property
     def opened(self) -> bool:
@@ -81,28 +111,9 @@ class EventStream:
         self.writing_since_s = None
 
     async def _open(self) -> None:
-        self._streams.add(self)
         if self._request.version < HttpVersion11:  # has no chunks: only the connection's end can end the stream
             self._response.force_close()
-        await self._response.prepare(self._request)
-
-    async def end(self, events: bytes) -> web.StreamResponse:
-        """Write the last events and end the response."""
-        self.writing_since_s = self._streams.clock()
-        if not self._response.prepared:
-            await self._open()
-        await self._response.write_eof(events)
-        self.writing_since_s = None
-        return self._response
-
-    def close(self) -> None:
-        """End the stream in any case."""
-        self._streams.remove(self)
-
-    def cut(self) -> None:
-        transport = self._request.transport
-        if transport is not None:
-            transport.abort()
+        await super()._open()
 
 
 def event(data: object) -> bytes:

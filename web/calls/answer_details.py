@@ -123,12 +123,14 @@ class TokenTexts:
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
     """The prompt of a request. ``text`` is its decoded text, ``state`` [H] its pooled hidden state. ``offsets`` gives,
-    for each token, its first character in the encoded text and the one after its last; empty: unknown."""
+    for each token, its first character in the encoded text and the one after its last; empty: unknown. ``told``: what
+    answers say of its tokens, made once for all choices."""
 
     text: str
     tokens: list[Token]
     state: Float32Array | None = None
     offsets: Sequence[list[int]] = ()
+    told: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def ids(self) -> list[int]:
@@ -195,6 +197,17 @@ def completion_logprobs(
     }
 
 
+def echoed_logprobs(
+    prompt: PromptInfo, tokens: Sequence[Token], names: TokenTexts, details: AnswerDetails
+) -> dict[str, Any]:
+    """The same of a prompt and the ``tokens`` behind it."""
+    if "echo" not in prompt.told:
+        prompt.told["echo"] = completion_logprobs(prompt.tokens, names, details, 0)
+    of_prompt = prompt.told["echo"]
+    own = completion_logprobs(tokens, names, details, text_length(prompt.tokens, names))
+    return {name: [*of_prompt[name], *own[name]] for name in own}
+
+
 def text_length(tokens: Sequence[Token], names: TokenTexts) -> int:
     """How far ``tokens`` move the text offset."""
     return sum(names.characters(token.id)[0] for token in tokens)
@@ -231,7 +244,13 @@ def _num_told(details: AnswerDetails) -> int:
 
 def prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list[dict[str, Any] | None]:
     """vLLM's ``prompt_logprobs``: for each token by id, itself first, then the most likely ones."""
+    if "logprobs" not in prompt.told:
+        prompt.told["logprobs"] = _prompt_logprobs(prompt, names, num_top)
+    told: list[dict[str, Any] | None] = prompt.told["logprobs"]
+    return told
 
+
+def _prompt_logprobs(prompt: PromptInfo, names: TokenTexts, num_top: int) -> list[dict[str, Any] | None]:
     def entry(token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": names.text(token_id)}
 

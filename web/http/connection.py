@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import HttpVersion10, web
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 from aiohttp.web_request import BaseRequest
 
@@ -86,6 +87,7 @@ class Connection(web.RequestHandler):
         """Parse. The rest of an incomplete head has to come soon. HTTP/0.9, whose answers have no head, counts as
         malformed."""
         super().data_received(data)
+        self._break_body()
         for place, (message, payload) in enumerate(self._messages):
             if isinstance(message, RawRequestMessage) and message.version < HttpVersion10:
                 self._messages[place] = _ErrInfo(400, BadHttpMessage("no head"), "HTTP/0.9"), payload
@@ -93,6 +95,21 @@ class Connection(web.RequestHandler):
             self._stop_waiting()
         elif self._head_deadline is None:
             self._head_deadline = self._loop.call_later(HEAD_TIMEOUT_S, self.force_close)
+
+    def _break_body(self) -> None:
+        """Tell the reader of a body that it is broken, if what has come does not go on with it. Nothing after it can be
+        understood, so the connection ends with the answer. aiohttp would let the reader wait for the rest."""
+        if not self._messages or not isinstance(self._messages[-1][0], _ErrInfo):
+            return
+        if len(self._messages) > 1:
+            body = self._messages[-2][1]
+        else:
+            body = EMPTY_PAYLOAD if self._current_request is None else self._current_request.content
+        if not body.is_eof():
+            self._messages.pop()
+            body.set_exception(web.RequestPayloadError("what follows is not the rest of it"))
+            body.feed_eof()
+            self.close()
 
     def _stop_waiting(self) -> None:
         if self._head_deadline is not None:

@@ -18,6 +18,7 @@ from pagebus.web.http.limits import (
     MAX_DOCUMENTS,
     MAX_MESSAGES,
     MAX_SCHEMA_DEPTH,
+    MAX_TEMPLATE_CHARS,
     MAX_TEMPLATE_KWARGS,
     MAX_TEMPLATE_KWARGS_DEPTH,
     MAX_TEMPLATE_KWARGS_NODES,
@@ -235,6 +236,8 @@ def read_template_kwargs(fields: Fields) -> dict[str, object]:
         raise bad_field("chat_template_kwargs", f"must be nested at most {MAX_TEMPLATE_KWARGS_DEPTH} deep")
     if _count_nodes(given) > MAX_TEMPLATE_KWARGS_NODES:
         raise bad_field("chat_template_kwargs", f"must hold at most {MAX_TEMPLATE_KWARGS_NODES} values")
+    if (size := len(orjson.dumps(given))) > MAX_TEMPLATE_CHARS:  # each conversation of a call takes them along
+        raise bad_field("chat_template_kwargs", f"must have at most {MAX_TEMPLATE_CHARS} bytes, got {size}")
     return given if effort is None else {"reasoning_effort": effort, **given}
 
 

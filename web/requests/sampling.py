@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pagebus.actors.model.token_bits import LONG_LIST, to_bits
+from pagebus.actors.model.token_bits import LONG_LIST, from_bits, to_bits
 from pagebus.bus.messages import Int32Array, RepetitionDetection, SamplingParams
 from pagebus.bus.messages.field_types import int_array
 from pagebus.web.http.errors import ApiError, bad_field
@@ -145,6 +145,12 @@ def _as_array(ids: list[Any], limit: int) -> Int32Array | None:
         return None
     perhaps_booleans = (found <= 1).nonzero()[0].tolist()
     return found if all(type(ids[place]) is int for place in perhaps_booleans) else None
+
+
+def allowed_ids(bits: str) -> list[int]:
+    """The ids of ``allowed_tokens``."""
+    ids: list[int] = from_bits(bits).nonzero()[0].tolist()
+    return ids
 
 
 def _lift(temperature: float) -> float:

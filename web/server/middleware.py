@@ -39,21 +39,15 @@ async def boundary(request: web.Request, handler: Handler) -> web.StreamResponse
         context.tracing.arriving(request.headers)
     status, began_s = CLIENT_CLOSED_REQUEST, time.monotonic()
     try:
-        response = await _answer(context, request, handler)
+        response = await _response(context, request, handler)
         status = response.status
+        if request.writer.output_size > 0 and not response.prepared:
+            raise ConnectionResetError  # another one has begun, and can only be broken off
         return response
     finally:
         context.metrics.http(request.method, route_of(request), status, time.monotonic() - began_s)
         if context.request_log is not None:
             context.request_log.answered(logged_as(request), request.method, route_of(request), status)
-
-
-async def _answer(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What the handler answers, or why it does not. A response that has begun can only be broken off."""
-    response = await _response(context, request, handler)
-    if request.writer.output_size > 0 and not response.prepared:
-        raise ConnectionResetError
-    return response
 
 
 async def _response(context: Context, request: web.Request, handler: Handler) -> web.StreamResponse:

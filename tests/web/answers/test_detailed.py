@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pagebus.web.calls import answer_details
 from pagebus.web.calls.answer_details import AnswerDetails, Token, TokenTexts, completion_logprobs, text_length
 from tests.web.fake_backend import MODEL, Delta, batch
 
@@ -28,6 +29,31 @@ async def events(served, http, path="completions", **body):
         lines = [line.removeprefix("data: ") for line in (await response.text()).split("\n\n") if line]
     assert lines.pop() == "[DONE]"
     return [{name: value for name, value in json.loads(line).items() if name not in HEAD} for line in lines]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_a_prompt_are_made_once(serve, http, monkeypatch, stream):
+    """Each choice repeats them; made for each, those of a long prompt would hold up the loop for seconds."""
+    made = []
+
+    def count(tokens, *more):
+        made.append(len(tokens))
+        return completion_logprobs(tokens, *more)
+
+    monkeypatch.setattr(answer_details, "completion_logprobs", count)
+    served = await serve()
+    body = {"prompt": "a b c", "max_tokens": 2, "logprobs": 2, "echo": True}
+
+    async def told(n):
+        if not stream:
+            return [choice["logprobs"] for choice in (await ask(served, http, **body, n=n))["choices"]]
+        chunks = [choice for chunk in await events(served, http, **body, n=n) for choice in chunk["choices"]]
+        return [[each["logprobs"] for each in chunks if each["index"] == index] for index in range(n)]
+
+    alone = await told(1)
+    made.clear()
+    assert await told(3) == alone * 3
+    assert made.count(3) == 1
 
 
 async def test_completion_logprobs(serve, http):

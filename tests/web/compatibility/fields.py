@@ -29,7 +29,7 @@ HOW: Mapping[str, str] = {
     "cache_control": f"{_NOTHING}: every prefix is cached",
     "cache_salt": "at most 256 characters",
     "chat_template": "at most 65,536 characters, and 0.25 s of computing",
-    "chat_template_kwargs": "at most 16, none of which steers the rendering itself",
+    "chat_template_kwargs": "at most 16 and 65,536 bytes, none of which steers the rendering itself",
     "context_management": "only `clear_thinking_20251015`: thoughts are not shown to the model again anyway",
     "documents": "at most 128 objects of strings",
     "generate_response": "whole, without log probabilities",

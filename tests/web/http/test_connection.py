@@ -96,6 +96,22 @@ async def test_broken_chunks(serve):
     assert (status, body["error"]["reason"]) == (400, "invalid_http")
 
 
+@pytest.mark.parametrize("chunks", [b"zz\r\n\r\n", b"1\r\n{\r\nzz\r\n\r\n", b"2\r\n{}x\r\n0\r\n\r\n"])
+async def test_chunks_that_break_behind_their_head(serve, chunks):
+    """Whoever reads such a body is told at once, and the connection ends: nothing after it could be understood."""
+    served = await serve()
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.actor.port)
+    writer.write(POST + b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+    await reader.readuntil(b"100 Continue\r\n\r\n")
+
+    writer.write(chunks)
+    answer = await reader.read()
+    writer.close()
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert (head.split()[1], json.loads(body)["error"]["reason"]) == (b"400", "invalid_http")
+
+
 async def test_unknown_expectation(serve):
     """``Expect`` with anything but 100-continue is a 417 in our shape."""
     served = await serve()

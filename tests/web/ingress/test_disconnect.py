@@ -129,3 +129,22 @@ async def test_a_stuck_client_harms_only_itself(serve, http):
         assert context.streams.cut_blocked(WRITE_TIMEOUT_S) == 1
         assert await served.backend.aborted() == [request.request_id]
     await until(lambda: not context.streams._open)
+
+
+async def test_a_client_that_does_not_take_its_whole_answer(serve):
+    """It is cut as well: a Unix socket has no timeout of its own, and the call counts until it is written."""
+    served = await serve(answers=False)
+    context = served.actor.context
+    clock_s = 0.0
+    context.streams.clock = lambda: clock_s
+    async with RawClient(served, receive_buffer=4096) as client:
+        client.post(prompt="a")
+        (request,) = await served.backend.requested()
+        long = Delta(request.request_id, "x" * 2**23, 1, finish_reason="stop")
+        await served.backend.send(served.address, batch([long]))
+        await client.reader.readuntil(b"xxx")
+
+        assert context.streams.cut_blocked(WRITE_TIMEOUT_S) == 0
+        clock_s = WRITE_TIMEOUT_S + 1
+        assert context.streams.cut_blocked(WRITE_TIMEOUT_S) == 1
+        await until(lambda: context.admission.open_tokens == 0)

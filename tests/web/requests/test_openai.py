@@ -308,7 +308,7 @@ def test_bad_messages(messages, param):
 @pytest.mark.parametrize(
     "kwargs",
     [{"messages": []}, {"chat_template": "x"}, {"_x": 1}, {"a b": 1}, {"a": [[[[[1]]]]]}, {"a": list(range(300))},
-     {f"k{i}": i for i in range(17)}, [1]],
+     {f"k{i}": i for i in range(17)}, {"a": "x" * 2**16}, [1]],
 )  # fmt: skip
 def test_bad_template_kwargs(kwargs):
     """A template's variables are few, small, and none of those that the tokenizer sets."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagebus.web.answers import rendered
 from pagebus.web.answers.rendered import sampling_body
 from pagebus.web.http.limits import MAX_CHOICES
 from pagebus.web.requests.openai import parse_chat
@@ -111,3 +112,46 @@ async def test_what_is_rendered_streams_if_its_request_does(serve, http, stream)
     for path, body in ((CHAT, {"messages": MESSAGES}), ("/v1/responses/render", {"input": "a cat"})):
         told = await post(http, served, path, stream=stream, **body)
         assert (told["stream"], told["stream_options"] is not None) == (stream, stream)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"use_beam_search": True, "n": 2}, "use_beam_search"),
+        (CHAT, {"repetition_detection": {"max_pattern_size": 3, "min_count": 3}}, "repetition_detection"),
+        (CHAT, {"logprobs": True, "logprob_token_ids": [4]}, "logprobs"),
+        (COMPLETION, {"best_of": 3}, "best_of"),
+        (COMPLETION, {"prompt": ["a"] * 1024, "structured_outputs": {"regex": "a" * 100_000}}, "prompt"),
+    ],
+)
+async def test_what_cannot_be_rendered(serve, http, path, fields, param):
+    """Who generates from it would do something else; and parameters stand beside each prompt, so they may get long."""
+    served = await serve()
+    prompt = {"messages": MESSAGES} if path == CHAT else {"prompt": "a"}
+    async with http.post(served.url + path, json=prompt | fields) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == param
+    assert served.backend.requests == []
+
+
+async def test_parameters_of_many_prompts(serve, http, monkeypatch):
+    """They are written once: a schema takes thousands of times its length in memory, and the loop's time."""
+    served = await serve()
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(1000)}}
+    calls = []
+    monkeypatch.setattr(rendered, "sampling_body", lambda sampling: calls.append(1) or sampling_body(sampling))
+    told = await post(http, served, COMPLETION, prompt=["a"] * 200, structured_outputs={"json": schema})
+
+    assert [each["sampling_params"]["structured_outputs"] for each in told] == [{"json": schema}] * 200
+    assert calls == [1]
+
+
+def test_a_long_list_of_allowed_tokens_is_rendered():
+    """It is sent as bits, but told as ids."""
+    model, ids = replace(MODEL, vocab_size=5000), list(range(0, 4000, 2))
+    asked = parse_chat({"messages": MESSAGES, "allowed_token_ids": ids}, model)
+    told = sampling_body(asked.sampling)
+
+    assert told["allowed_token_ids"] == ids
+    again = parse_generate({"token_ids": [1], "sampling_params": told}, model)
+    assert again.sampling.allowed_tokens == asked.sampling.allowed_tokens

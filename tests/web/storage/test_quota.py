@@ -187,7 +187,8 @@ async def test_a_conversation_has_an_end() -> None:
 
 
 async def test_the_bus_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A 503; a stream that has begun is broken off, and no other response is written into it."""
+    """A 503; a stream that has begun is broken off, no other response is written into it, and it counts as an error of
+    ours."""
     async with serving() as (served, client):
         assert served.actor.context is not None
         found, looks = served.actor.context.responses, 0
@@ -209,6 +210,9 @@ async def test_the_bus_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
         told = await reader.read()
         writer.close()
         assert (told.count(b"HTTP/1.1"), b"response.created" in told, looks) == (1, True, 2)
+        counted = {labels["status"]: data["value"] for name, labels, data in served.actor.metrics.snapshot()["series"]
+                   if name == "pagebus:errors"}  # fmt: skip
+        assert counted == {"503": 1}
 
         async def fail(*names: str) -> None:
             raise BusUnavailable("away")

@@ -23,13 +23,12 @@ from pagebus.web.answers.endpoints import CHAT, COMPLETION, make_chunks, set_det
 from pagebus.web.answers.keep_alive import changes_of
 from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, Seen, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
-from pagebus.web.answers.sse import Chunks, EventStream
+from pagebus.web.answers.sse import Chunks, EventStream, Writing
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
 from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
-from pagebus.web.http.reply import send
 from pagebus.web.pooling.tasks import check_task
 from pagebus.web.requests.lengths import check_length, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
@@ -155,7 +154,11 @@ async def _respond(
     await call.finished()
     write = partial(endpoint.response, call, public_id, created_s, parsed.model)
     is_long = num_numbers(call) > LONG_ANSWER_NUMBERS or len(call.choices) > MANY_PROMPTS
-    return await send(request, await offload(write, long=is_long))
+    whole = Writing(request, context.streams, await offload(write, long=is_long))
+    try:
+        return await whole.end()
+    finally:
+        whole.close()
 
 
 def num_numbers(call: Call) -> int:

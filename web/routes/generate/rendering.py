@@ -23,8 +23,10 @@ from pagebus.web.answers.derendered import (
     parse_derender_chat,
     parse_derender_completion,
 )
-from pagebus.web.answers.rendered import rendered
+from pagebus.web.answers.rendered import parameters, rendered
 from pagebus.web.http.fields import Schema
+from pagebus.web.http.limits import MANY_PROMPTS
+from pagebus.web.http.offload import offload
 from pagebus.web.requests.openai import parse_chat, parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt, StreamOptions
 from pagebus.web.requests.served_model import ServedModel
@@ -44,7 +46,8 @@ async def render_chat(request: web.Request) -> web.Response:
 
 async def render_completion(request: web.Request) -> web.Response:
     """The tokens of each prompt of a completion, as `/inference/v1/generate` takes them."""
-    return json_response(await _render(request, parse_completion, "cmpl"))
+    told = await _render(request, parse_completion, "cmpl")
+    return await offload(lambda: json_response(told), long=len(told) > MANY_PROMPTS)
 
 
 async def render_message(request: web.Request) -> web.Response:
@@ -77,10 +80,11 @@ async def _render(request: web.Request, parse: Parse, prefix: str) -> list[dict[
     parsed = await context.bodies.read_as(request, lambda data: parse(data, context.model))
     if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:
         request[REQUEST_ID], request[REQUEST_ID_GIVEN] = parsed.request_id, True
+    sampling_params = parameters(parsed)
     told, _ = await ask_for_all(request, parsed)
     public_id = f"{prefix}-{request[REQUEST_ID]}"
     names = [public_id] if len(told) == 1 else [f"{public_id}-{index}" for index in range(len(told))]
-    return [rendered(parsed, name, prompt) for name, prompt in zip(names, told, strict=True)]
+    return [rendered(parsed, name, prompt, sampling_params) for name, prompt in zip(names, told, strict=True)]
 
 
 async def _derender(request: web.Request, parse: Parse) -> tuple[Derender, list[str]]:

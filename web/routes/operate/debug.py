@@ -30,7 +30,7 @@ async def state(request: web.Request) -> web.Response:
         "ingress": {
             "address": context.address,
             "open_requests": context.inbox.num_open,
-            "open_tokens": context.admission.total.tokens,
+            "open_tokens": context.admission.open_tokens,
         },
         **await context.observatory.report(),
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import pagebus
-from pagebus.actors.commands.cli import build_parser
+from pagebus.actors.commands.cli import COMMANDS, build_parser
 from pagebus.actors.settings import flag_of
 from pagebus.actors.settings.sources import field_types, from_file
 from pagebus.bus import messages
@@ -46,6 +46,14 @@ command_line = cache(build_parser)
 def test_pagebus_commands_parse(line: list[str]) -> None:
     """Every pagebus command in the documentation is understood by the real one."""
     command_line().parse_args(line[1:])
+
+
+def test_all_commands_are_listed() -> None:
+    """docs/cli.md has a row for every command of `pagebus`, and no other."""
+    table = TEXTS["docs/cli.md"].partition("| command |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line[0] == "make"], ids=" ".join)

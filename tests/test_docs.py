@@ -20,6 +20,8 @@ from pagebus.actors.commands.cli import COMMANDS, build_parser
 from pagebus.actors.settings import flag_of
 from pagebus.actors.settings.sources import field_types, from_file
 from pagebus.bus import messages
+from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.moe.launch.shapes import ExpertsKernel
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
@@ -141,6 +143,14 @@ def test_metrics_of_our_own_are_documented() -> None:
     sources = [file.read_text() for package in ("actors", "web") for file in (ROOT / package).rglob("*.py")]
 
     assert told == {name for text in sources for name in re.findall(r'"(pagebus:\w+?)(?:_total)?"', text)}
+
+
+def test_kernels_that_explain_names_are_described() -> None:
+    """Every kernel that `pagebus explain` may print for a product has a row in docs/explain.md, and no other has."""
+    table = TEXTS["docs/explain.md"].partition("| kernel |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*LinearKernel, *ExpertsKernel}
 
 
 def test_tests_named_in_the_documentation_exist() -> None:

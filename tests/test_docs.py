@@ -22,6 +22,8 @@ from pagebus.actors.settings.sources import field_types, from_file
 from pagebus.bus import messages
 from pagebus.kernels.linear.shapes import LinearKernel
 from pagebus.kernels.moe.launch.shapes import ExpertsKernel
+from pagebus.web.access.auth import OPERATOR_ROUTES
+from pagebus.web.app import ROUTES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
@@ -143,6 +145,16 @@ def test_metrics_of_our_own_are_documented() -> None:
     sources = [file.read_text() for package in ("actors", "web") for file in (ROOT / package).rglob("*.py")]
 
     assert told == {name for text in sources for name in re.findall(r'"(pagebus:\w+?)(?:_total)?"', text)}
+
+
+def test_routes_of_operators_are_documented() -> None:
+    """docs/security.md names every route that needs an operator's key: those of the page and of support as a whole."""
+    keys = TEXTS["docs/security.md"].partition("\n## Keys\n")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`(/[\w/]+)`", keys))
+
+    paths = {route.path for route in ROUTES if route.name in OPERATOR_ROUTES}
+    assert {path for path in paths if path not in told and not path.startswith(("/api/", "/debug/"))} == set()
+    assert {"/api", "/debug"} < told
 
 
 def test_kernels_that_explain_names_are_described() -> None:

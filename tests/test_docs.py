@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 
 import pagebus
-from pagebus.actors.commands.cli import build_parser
+from pagebus.actors.commands.cli import COMMANDS, build_parser
 from pagebus.actors.settings import flag_of
 from pagebus.actors.settings.sources import field_types, from_file
 from pagebus.bus import messages
+from pagebus.kernels.linear.shapes import LinearKernel
+from pagebus.kernels.moe.launch.shapes import ExpertsKernel
+from pagebus.web.access.auth import OPERATOR_ROUTES
+from pagebus.web.app import ROUTES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("**/*.md"))
@@ -46,6 +50,14 @@ command_line = cache(build_parser)
 def test_pagebus_commands_parse(line: list[str]) -> None:
     """Every pagebus command in the documentation is understood by the real one."""
     command_line().parse_args(line[1:])
+
+
+def test_all_commands_are_listed() -> None:
+    """docs/cli.md has a row for every command of `pagebus`, and no other."""
+    table = TEXTS["docs/cli.md"].partition("| command |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line[0] == "make"], ids=" ".join)
@@ -133,6 +145,24 @@ def test_metrics_of_our_own_are_documented() -> None:
     sources = [file.read_text() for package in ("actors", "web") for file in (ROOT / package).rglob("*.py")]
 
     assert told == {name for text in sources for name in re.findall(r'"(pagebus:\w+?)(?:_total)?"', text)}
+
+
+def test_routes_of_operators_are_documented() -> None:
+    """docs/security.md names every route that needs an operator's key: those of the page and of support as a whole."""
+    keys = TEXTS["docs/security.md"].partition("\n## Keys\n")[2].partition("\n## ")[0]
+    told = set(re.findall(r"`(/[\w/]+)`", keys))
+
+    paths = {route.path for route in ROUTES if route.name in OPERATOR_ROUTES}
+    assert {path for path in paths if path not in told and not path.startswith(("/api/", "/debug/"))} == set()
+    assert {"/api", "/debug"} < told
+
+
+def test_kernels_that_explain_names_are_described() -> None:
+    """Every kernel that `pagebus explain` may print for a product has a row in docs/explain.md, and no other has."""
+    table = TEXTS["docs/explain.md"].partition("| kernel |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.M)
+
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == {*LinearKernel, *ExpertsKernel}
 
 
 def test_tests_named_in_the_documentation_exist() -> None:

@@ -10,7 +10,7 @@ from pagebus.actors.settings import SettingsError
 from pagebus.actors.settings.command_line import Commands, number, output_file, output_folder, rate
 from pagebus.actors.settings.sources import add_arguments, field_types, load_settings
 
-MODEL_HELP = "folder or Hugging Face id, or llama8b or qwen06b: those shapes with random weights (default: the shipped)"
+MODEL_HELP = "folder, Hugging Face id, or a shape with random weights, such as llama8b (default: the shipped model)"
 
 POSITIVE = (
     *("scale", "requests", "repeats", "steps", "picture_steps", "batch", "num_prompts", "request_rate", "burstiness"),

@@ -27,7 +27,7 @@ from pagebus.web.access.cors import Cors
 from pagebus.web.access.hosts import open_hosts
 from pagebus.web.access.key_file import KeyFile
 from pagebus.web.access.sagemaker import Sessions
-from pagebus.web.answers.sse import Streams
+from pagebus.web.answers.writing import Streams
 from pagebus.web.http.connection import Connections
 from pagebus.web.http.errors import unavailable
 from pagebus.web.http.expect import check_expectation

@@ -33,7 +33,7 @@ from pagebus.actors.scheduler.core.core import Core
 from pagebus.actors.scheduler.fleet import roles
 from pagebus.bus.messages.moves import PATIENCE_S
 from pagebus.web.access.admission import Admission
-from pagebus.web.answers.sse import Streams
+from pagebus.web.answers.writing import Streams
 from pagebus.web.ingress.membership import Membership
 from tests.actors.scheduler.moves.splits import change_often
 from tests.dst import constrained

@@ -25,7 +25,7 @@ from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import GenerateRequest, ReplyBatch, SamplingParams
 from pagebus.bus.outbox import Outbox
 from pagebus.bus.streams import Names
-from pagebus.web.answers import sse
+from pagebus.web.answers import sse, writing
 from pagebus.web.answers.detailed import DetailedCompletionChunks
 from pagebus.web.answers.resume import Resumption
 from pagebus.web.answers.returning import ReturningChunks
@@ -89,7 +89,7 @@ async def one_round(kind: str, count: int, tokens: int) -> float:
     """Microseconds of processor time a token."""
     inbox = make_inbox()
     calls = [submit(inbox, number, "attempt" if kind == "resumable" else "") for number in range(count)]
-    context: Any = SimpleNamespace(streams=sse.Streams(), settings=SimpleNamespace(sse_keep_alive_interval=0.0))
+    context: Any = SimpleNamespace(streams=writing.Streams(), settings=SimpleNamespace(sse_keep_alive_interval=0.0))
     request: Any = None
     tasks = [asyncio.create_task(generation.stream(request, context, call, chunks_of(kind, call))) for call in calls]
     ids, said = tuple(call.requests[0].request_id for call in calls), 0
@@ -123,7 +123,7 @@ def make_inbox() -> Inbox:
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    sse.web = SimpleNamespace(StreamResponse=Written)  # type: ignore[assignment]
+    writing.web = SimpleNamespace(StreamResponse=Written)  # type: ignore[attr-defined]
     for kind in arguments.kinds:
         found = []
         Written.num_bytes = 0

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
-from pagebus.web.answers.sse import EventStream
+from pagebus.web.answers.writing import EventStream
 from pagebus.web.calls.call import Call, Choice
 
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -19,7 +19,7 @@ from pagebus.web.access.bodies import Bodies
 from pagebus.web.access.cors import Cors
 from pagebus.web.access.hosts import Hosts
 from pagebus.web.access.sagemaker import Sessions
-from pagebus.web.answers.sse import Streams
+from pagebus.web.answers.writing import Streams
 from pagebus.web.http.errors import bus_away, unavailable
 from pagebus.web.http.limits import ID_CHARS, MAX_ID_CHARS
 from pagebus.web.ingress.adapter_registry import AdapterRegistry

@@ -23,7 +23,8 @@ from pagebus.web.answers.endpoints import CHAT, COMPLETION, make_chunks, set_det
 from pagebus.web.answers.keep_alive import changes_of
 from pagebus.web.answers.resume import RESUMPTION_HEADERS, Resumption, Seen, read_resumption
 from pagebus.web.answers.returning import ReturningChunks
-from pagebus.web.answers.sse import Chunks, EventStream, Writing
+from pagebus.web.answers.sse import Chunks
+from pagebus.web.answers.writing import EventStream, Writing
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ApiError, too_late
 from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS

@@ -34,7 +34,7 @@ from pagebus.web.answers.endpoints import CHAT, make_chunks, set_details
 from pagebus.web.answers.keep_alive import with_comments
 from pagebus.web.answers.resume import Had, Place
 from pagebus.web.answers.returning import CatchUp
-from pagebus.web.answers.sse import EventStream
+from pagebus.web.answers.writing import EventStream
 from pagebus.web.calls.call import Call
 from pagebus.web.http.errors import ASKED_ELSEWHERE, ApiError, bad_field, not_supported
 from pagebus.web.http.limits import LONG_BODY_BYTES

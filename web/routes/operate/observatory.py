@@ -9,7 +9,7 @@ from aiohttp import web
 from pagebus.actors.runtime.actor import orders_state
 from pagebus.bus.messages import BlockRequested, BlockState
 from pagebus.web.answers.answer_schemas import OBJECT, TEXT, record
-from pagebus.web.answers.sse import HEADERS, EventStream
+from pagebus.web.answers.writing import HEADERS, EventStream
 from pagebus.web.http.errors import ApiError, bad_field
 from pagebus.web.http.fields import ONLY_NULL, Fields, Schema
 from pagebus.web.http.limits import INT32_MAX, MAX_NAME_CHARS

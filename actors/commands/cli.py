@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -103,7 +104,7 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model)."""
+    """Run a command; returns the exit code (0 done, 1 failed, 2 unusable settings or model, 141 nobody reads)."""
     keep_bytecode()
     words = undotted([dashed(each) for each in (sys.argv[1:] if argv is None else argv)])
     parser = build_parser(words[0] if words else None)
@@ -113,11 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"pagebus: {unknown_option(unknown[0], flags_of(chosen))}; see {chosen.prog} --help\n")
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except (SettingsError, ModelError) as error:
         say(error)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads has read enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes as it ends
+        return 141
     return code
 
 

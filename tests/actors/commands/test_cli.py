@@ -32,6 +32,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pagebus {version()}\n"
 
 
+def test_output_that_nobody_reads_ends_the_command_silently() -> None:
+    """As in `pagebus models --json | head`."""
+    command = [sys.executable, "-m", "pagebus.actors.commands.cli", "models", "--json"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait(LIMIT_S) == 141
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

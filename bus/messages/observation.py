@@ -92,8 +92,8 @@ listed with the replica that has them."""
 SEQUENCE_WAITING, SEQUENCE_IN_FLIGHT, SEQUENCE_RUNNING = 0, 1, 2
 """In flight: preempted, while steps in flight still sample tokens for it."""
 STEP_COLUMNS = ("number", "replica", "step", "decodes", "prefill", "wasted", "copied", "swapped_out", "swapped_in")
-"""``number`` counts steps of all replicas, and pulls that end between them. ``wasted`` rows sampled tokens for
-sequences that were over."""
+"""``number`` counts steps of all replicas, and pulls that end between them. ``decodes`` are tokens, with drafts.
+``wasted`` rows sampled tokens for sequences that were over."""
 STEP_MARKS = ("planned", "received", "launched", "done", "landed", "busy")
 """Times at which a step was planned, reached its executor, began and ended on the device, and its result reached the
 scheduler. ``busy`` is a duration: how long the device worked."""

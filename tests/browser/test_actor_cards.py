@@ -54,6 +54,18 @@ def test_adapters_on_a_device_are_shown(page: Page) -> None:
     expect(row).to_have_attribute("title", "In 80 blocks of the device, the one used last in front: legal, <b>, sql")
 
 
+def test_a_long_name_of_an_adapter_stays_in_its_row(page: Page) -> None:
+    """Names may have 256 characters. The whole one is on the tip."""
+    visit(page, "overview")
+    wait_until(page, lambda: page.evaluate(HAS_REPLICA))
+    name = "customer-support-" * 15
+    page.evaluate(WITH_ADAPTERS, [4, ["sql", name]])
+    row = page.locator("[data-actor=executor-0] .meter", has_text="Adapters")
+    expect(row).to_contain_text(name)
+    assert row.evaluate("(row) => row.scrollWidth <= row.clientWidth")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+
+
 HAS_REPLICA = """async () => {
   const { world } = await import(document.querySelector("script[type=module]").src);
   return world.replicas.has("executor-0");

@@ -82,6 +82,8 @@ class AdapterRegistry:
             raise _not_found(f"Loading lora '{name}' failed: {error}", "lora_path") from error
         except AdapterError as error:
             raise _refused(f"Loading lora '{name}' failed: {error}", "lora_path") from error
+        _check_utf8(name, "lora_name")
+        _check_utf8(source.path, "lora_path")
         async with self._changing:
             is_new = await self._bus.put_row(TABLE, name, structs.asdict(source), replace=in_place)
             await self._refresh()
@@ -120,6 +122,14 @@ class AdapterRegistry:
     def _check_enabled(self) -> None:
         if not self._settings.enable_lora:
             raise _refused("This server was not started with --enable-lora.")
+
+
+def _check_utf8(text: str, field: str) -> None:
+    """Names of files may be any bytes; messages hold text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _refused(f"{text!r} is not UTF-8.", field) from error
 
 
 def _is_loaded(name: str) -> ApiError:

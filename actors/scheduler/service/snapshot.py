@@ -53,7 +53,7 @@ KEPT_FLASHES = 4096
 
 @dataclass(slots=True)
 class _Step:
-    """A plan on its way; ``flashes`` (kind, block)."""
+    """A plan on its way. ``decodes`` and ``prefill`` are tokens, drafts those of decodes; ``flashes`` (kind, block)."""
 
     decodes: int
     prefill: int
@@ -93,9 +93,10 @@ class Snapshot:
         flashes = [(FLASH_COPIED, block) for block in plan.copy_targets.tolist()]
         flashes += [(FLASH_SWAPPED_OUT, block) for block in plan.swap_out_blocks.tolist()]
         flashes += [(FLASH_SWAPPED_IN, block) for block in plan.swap_in_blocks.tolist()]
+        num_decodes = max(plan.num_decodes, len(plan.earliest_starts))  # these are of rows with drafts, too
         self._planned[replica, plan.step] = _Step(
-            plan.num_decodes,
-            int(plan.num_scheduled.sum()) - plan.num_decodes,
+            int(plan.num_scheduled[:num_decodes].sum()),
+            int(plan.num_scheduled[num_decodes:].sum()),
             plan.planned_s,
             len(plan.copy_targets),
             len(plan.swap_out_blocks),

@@ -126,6 +126,21 @@ async def test_a_broken_one_is_told_once_and_harms_no_other(watched: Watched, fo
     assert [*watched.view] == ["good"]
 
 
+async def test_names_of_other_bytes_than_utf8_are_refused(
+    watched: Watched, folder: Path, base: Path, tmp_path: Path
+) -> None:
+    """As those of any folder's files may be; also where only a link's end is called so."""
+    odd = os.fsdecode(b"odd-\xff")
+    make_adapter(folder / "whole", base, seed=1)
+    shutil.copytree(folder / "whole", folder / odd)
+    shutil.copytree(folder / "whole", tmp_path / odd)
+    (folder / "link").symlink_to(tmp_path / odd)
+    told = {("adapter refused", odd), ("adapter refused", "link"), ("adapter loaded", "whole")}
+    assert set(await watched.look()) == told
+    assert await watched.look() == []
+    assert [*watched.view] == ["whole"]
+
+
 async def test_names_of_others_are_left_alone(watched: Watched, folder: Path, base: Path, tmp_path: Path) -> None:
     await watched.registry.load("mine", str(make_adapter(tmp_path / "mine", base, seed=1)), in_place=False)
     await watched.look()

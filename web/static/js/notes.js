@@ -43,7 +43,7 @@ export const NOTES = {
   steps: {
     title: "Continuous batching",
     text: [
-      "A *step* is one pass of the model over everything that runs: each sequence that writes adds one *decode* token, and what is left of the token budget goes to prompts, the *prefill*. New requests join at the next step; nobody waits for a batch to end.",
+      "A *step* is one pass of the model over everything that runs: each sequence that writes adds one *decode* token, with drafts some more, and what is left of the token budget goes to prompts, the *prefill*. New requests join at the next step; nobody waits for a batch to end.",
       "A long prompt is cut into *chunks*, so that the others keep writing meanwhile. That is the rhythm in the bars: blue without end, orange in pieces.",
       "*Wasted* tokens were computed for a sequence whose end was not known yet. The next step is planned before the last one's tokens are back, so that the device never waits for the bus; this is the price, and it is small.",
       "The lower lane is the device: filled while it computes. Gaps are time nobody used. The thin marks are the way over the bus, from plan to executor and from result to scheduler.",

@@ -169,6 +169,19 @@ def test_drafts_of_each_request_are_told() -> None:
     assert sum(row["num_accepted"] for row in over.values()) == replica.step_results.acceptance.num_accepted
 
 
+def test_drafts_are_tokens_of_decodes() -> None:
+    """Also beside a prompt: prefill is what prompts are, and nothing else."""
+    world = World(pipeline_depth=2)
+    executor = DraftingExecutor(depth=2, num_drafts=3, num_blocks=256)
+    world.join(executor)
+    wanted = [request("a", prompt(9), max_tokens=60), request("b", list(range(50, 55)), max_tokens=40)]
+    states = drive(world, Snapshot(world.core), wanted)
+    steps = [row for state in states for row in rows(state.steps, STEP_COLUMNS)]
+    (replica,) = world.core.replicas.values()
+    assert sum(row["prefill"] for row in steps) == 9 + 5
+    assert sum(row["decodes"] for row in steps) > replica.step_results.acceptance.num_draft_tokens > 0
+
+
 def test_nothing_is_kept_when_nobody_has_asked_for_a_while() -> None:
     """Whoever looks away is forgotten."""
     world = World()

@@ -39,7 +39,7 @@ function meter(name) {
 }
 
 function makeRow(world, row, problem) {
-  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}), adapters: h("span", {}),
+  const card = { state: h("span", { class: "chip" }), restarts: h("span", { class: "small quiet num" }), rate: h("span", { class: "num" }), paths: h("span", {}), adapters: h("span", { class: "clip" }),
     cpu: meter("CPU"), memory: meter("Memory"), gpu: meter("Device"), gpuMemory: meter("On the GPU"), experts: expertLoad() };
   card.gpu.element.hidden = !COMPUTES.includes(row.kind);
   const attention = h("div", { class: "meter", hidden: !COMPUTES.includes(row.kind) }, h("span", {}, "Attention"), h("span", {}), card.paths);

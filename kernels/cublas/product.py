@@ -21,7 +21,7 @@ _biases = Lock()
 
 def set_up_library(device: torch.device) -> None:
     """Make the library ready on a GPU, which cannot be done while a graph is captured there."""
-    if device.type == "cuda" and binding.library() is not None:
+    if target_of(device) is not None and device.type != "meta" and binding.library() is not None:
         with suppress(LtError):  # then it chooses all algorithms
             binding.handle(device.index or 0)
 
@@ -59,10 +59,9 @@ def planned(shape: Shape, multiprocessors: int) -> tuple[Plan, Proposal] | None:
 
 def _may_choose(x: torch.Tensor, weight: torch.Tensor, parts: int) -> bool:
     """Cheap enough for every product."""
-    if x.device.type != "cuda" or x.dtype not in binding.TYPES:
-        return False
     target = target_of(x.device)
-    assert target is not None
+    if target is None or x.is_meta or x.dtype not in binding.TYPES:
+        return False
     decide = rounds_decide(len(weight), len(x), parts, target.num_multiprocessors)
     return decide and target.capability == HOPPER and binding.library() is not None
 

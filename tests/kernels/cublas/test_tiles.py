@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagebus.kernels.common.target import Target, compile_for
 from pagebus.kernels.cublas import binding
 from pagebus.kernels.cublas.product import library_linear, set_up_library
 from pagebus.kernels.cublas.tiles import MADE, SLOW, TILES, fastest, rounds, rounds_decide
@@ -71,6 +72,18 @@ def test_on_a_cpu_torch_multiplies() -> None:
     x, weight, bias = torch.randn(300, 64), torch.randn(96, 64), torch.randn(96)
     torch.testing.assert_close(library_linear(x, weight, bias), F.linear(x, weight, bias))
     torch.testing.assert_close(library_linear(x, weight), F.linear(x, weight))
+
+
+def test_tensors_without_memory_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though they stand for a GPU whose library could be there."""
+    monkeypatch.setattr(binding, "library", lambda: pytest.fail("nothing may be launched"))
+    compile_for(Target(90, 132))
+    try:
+        x, weight = torch.empty(256, 64, device="meta").half(), torch.empty(28672, 64, device="meta").half()
+        set_up_library(x.device)
+        assert library_linear(x, weight).shape == (256, 28672)
+    finally:
+        compile_for(None)
 
 
 def test_without_the_library_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

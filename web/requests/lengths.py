@@ -1,13 +1,18 @@
-"""Rejects prompts that can never fit, by their length in characters, before they are tokenized or sent to the bus."""
+"""Rejects prompts that can never fit, and answers that would be far too long, by the length of prompts in characters,
+before these are tokenized or sent to the bus."""
 
 from __future__ import annotations
 
-from pagebus.web.http.errors import ApiError
+from pagebus.web.http.errors import ApiError, bad_field
 from pagebus.web.requests.parsed_request import ParsedRequest, Prompt
 from pagebus.web.requests.served_model import ServedModel
 
 BYTES_PER_ID = 8
 """Approximate bytes of a token id in a body."""
+CHARS_PER_TOKEN = 4
+"""About, of most texts."""
+MOST_REPEATED = 2**21
+"""Log probabilities of prompts in an answer with several choices, which take about 200 MB."""
 
 
 def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | None) -> None:
@@ -27,6 +32,26 @@ def check_length(parsed: ParsedRequest, model: ServedModel, max_chars: int | Non
                 f"than {model.max_model_len} tokens{needs}. Please reduce the length of the prompt."
             )
             raise ApiError(400, text, param=prompt.path, code="context_length_exceeded")
+
+
+def check_repeats(parsed: ParsedRequest) -> None:
+    """Each choice repeats the log probabilities of its prompt.
+
+    Raises:
+        ApiError: 400, the answer would be hopelessly long.
+    """
+    count, told = parsed.sampling.n, parsed.sampling.prompt_logprobs
+    if count == 1 or told is None:
+        return
+    repeated = count * (told + 1) * sum(map(_num_tokens, parsed.prompts))
+    if repeated > MOST_REPEATED:
+        problem = f"each choice repeats the log probabilities of its prompt, about {repeated} in all"
+        raise bad_field("n", f"{problem}, at most {MOST_REPEATED}; ask for them with n = 1")
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    """About how many a prompt has."""
+    return num_chars(prompt) // CHARS_PER_TOKEN if prompt.token_ids is None else len(prompt.token_ids)
 
 
 def num_chars(prompt: Prompt) -> int:

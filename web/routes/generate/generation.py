@@ -31,7 +31,7 @@ from pagebus.web.http.limits import LONG_ANSWER_NUMBERS, MANY_PROMPTS
 from pagebus.web.http.naming import naming
 from pagebus.web.http.offload import offload
 from pagebus.web.pooling.tasks import check_task
-from pagebus.web.requests.lengths import check_length, num_bytes
+from pagebus.web.requests.lengths import check_length, check_repeats, num_bytes
 from pagebus.web.requests.openai import parse_chat, parse_completion
 from pagebus.web.requests.parsed_request import ParsedRequest
 from pagebus.web.routes import EVENTS, JSON, About, Route
@@ -70,6 +70,7 @@ async def generate(
     with naming(parsed.names):
         check_task(parsed, context.model)
         check_length(parsed, context.model, context.membership.max_prompt_chars)
+        check_repeats(parsed)
     if before is not None:
         await before()
     if parsed.request_id is not None and not request[REQUEST_ID_GIVEN]:

@@ -66,9 +66,7 @@ def _may_choose(x: torch.Tensor, weight: torch.Tensor, parts: int) -> bool:
     return decide and target.capability == HOPPER and binding.library() is not None
 
 
-def _multiply(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, parts: int
-) -> bool:  # fmt: skip
+def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, parts: int) -> bool:
     """Into ``out``, which has just been made; False: nothing was done, the library is to choose."""
     matrices = (x, weight) if bias is None else (x, weight, bias)
     if not all(map(_is_aligned, matrices)) or not weight.is_contiguous():

@@ -45,6 +45,8 @@ FIRST_ROWS = (12672, 16896, 25344, 33792)
 """Of the first of two products: 132 multiprocessors times 96, 128, 192 and 256, heights of the library's tiles."""
 PARTED_ROWS, FEWEST_PARTED = {96: (2560, 5120), 128: (2560, 5120), 192: (3584, 4096), 256: (2560, 5120)}, 8192
 """By buckets: below how many rows four parts of K were faster than two, and the most rows; the fewest inputs."""
+GATED_ROWS, GATED_BUCKETS, FILLED = (224, 192, 128), (96, 128), 0.85
+"""Heights of specialized tiles for gates, the preferred one first; their buckets; the least share of rounds filled."""
 
 
 @cache
@@ -80,6 +82,18 @@ def parts_by_rule(product: Product, bucket: int) -> LibraryConfig | None:
     often = product.rows <= most and 2 * product.rows <= product.inputs <= 8 * product.rows
     like = often and product.inputs >= FEWEST_PARTED
     return config if like and is_legal(product, bucket, config) else None
+
+
+def gates_by_rule(product: Product, bucket: int, multiprocessors: int) -> SpecializedConfig | None:
+    """The tiles that were faster than all else on an H200 at all sizes whose rounds they fill; None: they do not."""
+    if product.form != "gated" or bucket not in GATED_BUCKETS:
+        return None
+    for config in map(SpecializedConfig, GATED_ROWS):
+        tiles = -(-product.rows // config.rows)
+        filled = tiles / (-(-tiles // multiprocessors) * multiprocessors)
+        if filled >= FILLED and is_legal(product, bucket, config):
+            return config
+    return None
 
 
 def _hopper_tiles(form: str, bucket: int) -> Iterator[TileConfig]:

@@ -17,7 +17,7 @@ from pagebus.kernels.common.machines import machine_of
 from pagebus.kernels.common.target import HOPPER, Target, target_of
 from pagebus.kernels.common.triton import next_power_of_2
 from pagebus.kernels.common.user_tables import until_tables_change, user_folder
-from pagebus.kernels.linear.candidates import parts_by_rule
+from pagebus.kernels.linear.candidates import gates_by_rule, parts_by_rule
 from pagebus.kernels.linear.costs import CostModel, Estimate
 from pagebus.kernels.linear.gemv import VectorConfig
 from pagebus.kernels.linear.shapes import (
@@ -214,10 +214,18 @@ def _decide(product: Product, tokens: int, dtype: torch.dtype, target: Target) -
         return _Decision(config, source, f"{source}: {'the library was' if config is None else 'this was'} fastest")
     if prompts:
         return _of_prompts(product, tokens, target)
-    parts = parts_by_rule(product, tokens) if target.capability == HOPPER else None
-    if parts is not None and model_of(target).machine.measured:
+    return _by_rule(product, tokens, target) or _modelled(product, tokens, target)
+
+
+def _by_rule(product: Product, tokens: int, target: Target) -> _Decision | None:
+    """What was faster on an H200 than the cost model says, at all or nearly all sizes that were measured."""
+    if target.capability != HOPPER or not model_of(target).machine.measured:
+        return None
+    if (parts := parts_by_rule(product, tokens)) is not None:
         return _Decision(parts, Source.RULE, "few rows and many inputs: parts were faster at nearly all sizes measured")
-    return _modelled(product, tokens, target)
+    if (tiles := gates_by_rule(product, tokens, target.num_multiprocessors)) is not None:
+        return _Decision(tiles, Source.RULE, "gates whose tiles fill their rounds: faster at all sizes measured")
+    return None
 
 
 def _of_prompts(product: Product, tokens: int, target: Target) -> _Decision:

@@ -38,6 +38,7 @@ from pagebus.kernels.specialized.hopper_prompts import PromptConfig
 
 SHARED_BYTES = 227 * 1024
 H200 = Target(90, 132)
+L40S = Target(89, 142)
 
 
 def test_buckets() -> None:
@@ -223,6 +224,22 @@ def test_the_library_multiplies_parts() -> None:
         (256, 3584, 18944 + 64, bf16, H200), (192, 5120, 25600, bf16, H200),
     ):  # fmt: skip
         assert choose_residual_product(tokens, rows, inputs, dtype, target).kernel != LinearKernel.CUBLAS_PARTS
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "height"),
+    [(55296, 5120, 224), (27392, 4096, 224), (22016, 2048, 192), (16384, 3072, 128), (35840, 5120, 0)],
+)  # fmt: skip
+def test_gates_whose_tiles_fill_their_rounds(rows: int, inputs: int, height: int) -> None:
+    """They get specialized tiles of 65 to 128 tokens, on GPUs that were measured; other gates and products do not."""
+    for tokens in (65, 96, 128):
+        chosen = choose_product("gated", tokens, rows, inputs, torch.bfloat16, H200)
+        assert (chosen.config == SpecializedConfig(height)) == (height > 0)
+        assert (chosen.source is Source.RULE) == (height > 0)
+    for form, tokens, target in (("gated", 64, H200), ("gated", 129, H200), ("wide", 128, H200), ("gated", 128, L40S)):
+        other = choose_product(form, tokens, rows, inputs, torch.bfloat16, target)
+        assert other.config != SpecializedConfig(height)
+        assert other.source is not Source.RULE
 
 
 def test_parts_that_are_legal() -> None:

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from pagebus.actors.model.config import SHIPPED_MODEL
 from tests.browser.conftest import opened
 from tests.browser.deployment import Deployment
-from tests.browser.test_playground import answer_of, answers, ask
+from tests.browser.playground.test_playground import answer_of, answers, ask
 from tests.helpers.lora.adapters import make_adapter
 from tests.helpers.waiting import LIMIT_S
 

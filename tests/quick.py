@@ -74,7 +74,7 @@ def files_to_run(changed: Iterable[str]) -> list[str]:
 def _room(path: Path) -> Path:
     """The folder with the tests of a file: the mirror of its own, or else of the nearest one above that has tests."""
     if path.parts[:2] == ("web", "static"):
-        return Path("tests/browser")
+        return Path("tests/browser/playground" if "chat" in path.with_suffix("").parts else "tests/browser")
     folder = path.parent if path.parts[0] == "tests" else "tests" / path.parent
     while len(folder.parts) > 1 and not _tests_in(folder):
         folder = folder.parent

@@ -18,6 +18,8 @@ from tests.quick import ALWAYS, ROOT, Deadline, files_to_run
         ("actors/scheduler/kv/block_pool.py", "tests/actors/scheduler/kv/test_block_pool.py"),
         ("tests/web/jobs/test_window.py", "tests/web/jobs/test_window.py"),
         ("docs/start.md", "tests/test_docs.py"),
+        ("web/static/js/chat/models.js", "tests/browser/playground/test_adapters.py"),
+        ("web/static/js/views/chat.js", "tests/browser/playground/test_adapters.py"),
         ("web/static/js/api.js", None),
     ],
 )

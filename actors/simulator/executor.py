@@ -109,7 +109,7 @@ class ModelExecutor:
     def _mixed_s(self, plan: StepPlan, computed: Int32Array, num_tokens: int) -> float:
         """A step with prompts in it. A row of n tokens that reaches position c attends to n * (c - n + 1) + ... pairs;
         its keys and values are read once, which counts little beside them."""
-        decodes = plan.num_decodes
+        decodes = plan.num_decode_rows
         counts = plan.num_scheduled[decodes:].astype(np.float64)
         pairs, read = float(self._pairs(counts, computed[decodes:]).sum()), self._read_tokens(computed[:decodes])
         seconds = self._base_s[num_tokens] + read * self._kv_token_s + pairs * self._pair_s

@@ -38,8 +38,8 @@ class Recorder(Observer):
     def planned(self, at_s: float, replica: str, plan: StepPlan) -> None:
         if replica != self.replica or len(self.samples.steps) >= 10 * MAX_SAMPLES or not len(plan.slots):
             return
-        prefill = int(plan.num_scheduled[plan.num_decodes :].sum())
-        self.samples.steps.append((plan.num_decodes, prefill))
+        decodes, prefill = np.split(plan.num_scheduled, [plan.num_decode_rows])
+        self.samples.steps.append((int(decodes.sum()), int(prefill.sum())))
 
     def result(self, at_s: float, replica: str, result: StepResult) -> None:
         core = self.deployment.simulation.core

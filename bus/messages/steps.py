@@ -164,6 +164,11 @@ class StepPlan(Record, frozen=True, kw_only=True):
     placed_adapters: tuple[AdapterPlaced, ...] = ()
     adapter_blocks: Int32Array = NO_INTS
 
+    @property
+    def num_decode_rows(self) -> int:
+        """How many of the first rows are decodes, those with drafts among them; the others compute prompts."""
+        return max(self.num_decodes, len(self.latest_starts))
+
 
 END_NONE, END_STOP, END_LENGTH, END_GRAMMAR = 0, 1, 2, 3
 """Values of ``StepResult.ends``: continues; an end token was sampled; ``max_total_tokens`` was reached; the sequence's

@@ -22,6 +22,7 @@ def facts_of(settings: Settings, model: ServedModel, ingress: str) -> dict[str, 
         "deployment": settings.name,
         "ingress": ingress,
         "takes_batches": settings.files_dir is not None,
+        "takes_adapters": settings.enable_lora,
         "restarts_alone": not (settings.bus or "").startswith("memory:"),
         "redis": redis_options(settings.bus or ""),
     }

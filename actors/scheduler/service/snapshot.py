@@ -93,10 +93,9 @@ class Snapshot:
         flashes = [(FLASH_COPIED, block) for block in plan.copy_targets.tolist()]
         flashes += [(FLASH_SWAPPED_OUT, block) for block in plan.swap_out_blocks.tolist()]
         flashes += [(FLASH_SWAPPED_IN, block) for block in plan.swap_in_blocks.tolist()]
-        num_decodes = max(plan.num_decodes, len(plan.earliest_starts))  # these are of rows with drafts, too
         self._planned[replica, plan.step] = _Step(
-            int(plan.num_scheduled[:num_decodes].sum()),
-            int(plan.num_scheduled[num_decodes:].sum()),
+            int(plan.num_scheduled[: plan.num_decode_rows].sum()),
+            int(plan.num_scheduled[plan.num_decode_rows :].sum()),
             plan.planned_s,
             len(plan.copy_targets),
             len(plan.swap_out_blocks),

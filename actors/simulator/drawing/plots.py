@@ -33,7 +33,7 @@ class Run:
     waiting: list[int] = field(default_factory=list)
     maps: list[Int32Array] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
-    """Decode and prefill tokens of each step."""
+    """Decode and prefill tokens of each step; drafts are of decodes."""
     latencies: dict[str, list[Point]] = field(default_factory=dict)
     """(milliseconds, share of values up to it) by name."""
 

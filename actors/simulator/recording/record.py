@@ -235,29 +235,31 @@ class Recording:
 def plan_work(slots: dict[int, int], plan: StepPlan) -> dict[str, Any]:
     """What one plan computes: tokens and pairs. ``decode_context`` is None where sequences ran before the recording.
 
+    Drafts are tokens of decodes. Behind drafts in flight, a row counts from the latest place where it may begin.
+
     ``slots`` holds the computed tokens of every slot that is known, and is brought up to date.
     """
     for slot in plan.freed_slots.tolist():
         slots.pop(slot, None)
     for new in plan.new_sequences:
         slots[new.slot] = new.num_computed_tokens
-    context, tokens, pairs, known = 0, 0, 0.0, True
+    slots.update(zip(plan.slots.tolist(), plan.latest_starts.tolist(), strict=False))
+    num_decodes, context, pairs, known = plan.num_decode_rows, 0, 0.0, True
     for row, (slot, count) in enumerate(zip(plan.slots.tolist(), plan.num_scheduled.tolist(), strict=True)):
         computed = slots.get(slot)
         if computed is None:
             known = False
             continue
         slots[slot] = computed + count
-        if row < plan.num_decodes:
-            context += computed + 1
+        if row < num_decodes:
+            context += computed + count
         else:
-            tokens += count
             pairs += count * (computed + (count + 1) / 2)
     return {
-        "decodes": plan.num_decodes,
+        "decodes": int(plan.num_scheduled[:num_decodes].sum()),
         "decode_context": context if known else None,
-        "prefill_rows": len(plan.slots) - plan.num_decodes,
-        "prefill_tokens": tokens,
+        "prefill_rows": len(plan.slots) - num_decodes,
+        "prefill_tokens": int(plan.num_scheduled[num_decodes:].sum()),
         "prefill_pairs": pairs,
         "copies": len(plan.copy_sources),
         "swapped_out": len(plan.swap_out_blocks),

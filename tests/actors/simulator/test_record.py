@@ -20,7 +20,8 @@ from pagebus.bus.memory.bus import MemoryBus
 from pagebus.bus.memory.server import MemoryServer
 from pagebus.bus.messages import TokenizedRequest
 from pagebus.bus.streams import SCHEDULER_GROUP, Names
-from tests.actors.scheduler.world import World, request
+from tests.actors.scheduler.drafting_executor import DraftingExecutor
+from tests.actors.scheduler.world import World, prompt, request
 
 NAMES = Names("test")
 
@@ -109,6 +110,21 @@ def test_the_step_log_says_what_was_computed() -> None:
     work = [tuple(each[name] for name in names) for each in steps]
     assert work[:3] == [(0, 0, 1, 3, 6.0), (1, 4, 0, 0, 0.0), (1, 5, 0, 0, 0.0)]
     assert recording.num_steps == len(world.plans)
+
+
+def test_drafts_are_tokens_of_decodes() -> None:
+    """Also beside a prompt: prefill is what prompts are. No row begins behind the longest that its sequence can be."""
+    out = io.StringIO()
+    recording = Recording(out, NAMES, 0.0, block_size=4)
+    world = World(pipeline_depth=2)
+    world.join(DraftingExecutor(depth=2, num_drafts=3, num_blocks=256))
+    play(world, recording, request("a", prompt(9), max_tokens=60), request("b", list(range(50, 53)), max_tokens=40))
+    steps = [json.loads(line) for line in out.getvalue().splitlines() if "step" in json.loads(line)]
+    acceptance = next(iter(world.core.replicas.values())).step_results.acceptance
+    assert sum(row["prefill_tokens"] for row in steps) == 9 + 3
+    assert sum(row["decodes"] for row in steps) > acceptance.num_draft_tokens > acceptance.num_accepted
+    assert max(row["decode_context"] for row in steps) < 9 + 60 + 3 + 40
+    assert [row["prefill_pairs"] for row in steps if not row["prefill_rows"]] == [0.0] * (len(steps) - 1)
 
 
 async def test_reading_leaves_the_bus_as_it_is() -> None:

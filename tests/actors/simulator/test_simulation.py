@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from pagebus.actors.simulator.faults import Fault, FaultError, parse_faults
 from pagebus.actors.simulator.profile import Profile
 from pagebus.actors.simulator.recording.trace import Trace, make_trace
 from pagebus.actors.simulator.report import make_report, table
+from pagebus.actors.simulator.watch import Recorder, StepLog
 from pagebus.actors.simulator.workloads import make_workload
 
 pytestmark = pytest.mark.share(6)
@@ -256,3 +259,25 @@ def test_speculation(faults: str) -> None:
     assert right["drafts"]["accepted"] > 0.9 * right["drafts"]["drafted"]
     assert right["steps"] < 0.5 * plain["steps"]
     assert "accepted" in table(right)
+
+
+def test_steps_with_drafts_are_told_and_take_as_long_as_decodes() -> None:
+    """Recordings and pictures count prompts alone as prefill. Keys and values of a row with drafts are read once, also
+    beside a prompt: the time follows from what the recording says of the step."""
+    trace, out = make_trace([200, 300], 400, [0.0, 0.1]), io.StringIO()
+    drafts = Settings(spec_method="ngram", spec_tokens=4)
+    deployment = Deployment(trace, PROFILE, drafts, num_executors=1, check=True, acceptance=1.0)
+    log, recorder = StepLog(deployment, out), Recorder(deployment)
+    deployment.watch(log)
+    deployment.watch(recorder)
+    deployment.run()
+    log.finish()
+    steps = [row for row in map(json.loads, out.getvalue().splitlines()) if row.get("step") and row["busy_s"]]
+    assert recorder.run().steps == [(row["decodes"], row["prefill_tokens"]) for row in steps]
+    assert sum(row["prefill_tokens"] for row in steps) == trace.prompt_tokens.sum()
+    mixed = [row for row in steps if row["decodes"] and row["prefill_tokens"]]
+    base_s = PROFILE.base_table_s(4096)
+    for row in mixed:
+        seconds = base_s[row["decodes"] + row["prefill_tokens"]] + row["decode_context"] * PROFILE.kv_token_s
+        assert row["busy_s"] == pytest.approx(seconds + row["prefill_pairs"] * PROFILE.pair_s, abs=1e-6)
+    assert max(row["decodes"] for row in mixed) > 1, "of one sequence"

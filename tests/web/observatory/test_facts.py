@@ -23,6 +23,12 @@ def test_how_redis_is_reached(bus: str, options: list[str] | None) -> None:
     assert redis_options(bus) == options
 
 
+@pytest.mark.parametrize("enabled", [False, True])
+def test_whether_there_may_be_adapters(enabled: bool) -> None:
+    """So the page need not ask for them where there are none."""
+    assert facts_of(Settings(enable_lora=enabled), ServedModel(("m",)), "ingress-0")["takes_adapters"] is enabled
+
+
 def test_defaults_and_targets() -> None:
     """Those of the model, and those that were given."""
     model = ServedModel(("m",), default_sampling={"temperature": 0.2}, max_model_len=100)

@@ -27,9 +27,9 @@ export class Answer {
     } }, "Tokens");
     this.copy = copyButton(() => this.side.choices[0]);
     this.follow = h("button", { class: "button small ghost", type: "button", onclick: () => follow(side) }, "Follow");
-    const name = side.label && `${side.label}${side.name ? ` · ${side.name}` : ""}`;
+    const name = side.label ? `${side.label}${side.name ? ` · ${side.name}` : ""}` : side.body.model;
     this.element = h("article", { class: "answer", "aria-label": side.label ? `Answer ${side.label}` : "Answer" },
-      name && h("span", { class: "chip side" }, name), this.choices, this.error,
+      name && h("span", { class: "chip side", title: name }, h("span", { class: "clip" }, name)), this.choices, this.error,
       h("footer", {}, this.facts, this.tokens, this.copy, actions(this), this.follow));
     this.shown = [];
     this.#draw();

@@ -33,7 +33,7 @@ const JSONS = [
 
 /** The body's fields for what was put in. Raises SyntaxError or TypeError with the name of a wrong JSON text. */
 export function toFields(values) {
-  const fields = {};
+  const fields = values.model ? { model: values.model } : {};
   for (const { name } of [...MAIN, ...MORE]) {
     if (values[name] !== undefined && values[name] !== "") fields[name] = Number(values[name]);
   }
@@ -79,6 +79,9 @@ export class Settings {
     this.onchange = onchange;
     this.body = h("div", { class: "card" });
     this.badges = [];
+    this.models = { served: "", adapters: null }; // not known yet
+    const select = this.select = h("select", { name: "model", onchange: () => { this.#set("model", select.value); this.#entitle(); } });
+    this.model = h("label", { class: "field", hidden: true }, h("span", {}, "Model"), select);
     const area = this.system = h("textarea", { rows: "3", placeholder: "You are a helpful assistant.", value: system, oninput: () => onsystem(area.value) });
     this.element = h("div", { class: "settings" }, h("section", { class: "card", "aria-label": "System prompt" },
       h("label", { class: "field" }, h("span", {}, "System prompt"), area)), this.body);
@@ -90,6 +93,34 @@ export class Settings {
     const used = this.compare ? ["A", "B"] : [""];
     const all = used.map((_, index) => toFields(this.values[index]));
     return used.map((label, index) => ({ label, name: this.compare ? difference(all[index], all[1 - index]) : "", fields: all[index] }));
+  }
+
+  /** Offer the served model and these adapters. A choice that is gone falls back to the served model; returns what to
+   * say about it, or "". */
+  showModels(served, adapters) {
+    const isSame = JSON.stringify(this.models) === JSON.stringify({ served, adapters });
+    this.models = { served, adapters };
+    const gone = this.values.filter(({ model }) => model && !adapters.includes(model));
+    const names = new Set(gone.filter((values) => this.compare || values === this.values[0]).map(({ model }) => short(model)));
+    for (const values of gone) delete values.model;
+    if (gone.length) this.#changed();
+    if (!isSame) this.#offer(); // a list that somebody has opened stays open
+    return names.size ? `Unloaded: ${[...names].map((name) => `'${name}'`).join(", ")}. The model itself answers now.` : "";
+  }
+
+  /** Fill the list in, with what this side has chosen; it comes with the first adapter. */
+  #offer() {
+    const { served, adapters } = this.models, chosen = this.values[this.side].model ?? "";
+    const names = adapters ?? (chosen ? [chosen] : []);
+    fill(this.select, h("option", { value: "" }, served || this.facts().model || "default"), names.map((name) => h("option", { value: name }, name)));
+    this.select.value = chosen;
+    this.#entitle();
+    if (names.length) this.model.hidden = false;
+  }
+
+  /** The whole name of what is chosen is on the tip: there is no room for a long one. */
+  #entitle() {
+    this.select.title = this.select.value;
   }
 
   #changed() {
@@ -135,7 +166,7 @@ export class Settings {
     } }), "Compare two settings");
     fill(this.body, h("h2", {}, "Settings"), compare,
       this.compare && segmented("Settings of", [[0, "Side A"], [1, "Side B"]], this.side, (side) => { this.side = side; this.#render(); }),
-      this.#grid(MAIN, values),
+      this.model, this.#grid(MAIN, values),
       this.#flag("tokens", "Show tokens and their odds", values),
       this.#details("More sampling", [...MORE, ...LINES, ...IDS, BIAS, ...FLAGS].map((each) => each.name ?? each[0]), [this.#grid(MORE, values),
         LINES.map(([name, text]) => this.#text(name, text, "", values, 2)),
@@ -143,6 +174,7 @@ export class Settings {
         this.#text(...BIAS, values, 2, true), FLAGS.map(([name, text]) => this.#flag(name, text, values))]),
       this.#details("Structure and tools", JSONS.map(([name]) => name), JSONS.map(([name, text, hint]) => this.#text(name, text, hint, values, 4, true))),
       h("button", { class: "button small", type: "button", onclick: () => { this.values[this.side] = {}; this.#changed(); this.#render(); } }, "Back to defaults"));
+    this.#offer();
     this.showDefaults();
     this.#count();
   }

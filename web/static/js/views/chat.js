@@ -5,6 +5,7 @@ import { announce, fill, h, icon, labelled, say } from "../dom.js";
 import { count, percent, short, span } from "../format.js";
 import { Answer } from "../chat/answers.js";
 import { showChats } from "../chat/list.js";
+import { followModels } from "../chat/models.js";
 import { Settings } from "../chat/settings.js";
 import { showSnippets } from "../chat/snippets.js";
 import { Talk } from "../chat/talk.js";
@@ -30,6 +31,10 @@ export function chatView({ world, view, tools, signal }) {
     facts: () => world.hello,
   });
   world.on("status", () => settings.showDefaults(), signal);
+  followModels({ world, signal, show: (served, adapters) => {
+    const text = settings.showModels(served, adapters);
+    if (text) complain(text);
+  } });
   settings.element.prepend(glance(world, signal));
   const composer = makeComposer();
   const talking = h("div", { class: "talk" }, turns, h("div", { class: "composer" }, problem, composer.form));
@@ -41,14 +46,18 @@ export function chatView({ world, view, tools, signal }) {
   tools.append(tune, h("button", { class: "button", type: "button", onclick: () => showChats(talk) }, icon("list"), labelled("Chats")),
     h("button", { class: "button", type: "button", onclick: () => { talk.begin(); composer.focus(); } }, icon("plus"), labelled("New chat")));
 
+  function complain(text) {
+    problem.hidden = false;
+    problem.textContent = text;
+  }
+
   /** The settings, or null and why not. */
   const sides = () => {
     try {
       problem.hidden = true;
       return settings.sides();
     } catch (error) {
-      problem.hidden = false;
-      problem.textContent = error.message;
+      complain(error.message);
       return null;
     }
   };

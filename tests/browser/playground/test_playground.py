@@ -195,6 +195,21 @@ def test_edit_and_regenerate(page: Page, deployment: Deployment) -> None:
     expect(page.get_by_text("6 tokens")).to_have_count(1)
 
 
+def test_without_adapters_nobody_asks_for_them(page: Page) -> None:
+    """There is no other model to choose, and the page knows it."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.install()
+    page.reload()
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    page.clock.fast_forward(5000)
+    ask(page, max_tokens=2)
+    expect(page.get_by_text("2 tokens")).to_be_visible()
+    assert any(url.endswith("/v1/chat/completions") for url in asked)
+    assert not any(url.endswith("/v1/models") for url in asked)
+    expect(page.locator("[name=model]")).to_be_hidden()
+
+
 def test_two_settings_side_by_side(page: Page) -> None:
     """Both sides answer the same with their own settings."""
     page.get_by_label("Compare two settings").check()

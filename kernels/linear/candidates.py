@@ -45,7 +45,7 @@ FIRST_ROWS = (12672, 16896, 25344, 33792)
 """Of the first of two products: 132 multiprocessors times 96, 128, 192 and 256, heights of the library's tiles."""
 PARTED_ROWS, FEWEST_PARTED = {96: (2560, 5120), 128: (2560, 5120), 192: (3584, 4096), 256: (2560, 5120)}, 8192
 """By buckets: below how many rows four parts of K were faster than two, and the most rows; the fewest inputs."""
-GATED_ROWS, GATED_BUCKETS, FILLED = (224, 192, 128), (96, 128), 0.85
+GATED_ROWS, GATED_BUCKETS, FILLED = (224, 192, 128, 144), (96, 128), 0.85
 """Heights of specialized tiles for gates, the preferred one first; their buckets; the least share of rounds filled."""
 
 

@@ -177,6 +177,21 @@ def test_tests_named_in_the_documentation_exist() -> None:
     assert named
 
 
+SCRIPTS = sorted({name for text in TEXTS.values() for name in re.findall(r"python3? -m (tests(?:\.\w+)+)", text)})
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_named_in_the_documentation_find_what_they_import(script: str) -> None:
+    """A script that a page says prints its figures is there, and what it takes from Pagebus is, too."""
+    path = ROOT / script.replace(".", "/")
+    tree = ast.parse((path / "__main__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+    wanted = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in wanted if str(node.module).startswith("pagebus.")]
+    names = [(str(node.module), alias.name) for node in ours for alias in node.names]
+
+    assert [name for module, name in names if not hasattr(__import__(module, fromlist=[name]), name)] == []
+
+
 def test_the_readmes_figures_are_those_that_were_measured() -> None:
     """Each figure of its table is, rounded, one of the tables of docs/performance.md or docs/models.md."""
     numbers = re.compile(r"\d+(?: \d{3})*(?:\.\d+)?")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 FIELDS = {"name", "path", "base_model_name"}
 TARGETS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),
     *("experts", "embed_tokens", "lm_head", "bias"),
 )
 """Ends of names of modules that adapters may change, experts' all by one word; and whether these may have biases."""

@@ -41,10 +41,10 @@ from pagebus.actors.bench.driver.shapes import SHAPES, write_model_folder
 from pagebus.actors.executor import engine
 from pagebus.actors.executor.actor import SWITCH_INTERVAL_S
 from pagebus.actors.executor.batch.step_work import StepWork
-from pagebus.actors.executor.sampling.grammars import LANES_PER_THREAD, Grammars, _Constrained
+from pagebus.actors.executor.sampling.followers import ConstrainedRuns
+from pagebus.actors.executor.sampling.grammars import LANES_PER_THREAD, Grammars
 from pagebus.actors.model.grammars.grammar import write_grammar
 from pagebus.bus.messages import Int32Array, StructuredOutput
-from pagebus.bus.messages.field_types import no_ints
 from tests.gpu.bench.bench_step import DEPTH, measure
 from tests.helpers.engine_driver import Driver
 
@@ -81,7 +81,7 @@ class Timed(Grammars):
         """From now on; nothing is under way."""
         self._num_threads, self._num_lanes = threads, lanes_each * threads
         self._fillers, self.filled = None, filled
-        self._asked = _Constrained(no_ints(), [], [])
+        self._asked = ConstrainedRuns.none()
         self.times.clear()
 
     def landed(self, tokens: Int32Array) -> None:
@@ -110,9 +110,9 @@ class Timed(Grammars):
             super()._follow(step, tokens)
         self._note("follow")
 
-    def _fill(self) -> None:
+    def _fill(self, work: StepWork) -> None:
         if self.filled:
-            super()._fill()
+            super()._fill(work)
         else:
             self._masks.fill_(-1)
         self._note("fill")

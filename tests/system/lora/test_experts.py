@@ -80,7 +80,7 @@ def make_cases(base: Path, tmp_path: Path, name: str, count: int) -> Cases:
 
 def serving(base: Path, count: int, **options: object) -> Any:
     lora = {"enable_lora": True, "max_loras": count, "lora_target_modules": (*TARGETS, *ATTENTION)}
-    return running(base, partial(MemoryBus, MemoryServer()), max_num_seqs=256, **lora, **options)
+    return running(base, partial(MemoryBus, MemoryServer()), max_num_seqs=256, **lora | options)
 
 
 @pytest.mark.parametrize(("name", "count"), CASES)
@@ -105,6 +105,18 @@ async def test_other_ways_to_store_experts(name: str, tmp_path: Path) -> None:
     assert answers != greedy(merged(base, None), asked, TOKENS)
     async with serving(base, 1) as system:
         await ask(system, [(source_of(folder, base, targets=TARGETS), asked, answers)])
+
+
+async def test_beside_latents(tmp_path: Path) -> None:
+    """Experts have to be named among the modules, so the others have to be as well: latent attention's, too."""
+    base, latents = family(tmp_path, "deepseek-v3"), ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]
+    asked, told = prompts(2, 0), {"target_parameters": BOTH, "target_modules": latents}
+    folder = save_with_peft(base, tmp_path / "adapter", seed=1, r=4, **told)
+    answers = generated_by_peft(base, [folder], [asked], TOKENS)[0]
+    assert answers != greedy(merged(base, None), asked, TOKENS)
+    targets = (*latents, "experts")
+    async with serving(base, 1, lora_target_modules=targets) as system:
+        await ask(system, [(source_of(folder, base, targets=targets), asked, answers)])
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])

@@ -27,7 +27,7 @@ from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.batches import GONE, BatchRun
 from pagebus.web.jobs.holding import Holding
-from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, unanswered
+from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, size_problem, unanswered
 from pagebus.web.jobs.lost_batches import LostBatches
 from pagebus.web.jobs.metrics import JobMetrics
 from pagebus.web.jobs.settling import Outcome, Settling
@@ -198,6 +198,9 @@ class JobsActor(Actor):
             elif not isinstance(entry.message, Job):
                 result = unanswered(str(entry.id), None, "invalid_job", f"The entry is no job: {why_no_job(entry)}")
                 self._finish(entry, Job(request="", reply_to=reply_to_of(entry)), result, "failed", size)
+            elif problem := size_problem(entry.raw[b"request"] if entry.raw else b"", self.parts.worker.max_line_bytes):
+                result = unanswered(str(entry.id), None, "invalid_job", problem)
+                self._finish(entry, entry.message, result, "failed", size)
             elif entry.message.batch in unwanted:
                 self._finish(entry, entry.message, cancelled(str(entry.id), entry.message.request), "cancelled", size)
             else:
@@ -314,7 +317,7 @@ class JobsActor(Actor):
             found = await self._bus_retry.until_taken(
                 lambda: self.bus.counters(*map(self.names.batch, names)), "batches"
             )
-        except BusError as error:  # the name of a batch is taken by something that is no hash
+        except BusError as error:
             self.log.error("batches not looked at", error=describe(error))
             return set()
         return {name for name, counters in zip(names, found, strict=True) if counters.get("cancel")}

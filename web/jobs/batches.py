@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from pagebus.actors.telemetry.logs import Log
-from pagebus.web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
+from pagebus.web.jobs.lines import LineError, Result, custom_id_of, read_line, size_problem, unanswered
 from pagebus.web.jobs.tally import Tally
 from pagebus.web.jobs.window import Owner, Window
 from pagebus.web.jobs.worker import Worker
@@ -298,8 +298,8 @@ def check_file(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -
         return errors, 0
     for number, text in lines_of(path, max_line_bytes):
         count += 1
-        if len(text) > max_line_bytes:
-            wrong(number, "line_too_long", f"A request may have at most {max_line_bytes} bytes.")
+        if problem := size_problem(text, max_line_bytes):
+            wrong(number, "line_too_long", problem)
             break
         try:
             line = read_line(text)

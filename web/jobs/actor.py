@@ -79,8 +79,8 @@ class JobsActor(Actor):
         self._has_more = False
         """Whether the last read of jobs filled the room there was."""
         self._store = open_store(settings)
-        self._batches: set[str] = set()
-        """Ids of the batches under way here."""
+        self._batches: dict[str, asyncio.Event] = {}
+        """By id, the ends of the batches under way here."""
         self._lost_batches = (
             LostBatches(bus, self.names, self._store, lambda: self._batches, self.log) if self._store else None
         )
@@ -236,16 +236,18 @@ class JobsActor(Actor):
         """Process a batch of ``/v1/batches`` to its end."""
         self._holding.work(entry, "")
         self._trace_below(queued.traceparent)
-        batch = await self._find_batch(queued.batch_id)
-        if batch is None or self._store is None:
-            problem = "a batch has no record here: is --files-dir the same folder everywhere?"
-            self.log.error(problem, id=queued.batch_id)
-        elif batch["status"] not in OVER:
-            self._batches.add(batch["id"])
-            try:
+        while (ended := self._batches.get(queued.batch_id)) is not None:  # queued twice, or let go a moment ago
+            await ended.wait()
+        self._batches[queued.batch_id] = asyncio.Event()
+        try:
+            batch = await self._find_batch(queued.batch_id)
+            if batch is None or self._store is None:
+                problem = "a batch has no record here: is --files-dir the same folder everywhere?"
+                self.log.error(problem, id=queued.batch_id)
+            elif batch["status"] not in OVER:
                 await self._run_batch(self._store, batch, entry)
-            finally:
-                self._batches.discard(batch["id"])
+        finally:
+            self._batches.pop(queued.batch_id).set()
         if entry.id in self._holding:
             await self._settling.end(entry)
             self._holding.ended(entry.id)
@@ -255,7 +257,7 @@ class JobsActor(Actor):
         while True:
             run = BatchRun(
                 store, batch, self.parts.worker, self.window, self.settings.max_batch_lines, self.log,
-                partial(self._is_ours, entry.id), self.parts.metrics.outcome,
+                partial(self._is_ours, entry.id, batch["id"]), self.parts.metrics.outcome,
             )  # fmt: skip
             try:
                 if entry.deliveries > MAX_DELIVERIES:
@@ -267,10 +269,15 @@ class JobsActor(Actor):
                 self.log.error("a batch waits for the disk", id=batch["id"], error=describe(error))
                 await asyncio.sleep(DISK_RETRY_S)
 
-    async def _is_ours(self, entry_id: EntryId) -> bool:
-        """Whether no other actor has taken the entry over; checked before files of a batch are written."""
+    async def _is_ours(self, entry_id: EntryId, batch_id: str) -> bool:
+        """Whether no other actor has taken the entry over, or even ended it; checked before files of a batch are
+        written."""
         await self.confirm_lease()
         await self._bus_retry.until_taken(self._holding.look, "holders")
+        if self._holding.is_nowhere(entry_id) and self._store is not None:
+            record = await asyncio.to_thread(self._store.find, batch_id)
+            if record is None or record["status"] in OVER:
+                self._holding.let_go({entry_id})
         return entry_id in self._holding
 
     async def _find_batch(self, batch_id: str) -> Record | None:

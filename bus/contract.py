@@ -263,7 +263,7 @@ class Bus(ABC):
 
     @abstractmethod
     async def counters(self, *keys: str) -> list[dict[str, int]]:
-        """The counters under these keys by name; empty where there are none."""
+        """The counters under these keys by name; empty where there are none, or a value of another type."""
 
     @abstractmethod
     async def delete_state(self, *names: str) -> None:

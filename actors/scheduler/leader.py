@@ -277,6 +277,7 @@ class Leader:
         if kind == "executor":
             self._results.forget(name)
             self._trimmer.forget(name)
+            self._metrics.drop(name)
 
     async def _sum_up(self) -> None:
         """Write a checkpoint, unless inputs are still unhandled."""

@@ -133,8 +133,15 @@ class Metrics:
 
     def drop(self, **labels: str) -> None:
         """Take away all gauges with these labels: what they describe is gone, so zero would be wrong, too."""
+        self._drop(labels, Gauge)
+
+    def drop_all(self, **labels: str) -> None:
+        """Take away all series with these labels: what they describe will not come back."""
+        self._drop(labels, object)
+
+    def _drop(self, labels: Mapping[str, str], kind: type) -> None:
         wanted = labels.items()
-        gone = [key for key, each in self._series.items() if isinstance(each, Gauge) and wanted <= dict(key[1]).items()]
+        gone = [key for key, each in self._series.items() if isinstance(each, kind) and wanted <= dict(key[1]).items()]
         for key in gone:
             del self._series[key]
 

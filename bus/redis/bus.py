@@ -33,7 +33,15 @@ from pagebus.bus.messages import JsonValue, Message
 from pagebus.bus.redis.groups import RedisGroups
 from pagebus.bus.redis.leases import RedisLeases, RedisState
 from pagebus.bus.redis.link import COMMAND_TIMEOUT_S, Command, RedisLink, Servers, UrlRefused, info_of
-from pagebus.bus.redis.replies import checked, is_no_key, is_refused_id, pairs, stream_parts, to_entry
+from pagebus.bus.redis.replies import (
+    checked,
+    is_no_key,
+    is_refused_id,
+    is_wrong_type,
+    pairs,
+    stream_parts,
+    to_entry,
+)
 from pagebus.bus.redis.stream import Reply
 from pagebus.bus.redis.url import parse_redis_url
 from pagebus.bus.streams import Names
@@ -316,8 +324,14 @@ class RedisBus(Bus):
 
     async def counters(self, *keys: str) -> list[dict[str, int]]:
         replies = await self._writer.call(*(("HGETALL", key) for key in keys)) if keys else []
-        found = [pairs(checked(reply, f"counters {key}")) for reply, key in zip(replies, keys, strict=True)]
-        return [{name.decode(): int(value) for name, value in each.items() if _is_count(value)} for each in found]
+        found = [
+            {} if is_wrong_type(reply) else pairs(checked(reply, f"counters {key}"))
+            for reply, key in zip(replies, keys, strict=True)
+        ]
+        return [
+            {name.decode(errors="replace"): int(value) for name, value in each.items() if _is_count(value)}
+            for each in found
+        ]
 
     async def delete_state(self, *names: str) -> None:
         await self._state.delete(names)
@@ -373,7 +387,8 @@ def _block_parts(block_ms: int) -> list[int]:
 
 
 def _is_count(value: bytes) -> bool:
-    return value.removeprefix(b"-").isdigit()
+    """Whether it is an integer, as Redis counts: of 64 bits. Other programs may put anything there."""
+    return len(value) <= 20 and value.removeprefix(b"-").isdigit()
 
 
 def _last_id(reply: Reply, stream: str) -> EntryId:

@@ -84,6 +84,11 @@ def is_no_key(reply: Any) -> bool:
     return isinstance(reply, ResponseError) and "no such key" in str(reply).lower()
 
 
+def is_wrong_type(reply: Any) -> bool:
+    """Whether the key has a value of another type than the command is for."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE")
+
+
 def is_group_exists(reply: Any) -> bool:
     """Whether XGROUP CREATE found the group there."""
     return isinstance(reply, ResponseError) and "BUSYGROUP" in str(reply)

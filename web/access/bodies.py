@@ -19,7 +19,7 @@ from pagebus.web.access.turns import Turn, Turns
 from pagebus.web.http.connection import network_of
 from pagebus.web.http.errors import ApiError, overloaded
 from pagebus.web.http.expect import ask_for_body
-from pagebus.web.http.limits import BYTES_PER_BRACKET, LONG_BODY_BYTES, MAX_BODIES_BYTES
+from pagebus.web.http.limits import LONG_BODY_BYTES, MAX_BODIES_BYTES, brackets_problem
 from pagebus.web.requests.openai import parse_json
 
 T = TypeVar("T")
@@ -85,9 +85,8 @@ class Bodies:
             self.num_bytes[key] -= len(body)
             if not self.num_bytes[key]:
                 del self.num_bytes[key]
-        most = self.max_bytes // BYTES_PER_BRACKET
-        if len(body) > most and body.count(b"[") + body.count(b"{") > most:
-            raise ApiError(400, f"The body may have at most {most} arrays and objects.", code="invalid_json")
+        if problem := brackets_problem(body, self.max_bytes):
+            raise ApiError(400, f"The body {problem}", code="invalid_json")
         return bytes(body)
 
     def _too_large(self) -> ApiError:

@@ -129,8 +129,12 @@ def read_resumption(headers: Mapping[str, str], owner: str) -> Resumption | None
         return None
     if not 0 < len(key) <= MAX_KEY_CHARS:
         raise _bad_header("Idempotency-Key", f"it must have 1 to {MAX_KEY_CHARS} characters")
-    digest = hashlib.blake2b(f"{owner}\0{key}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return Resumption(digest, uuid.uuid4().hex, None if last is None else _read_seen(last))
+    return Resumption(request_id_of_key(key, owner), uuid.uuid4().hex, None if last is None else _read_seen(last))
+
+
+def request_id_of_key(key: str, owner: str) -> str:
+    """The public id, without its prefix, of the requests of an owner with this ``Idempotency-Key``."""
+    return hashlib.blake2b(f"{owner}\0{key}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _read_seen(last: str) -> Seen:

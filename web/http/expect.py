@@ -29,5 +29,11 @@ async def ask_for_body(request: web.Request) -> None:
         request.writer.output_size = 0  # the response has not begun
 
 
+def is_unasked(request: web.Request) -> bool:
+    """Whether a client may still wait with its body. It need not send a body that is refused, so nothing after this
+    request can be told from one: the connection must not be used again."""
+    return _waits(request) and _TOLD not in request and not request.content.at_eof()
+
+
 def _waits(request: web.Request) -> bool:
     return request.headers.get("Expect", "").lower() == "100-continue"

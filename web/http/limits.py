@@ -105,3 +105,11 @@ def max_body_bytes(max_model_len: int | None) -> int:
     """Largest request body: room for a full context as token ids (up to 8 characters each), and some more."""
     wanted = BODY_BYTES_PER_TOKEN * (max_model_len or 0)
     return min(max(wanted, MIN_BODY_BYTES), MAX_BODY_BYTES)
+
+
+def brackets_problem(body: bytes | bytearray, max_bytes: int) -> str:
+    """Why a body has more arrays and objects than are read; "" if it has not. ``max_bytes`` is the largest body."""
+    most = max_bytes // BYTES_PER_BRACKET
+    if len(body) <= most or body.count(b"[") + body.count(b"{") <= most:
+        return ""
+    return f"may have at most {most} arrays and objects."

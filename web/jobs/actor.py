@@ -27,7 +27,7 @@ from pagebus.web.ingress.adapter_registry import AdapterRegistry
 from pagebus.web.ingress.inbox import Inbox
 from pagebus.web.jobs.batches import GONE, BatchRun
 from pagebus.web.jobs.holding import Holding
-from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, unanswered
+from pagebus.web.jobs.lines import Result, cancelled, custom_id_of, size_problem, unanswered
 from pagebus.web.jobs.lost_batches import LostBatches
 from pagebus.web.jobs.metrics import JobMetrics
 from pagebus.web.jobs.settling import Outcome, Settling
@@ -79,8 +79,8 @@ class JobsActor(Actor):
         self._has_more = False
         """Whether the last read of jobs filled the room there was."""
         self._store = open_store(settings)
-        self._batches: set[str] = set()
-        """Ids of the batches under way here."""
+        self._batches: dict[str, asyncio.Event] = {}
+        """By id, the ends of the batches under way here."""
         self._lost_batches = (
             LostBatches(bus, self.names, self._store, lambda: self._batches, self.log) if self._store else None
         )
@@ -198,6 +198,9 @@ class JobsActor(Actor):
             elif not isinstance(entry.message, Job):
                 result = unanswered(str(entry.id), None, "invalid_job", f"The entry is no job: {why_no_job(entry)}")
                 self._finish(entry, Job(request="", reply_to=reply_to_of(entry)), result, "failed", size)
+            elif problem := size_problem(entry.raw[b"request"] if entry.raw else b"", self.parts.worker.max_line_bytes):
+                result = unanswered(str(entry.id), None, "invalid_job", problem)
+                self._finish(entry, entry.message, result, "failed", size)
             elif entry.message.batch in unwanted:
                 self._finish(entry, entry.message, cancelled(str(entry.id), entry.message.request), "cancelled", size)
             else:
@@ -233,16 +236,18 @@ class JobsActor(Actor):
         """Process a batch of ``/v1/batches`` to its end."""
         self._holding.work(entry, "")
         self._trace_below(queued.traceparent)
-        batch = await self._find_batch(queued.batch_id)
-        if batch is None or self._store is None:
-            problem = "a batch has no record here: is --files-dir the same folder everywhere?"
-            self.log.error(problem, id=queued.batch_id)
-        elif batch["status"] not in OVER:
-            self._batches.add(batch["id"])
-            try:
+        while (ended := self._batches.get(queued.batch_id)) is not None:  # queued twice, or let go a moment ago
+            await ended.wait()
+        self._batches[queued.batch_id] = asyncio.Event()
+        try:
+            batch = await self._find_batch(queued.batch_id)
+            if batch is None or self._store is None:
+                problem = "a batch has no record here: is --files-dir the same folder everywhere?"
+                self.log.error(problem, id=queued.batch_id)
+            elif batch["status"] not in OVER:
                 await self._run_batch(self._store, batch, entry)
-            finally:
-                self._batches.discard(batch["id"])
+        finally:
+            self._batches.pop(queued.batch_id).set()
         if entry.id in self._holding:
             await self._settling.end(entry)
             self._holding.ended(entry.id)
@@ -252,7 +257,7 @@ class JobsActor(Actor):
         while True:
             run = BatchRun(
                 store, batch, self.parts.worker, self.window, self.settings.max_batch_lines, self.log,
-                partial(self._is_ours, entry.id), self.parts.metrics.outcome,
+                partial(self._is_ours, entry.id, batch["id"]), self.parts.metrics.outcome,
             )  # fmt: skip
             try:
                 if entry.deliveries > MAX_DELIVERIES:
@@ -264,10 +269,15 @@ class JobsActor(Actor):
                 self.log.error("a batch waits for the disk", id=batch["id"], error=describe(error))
                 await asyncio.sleep(DISK_RETRY_S)
 
-    async def _is_ours(self, entry_id: EntryId) -> bool:
-        """Whether no other actor has taken the entry over; checked before files of a batch are written."""
+    async def _is_ours(self, entry_id: EntryId, batch_id: str) -> bool:
+        """Whether no other actor has taken the entry over, or even ended it; checked before files of a batch are
+        written."""
         await self.confirm_lease()
         await self._bus_retry.until_taken(self._holding.look, "holders")
+        if self._holding.is_nowhere(entry_id) and self._store is not None:
+            record = await asyncio.to_thread(self._store.find, batch_id)
+            if record is None or record["status"] in OVER:
+                self._holding.let_go({entry_id})
         return entry_id in self._holding
 
     async def _find_batch(self, batch_id: str) -> Record | None:
@@ -314,7 +324,7 @@ class JobsActor(Actor):
             found = await self._bus_retry.until_taken(
                 lambda: self.bus.counters(*map(self.names.batch, names)), "batches"
             )
-        except BusError as error:  # the name of a batch is taken by something that is no hash
+        except BusError as error:
             self.log.error("batches not looked at", error=describe(error))
             return set()
         return {name for name, counters in zip(names, found, strict=True) if counters.get("cancel")}

@@ -14,17 +14,19 @@ from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 import orjson
 
 from pagebus.actors.telemetry.logs import Log
-from pagebus.web.jobs.lines import LineError, Result, custom_id_of, read_line, unanswered
+from pagebus.web.jobs.lines import LineError, Result, custom_id_of, read_line, size_problem, unanswered
 from pagebus.web.jobs.tally import Tally
 from pagebus.web.jobs.window import Owner, Window
 from pagebus.web.jobs.worker import Worker
 from pagebus.web.storage.files import Record, Store, new_id
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SHOW_S = 1.0
 """Seconds between updates of a batch's record while it runs."""
 MAX_ERRORS = 100
@@ -97,6 +99,8 @@ class BatchRun:
             errors, total = await asyncio.to_thread(
                 check_file, path, batch["endpoint"], self._max_lines, self._worker.max_line_bytes
             )
+            if not await self._is_ours():
+                return
             if errors:
                 self._note("failed", errors={"object": "list", "data": errors})
                 return
@@ -105,7 +109,7 @@ class BatchRun:
             self._stopped = self._stopped or GONE
         self._check_wanted()  # before the first line, and should it have ended while it was being finalized
         # Not opened in the thread: it goes on when this task is cancelled, and nobody would close the files.
-        progress = self._go_on(*await asyncio.to_thread(self._take_up))
+        progress = self._go_on(*await to_its_end(self._take_up))
         watching = self._begin(self._watch(progress))
         try:
             if not self._stopped:
@@ -116,7 +120,7 @@ class BatchRun:
         self._raise_failure()
         if await self._is_ours():
             answered = progress.failed
-            await asyncio.to_thread(self._finish, path, progress)
+            await to_its_end(self._finish, path, progress)
             self._count("cancelled", progress.failed - answered)
 
     # -- lines --------------------------------------------------------------------------------------------------------
@@ -271,6 +275,17 @@ async def end(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def to_its_end(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Do ``work`` in a thread, to its end also when the task is cancelled: whoever goes on with the batch must find its
+    files at rest."""
+    working = asyncio.create_task(asyncio.to_thread(work, *args, **options))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
 def lines_of(path: Path, max_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, by number from 1; of one that is longer than ``max_bytes`` no more than a byte more.
     A byte order mark before the first is no part of it."""
@@ -298,8 +313,8 @@ def check_file(path: Path, endpoint: str, max_lines: int, max_line_bytes: int) -
         return errors, 0
     for number, text in lines_of(path, max_line_bytes):
         count += 1
-        if len(text) > max_line_bytes:
-            wrong(number, "line_too_long", f"A request may have at most {max_line_bytes} bytes.")
+        if problem := size_problem(text, max_line_bytes):
+            wrong(number, "line_too_long", problem)
             break
         try:
             line = read_line(text)

@@ -31,6 +31,8 @@ class Holding:
         self._let_go: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._doubtful_until_s = -math.inf
         """Until when an actor that saw the expiry may still take something over."""
+        self._nowhere = set[EntryId]()
+        """Entries under way that the last check has found to be pending nowhere."""
 
     def __contains__(self, entry_id: EntryId) -> bool:
         return entry_id in self._entries
@@ -89,7 +91,7 @@ class Holding:
 
     async def look(self, *, anew: bool = False) -> None:
         """Release entries that others have taken over, if the lease had expired since the last check; ``anew`` checks
-        again after a while. (An entry pending nowhere was lost with the bus, and no other actor continues it.)
+        again after a while. An entry pending nowhere is kept, as it may have been lost with the bus.
 
         Raises:
             BusUnavailable: it has to be looked again.
@@ -98,13 +100,22 @@ class Holding:
         num_lapses = self._num_lapses
         if self._num_checked == num_lapses and not is_doubtful:
             return
-        found = await self._bus.holders(self._stream, JOBS_GROUP, [entry_id for entry_id, _ in self._running.values()])
+        running = [entry_id for entry_id, _ in self._running.values()]
+        found = await self._bus.holders(self._stream, JOBS_GROUP, running)
         self._num_checked = max(self._num_checked, num_lapses)
-        taken = {entry_id for entry_id, holder in found.items() if holder != self._consumer}
+        self._nowhere = set(running) - found.keys()
+        self.let_go({entry_id for entry_id, holder in found.items() if holder != self._consumer})
+
+    def is_nowhere(self, entry_id: EntryId) -> bool:
+        """Whether an entry is pending nowhere: it was lost with the bus, or another actor has ended it."""
+        return entry_id in self._nowhere
+
+    def let_go(self, taken: Collection[EntryId]) -> None:
+        """Release entries that others have, or have ended."""
         for task, (entry_id, _) in list(self._running.items()):
             if entry_id in taken:
                 self._log.warning("let go of what another actor has taken over", entry=str(entry_id))
                 self._let_go.add(task)
                 task.cancel()
-        self._entries -= taken
+        self._entries.difference_update(taken)
         self._bus.let_go(self._stream, JOBS_GROUP, taken)

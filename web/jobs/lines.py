@@ -9,6 +9,7 @@ import orjson
 
 from pagebus.web.http.errors import ApiError
 from pagebus.web.http.fields import type_name
+from pagebus.web.http.limits import brackets_problem
 from pagebus.web.requests.openai import check_nesting
 
 MAX_CUSTOM_ID_CHARS = 512
@@ -30,6 +31,14 @@ class Line:
     custom_id: str
     url: str
     body: dict[str, Any]
+
+
+def size_problem(text: bytes, max_bytes: int) -> str:
+    """Why a line is too large to be parsed at all, as a body over HTTP would be; "" if it is not."""
+    if len(text) > max_bytes:
+        return f"A request may have at most {max_bytes} bytes."
+    problem = brackets_problem(text, max_bytes)
+    return problem and f"A request {problem}"
 
 
 def read_line(text: str | bytes) -> Line:

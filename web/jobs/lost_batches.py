@@ -17,11 +17,13 @@ from pagebus.actors.telemetry.logs import Log
 from pagebus.bus.contract import START, Bus
 from pagebus.bus.messages import BatchQueued
 from pagebus.bus.streams import Names
+from pagebus.web.jobs.window import READ_COUNT
 from pagebus.web.storage.files import OVER, Store
 
 SILENCE_S = 10.0
 """How long a batch without an entry must show no sign of life; whoever works on it shows one each second."""
-PAGE = 1000
+PAGE = READ_COUNT
+"""Entries that are read together: jobs among them may be long."""
 
 
 class LostBatches:

@@ -14,6 +14,7 @@ from pagebus.bus.contract import BusUnavailable
 from pagebus.web.access.auth import API_KEY, forbidden, may_call, unauthorized
 from pagebus.web.http import anthropic
 from pagebus.web.http.errors import ApiError, bus_away, from_http, internal, no_room
+from pagebus.web.http.expect import is_unasked
 from pagebus.web.server.context import (
     CONTEXT,
     REQUEST_ID,
@@ -96,7 +97,8 @@ def _refused(request: web.Request, error: ApiError) -> web.Response:
 
 
 def _speaks_anthropic(request: web.Request) -> bool:
-    return route_of(request).startswith("/v1/messages") or anthropic.is_anthropics(request)
+    path = request.path.removeprefix(request.app[CONTEXT].settings.root_path or "")
+    return f"{path}/".startswith("/v1/messages/") or anthropic.is_anthropics(request)
 
 
 def route_of(request: web.Request) -> str:
@@ -108,14 +110,14 @@ def route_of(request: web.Request) -> str:
 
 async def mark_response(request: web.Request, response: web.StreamResponse) -> None:
     """Every response says which request it answers, and which pages may read it. Connections of a server that ends are
-    not kept: their clients find another one."""
+    not kept: their clients find another one. Neither are those of clients that wait with a body that nobody wants."""
     if REQUEST_ID in request:
         response.headers["X-Request-Id"] = request[REQUEST_ID]
         if _speaks_anthropic(request):
             response.headers["Request-Id"] = request[REQUEST_ID]  # where Anthropic's clients look
     context = request.app[CONTEXT]
     context.cors.mark(request, response)
-    if context.draining():
+    if context.draining() or is_unasked(request):
         response.force_close()
         response.headers["Connection"] = "close"
     if (form := format_of(request)) and (load := await context.read_load()):

@@ -167,6 +167,11 @@ class SchedulerMetrics:
         self._metrics.counter(name, text, engine=replica.name, **labels).inc(value - seen.get(key, 0))
         seen[key] = value
 
+    def drop(self, engine: str) -> None:
+        """Take away the series of an executor that stays away: where names are used once, they would only grow."""
+        self._metrics.drop_all(engine=engine)
+        self._step_tokens.pop(engine, None)
+
     def forget(self, replica: Replica) -> None:
         """Drop a replica that has left. Its sequences go on elsewhere, unless they have lost too many executors."""
         self.count(replica)

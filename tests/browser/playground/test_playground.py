@@ -9,6 +9,7 @@ import shlex
 from typing import Any
 
 import httpx
+import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Locator, Page, Route, expect
 
@@ -70,16 +71,21 @@ def test_a_reload_in_the_middle_goes_on(page: Page, deployment: Deployment) -> N
     expect(answers(page)).to_have_text(whole)
 
 
-def test_stop_frees_what_the_answer_held(page: Page, deployment: Deployment) -> None:
-    """At once, though the client could come back."""
-    deployment.hold(after=4)
+@pytest.mark.parametrize("after", [0, 4])
+def test_stop_frees_what_the_answer_held(page: Page, deployment: Deployment, after: int) -> None:
+    """At once, though the client could come back; also before anything of it has come."""
+    deployment.hold(after=after)
     ask(page, max_tokens=300)
-    expect(answers(page)).to_have_text(re.compile(r"\w"))
-    page.get_by_role("button", name="Stop").click()
+    deployment.until(lambda: deployment.core.requests)
+    if after:
+        expect(answers(page)).to_have_text(re.compile(r"\w"))
+    with page.expect_request("**/abort_requests"):
+        page.get_by_role("button", name="Stop").click()
     deployment.until(lambda: not deployment.core.requests)
     deployment.release()
     expect(page.get_by_text("stopped")).to_be_visible()
     assert deployment.replica.pool.num_free == deployment.replica.pool.num_blocks
+    page.said.clear()  # type: ignore[attr-defined]  # the browser itself writes down every 409
 
 
 def test_parameters_take_effect(page: Page, deployment: Deployment) -> None:

@@ -272,7 +272,7 @@ ABORT = Body(
     vllm=vllm_fields("POST /abort_requests"),
     read=parse_abort,
     parse=parse_abort,
-    samples=({"request_ids": ["chatcmpl-1"]},),
+    samples=({"request_ids": ["chatcmpl-1"]}, {"idempotency_keys": ["1"]}),
 )
 LOAD = Body(
     path="/v1/load_lora_adapter",

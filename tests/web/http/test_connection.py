@@ -138,6 +138,7 @@ async def test_a_body_is_asked_for_once_it_is_wanted(serve, length, key, status)
         head = await reader.readuntil(b"\r\n\r\n")
 
     assert int(head.split()[1]) == status
+    assert (b"Connection: close" in head) == (status != 200), "a next request would be taken for the body"
     writer.close()
 
 

@@ -6,16 +6,18 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pagebus.actors.telemetry.logs import get_logger
-from pagebus.bus.contract import START
+from pagebus.bus.contract import START, Entry
 from pagebus.bus.memory.bus import MemoryBus
-from pagebus.bus.messages import BatchQueued
+from pagebus.bus.messages import BatchQueued, Job
 from pagebus.bus.streams import Names
 from pagebus.web.jobs import lost_batches
 from pagebus.web.jobs.lost_batches import LostBatches
+from pagebus.web.jobs.window import READ_COUNT
 from pagebus.web.storage.files import Store, new_id
 from tests.helpers.waiting import until
 from tests.web.batch_world import World, ask, world_in
@@ -66,6 +68,28 @@ async def test_the_bus_comes_back_empty(world: World) -> None:
     store.save({**record, "id": (another := new_id("batch_"))})
     world.jobs[0][0].bus_restarted()
     assert (await world.ended(another)).status == "completed"
+
+
+async def test_long_jobs_before_its_entry_are_read_a_few_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be as long as bodies over HTTP; the batch is found behind them all the same."""
+    batch_id, bus = await lost(world), MemoryBus(world.server)
+    await bus.publish([(NAMES.jobs, Job(request="x")) for _ in range(3 * READ_COUNT)])
+    await bus.publish([(NAMES.jobs, BatchQueued(batch_id=batch_id))])
+    read, most = MemoryBus.read, 0
+
+    async def counted(*args: Any, **options: Any) -> list[Entry]:
+        nonlocal most
+        most = max(most, len(entries := await read(*args, **options)))
+        return entries
+
+    monkeypatch.setattr(MemoryBus, "read", counted)
+    await looking(world).look()
+    monkeypatch.undo()
+    assert 0 < most <= READ_COUNT
+    entries = await bus.read({NAMES.jobs: START}, count=1000, block_ms=0)
+    assert sum(isinstance(each.message, BatchQueued) for each in entries) == 1
 
 
 async def test_several_actors_queue_it_once(world: World) -> None:

@@ -95,6 +95,29 @@ async def test_a_stream(served, http):
     assert (await served.backend.aborted(), served.backend.left) == ([request.request_id], [])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9, "model": MODEL.name}),
+        ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {}}),
+    ],
+)
+async def test_by_key(served, http, path, body):
+    """Before anything of the answer has come, and so its id; not another's call with the same key."""
+    calls = {key: headers(key, **{"Idempotency-Key": "again"}) for key in "ab"}
+    asking = {key: asyncio.create_task(http.post(served.url + path, json=body, headers=calls[key])) for key in "ab"}
+    await served.backend.requested(2)
+    assert (await abort(http, served, "a", idempotency_keys=["other"]))[1]["aborted"] == 0
+    assert (await abort(http, served, "a", idempotency_keys=["again"]))[1]["aborted"] == 1
+    assert (await asking["a"]).status == 409
+    assert (len(await served.backend.aborted()), served.backend.left) == (1, [])
+    assert not asking["b"].done()
+    assert (await abort(http, served, "b"))[1]["aborted"] == 1
+    await asking["b"]
+
+
 async def test_at_another_ingress(http):
     """Whichever is asked: clients cannot choose."""
     server = MemoryServer()

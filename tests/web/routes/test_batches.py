@@ -155,8 +155,8 @@ async def test_a_wrong_file_fails(world: World) -> None:
     assert codes == [("invalid_json_line", 2), ("mismatched_url", 3), ("duplicate_custom_id", 4), ("too_many_lines", 4)]
     deep = json.dumps(ask("d")).replace('"content": "d"', '"content": "d", "x": ' + "[" * 65 + "]" * 65)
     worker = world.jobs[0][0].parts.worker
-    worker.max_line_bytes = len(deep) + 1
-    batch = await world.ended(await world.batch(await world.upload(deep, "x" * len(deep) * 3)))
+    worker.max_line_bytes = 16 * len(deep)
+    batch = await world.ended(await world.batch(await world.upload(deep, "x" * len(deep) * 48)))
     assert [(each.code, each.line) for each in batch.errors.data] == [("invalid_json_line", 1), ("line_too_long", 2)]
     assert "nested" in batch.errors.data[0].message
     batch = await world.ended(await world.batch(await world.upload("\n")))

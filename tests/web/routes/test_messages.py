@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import anthropic
 import pytest
 
@@ -13,7 +14,7 @@ from pagebus.bus.memory.server import MemoryServer
 from pagebus.web.adapters.messages import MessageEvents, message_of, read_count, read_message
 from pagebus.web.http.errors import ApiError
 from pagebus.web.routes.generate.messages import parse_message
-from tests.web.fake_backend import MODEL, SENTENCE, Served, start_served
+from tests.web.fake_backend import MODEL, SENTENCE, Serve, Served, start_served
 
 TEXT = "".join(SENTENCE)
 ASK: dict[str, Any] = {
@@ -102,6 +103,20 @@ async def test_errors(served: Served, client: anthropic.AsyncAnthropic) -> None:
     assert refused.value.body["type"] == "error"
     assert refused.value.body["error"]["type"] == "authentication_error"
     assert served.backend.requests == []
+
+
+@pytest.mark.parametrize(("path", "status"), [("", 405), ("/", 307), ("/batches", 404), ("/count_tokens", 405)])
+@pytest.mark.parametrize("root_path", [None, "/llm"])
+async def test_errors_without_a_route(
+    serve: Serve, http: aiohttp.ClientSession, root_path: str | None, path: str, status: int
+) -> None:
+    """Paths below Anthropic's routes speak as these do, also to a client that does not say which API it speaks."""
+    served = await serve(root_path=root_path)
+    url = f"{served.url}{root_path or ''}/v1/messages{path}"
+    async with http.request("POST" if path == "/" else "GET", url, allow_redirects=False) as response:
+        assert response.status == status
+        if status != 307:
+            assert (await response.json()).keys() == {"type", "error", "request_id"}
 
 
 async def test_models(client: anthropic.AsyncAnthropic) -> None:

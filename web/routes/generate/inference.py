@@ -16,7 +16,7 @@ from pagebus.web.requests.token_body import parse_generate
 from pagebus.web.routes import EVENTS, JSON, About, Route
 from pagebus.web.routes.generate import examples
 from pagebus.web.routes.generate.generation import generate
-from pagebus.web.routes.operate.aborts import abort_requests, parse_abort
+from pagebus.web.routes.operate.aborts import EXAMPLES, abort_requests, parse_abort
 
 
 class Tokens(Endpoint):
@@ -64,6 +64,6 @@ ROUTES = (
           About(tag="Tokens", parse=parse_generate, examples=examples.GENERATED, headers=RESUMPTION_HEADERS,
                 answer=ANSWER, answer_types=(JSON, EVENTS))),
     Route("POST", "/inference/v1/abort_requests", "inference_abort", abort_requests,
-          About(tag="Tokens", parse=parse_abort, examples={"one": {"request_ids": ["generate-tokens-0123"]}, "all": {}},
+          About(tag="Tokens", parse=parse_abort, examples=EXAMPLES,
                 answer=record(status={"const": "aborted"}, aborted=COUNT))),
 )  # fmt: skip

@@ -126,12 +126,14 @@ async def test_who_is_gone_is_told_nothing(world: World) -> None:
 
 
 def mentions(deployment: Deployment, replica: str) -> set[str]:
-    """Where the scheduler, or the journal that it leaves, knows how far a replica's results are read."""
+    """Where the scheduler, or the journal that it leaves, knows how far a replica's results are read; and its
+    metrics."""
     actor, journal = deployment.scheduler, deployment.server.streams.get(NAMES.journal)
     found = {"results"} if replica in actor._leader._results.positions else set()
     found |= {"checkpoints"} if replica in actor._leader._checkpoints.covered else set()
     streams = actor._leader._trimmer._done.keys() | actor._leader._trimmer._read.keys()
     found |= {"trimmer"} if streams & OF_EXECUTOR or replica in actor._leader._trimmer._last_steps else set()
+    found |= {"metrics" for _, labels, _ in actor.metrics.snapshot()["series"] if labels.get("engine") == replica}
     entries = [] if journal is None else journal.fields.values()
     return found | {"journal" for fields in entries if replica in str(fields)}
 

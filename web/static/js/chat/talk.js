@@ -232,11 +232,12 @@ export class Talk extends EventTarget {
     for (let index = 0; index < side.choices.length; index++) side.choices[index] ??= emptyChoice();
   }
 
-  /** Stop what is being written: at the server first, where an answer that is only left goes on for a while. */
+  /** Stop what is being written: at the server first, where an answer that is only left goes on for a while. By its key,
+   *  as nothing may have come of it yet. */
   stop() {
     for (const [side, controller] of this.running) {
       side.status = "stopped";
-      const ended = side.id ? request("/abort_requests", { json: { request_ids: [side.id] } }) : Promise.resolve();
+      const ended = request("/abort_requests", { json: { idempotency_keys: [side.key] } });
       ended.catch(() => {}).then(() => controller.abort());
     }
   }

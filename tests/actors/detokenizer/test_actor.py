@@ -91,6 +91,18 @@ async def test_what_had_been_trimmed_before_a_restart_is_trimmed_again(world: Wo
         await until_empty(world.bus, NAMES.sequences("detok-0"))
 
 
+async def test_what_an_earlier_scheduler_has_announced_is_forgotten(world: World, settings: Settings) -> None:
+    """A new one leads, and announces anew what is still wanted; the drain waits for nothing else."""
+    await world.executor("gpu-0")
+    async with running(world, settings) as actor:
+        await world.write(NAMES.sequences("detok-0"), started(1, ingress="gone"), SchedulerLeads(epoch=2), started(2))
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS, sequence_id=1), *steps(TOKENS, sequence_id=2))
+        assert joined(await world.replies()) == (TEXT, "length", len(TOKENS))
+        assert actor._sequences is not None
+        assert len(actor._sequences) == 0
+        assert await world.bus.length(NAMES.replies("gone")) == 0
+
+
 async def test_stop_string_is_told_to_the_scheduler(world: World, settings: Settings) -> None:
     """The terminal reply and one StopSequence on the control stream."""
     await world.executor("gpu-0")

@@ -341,6 +341,8 @@ class World:
             pool = self.core.replicas[executor.name].pool
             assert pool.num_free == pool.num_blocks, "blocks are left"
             assert self.core.replicas[executor.name].host_tier.num_held == 0, "host blocks are left"
+            known = self.core.replicas[executor.name].disk_tier.pool.stored
+            assert {each.hex() for each in known} == executor.disk.stored.keys(), "the disk has other blocks than known"
         assert not self.core.lifecycle.sequences, "ids are left"
 
     def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:

@@ -74,6 +74,21 @@ def test_only_those_who_want_it_wait_for_the_disk() -> None:
     assert executor.num_computed == (12 + 2) + (40 - 36 + 2)
 
 
+def test_two_who_want_the_same_blocks_have_them_read_once() -> None:
+    """Both wait for the one read."""
+    world, executor = stored()
+    ask(world, "a")
+    world, executor = restarted(world, executor)
+    world.send(request("b", LONG, max_tokens=3), request("c", [*LONG, 1, 2, 3, 4, 5], max_tokens=3))
+    while executor.queue:
+        world.step()
+    assert not world.over
+    world.run()
+    world.check_end()
+    assert tier(world).num_in == 10
+    assert executor.num_computed == (40 - 36 + 2) + (45 - 40 + 2)
+
+
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_what_cannot_be_read_is_computed(fails: int) -> None:
     """Once: a sequence does not try the disk again. What has failed is not there any more."""

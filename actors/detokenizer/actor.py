@@ -179,6 +179,7 @@ class DetokenizerActor(Actor):
                 try:
                     self._sequences.apply(entry.message)
                 except Exception as error:
+                    self._sequences.refuse_step(entry.message)
                     await self._refuse(entry, describe(error))
             case ReplicaFenced():
                 pass
@@ -186,8 +187,7 @@ class DetokenizerActor(Actor):
                 await self._refuse(entry)
 
     async def _refuse(self, entry: Entry, error: str = "") -> None:
-        """Something that does not belong here, or that no text can be made of. Tokens lost that way show as a gap and
-        end in an error."""
+        """Store something that does not belong here, or that no text can be made of, as a dead letter."""
         reason = error or entry.error or f"unexpected {type(entry.message).__name__}"
         self.log.error("entry refused", stream=entry.stream, id=str(entry.id), reason=reason)
         try:

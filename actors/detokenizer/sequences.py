@@ -46,6 +46,7 @@ INTERNAL_ERROR = "InternalServerError"
 REPETITION = "repetition_detected"
 """The stop reason of an output that repeats itself."""
 BAD_REQUEST = "BadRequestError"
+NO_TEXT = "the server failed to make text of this request"
 COSTLY_GRAMMAR = "turned out to be too complex to follow, or to leave no token that may come next"
 
 
@@ -120,7 +121,15 @@ class Sequences:
 
     def refuse(self, message: SequenceStarted) -> None:
         """Nothing can be made of this sequence: its request ends with an error."""
-        self._give_up(message, "the server failed to make text of this request")
+        self._give_up(message, NO_TEXT)
+
+    def refuse_step(self, result: StepResult) -> None:
+        """Nothing can be made of this step: the requests in it end with an error. Its tokens may be their last, so no
+        gap would show."""
+        for column in (result.prompt_sequence_ids, result.pooled_sequence_ids, result.sequence_ids):
+            for sequence_id in column.tolist():
+                if (state := self._live.get(sequence_id)) is not None:
+                    self._fail(state, NO_TEXT)
 
     def _replay(self, state: SequenceState) -> None:
         """Work off the tokens that a sequence brings along."""

@@ -57,9 +57,6 @@ class StepResults:
         self._sequences: dict[int, Sequence] = {}
         self.acceptance = Acceptance(table.num_drafts)
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def hold(self, sequence: Sequence) -> None:
         """Hold a sequence that left its slot before all of its results arrived."""
         sequence.belong_to(self._replica)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from pagebus.actors.detokenizer import actor as module
@@ -16,7 +18,9 @@ from pagebus.bus.messages import (
     END_GRAMMAR,
     END_LENGTH,
     END_NONE,
+    AbortRequest,
     Message,
+    ReplyBatch,
     RequestFailed,
     SchedulerLeads,
     SequenceEnded,
@@ -87,6 +91,18 @@ async def test_what_had_been_trimmed_before_a_restart_is_trimmed_again(world: Wo
         await until_empty(world.bus, NAMES.sequences("detok-0"))
 
 
+async def test_what_an_earlier_scheduler_has_announced_is_forgotten(world: World, settings: Settings) -> None:
+    """A new one leads, and announces anew what is still wanted; the drain waits for nothing else."""
+    await world.executor("gpu-0")
+    async with running(world, settings) as actor:
+        await world.write(NAMES.sequences("detok-0"), started(1, ingress="gone"), SchedulerLeads(epoch=2), started(2))
+        await world.write(NAMES.results("gpu-0"), *steps(TOKENS, sequence_id=1), *steps(TOKENS, sequence_id=2))
+        assert joined(await world.replies()) == (TEXT, "length", len(TOKENS))
+        assert actor._sequences is not None
+        assert len(actor._sequences) == 0
+        assert await world.bus.length(NAMES.replies("gone")) == 0
+
+
 async def test_stop_string_is_told_to_the_scheduler(world: World, settings: Settings) -> None:
     """The terminal reply and one StopSequence on the control stream."""
     await world.executor("gpu-0")
@@ -148,6 +164,34 @@ async def test_entries_that_cannot_be_read_go_to_the_dead_letters(world: World, 
 
     assert (TEXT, "length", len(TOKENS)) == joined(rows)
     assert await world.bus.length(NAMES.dead_letters("detokenizer")) == 1
+
+
+async def test_what_no_text_can_be_made_of_ends_its_request_alone(world: World, settings: Settings) -> None:
+    """A sequence that cannot begin, and a step whose columns are malformed, each give one error: also if the step is
+    the last one, after which no gap would show. The others are served."""
+    await world.executor("gpu-0")
+    ones = np.array([1], np.int32)
+    async with running(world, settings) as actor:
+        await world.write(NAMES.sequences("detok-0"), started(1), started(2, output_top_counts=ones), started(3))
+        malformed = structs.replace(step((1, TOKENS[0], 0, END_LENGTH)), logprob_rows=ones - 1)
+        await world.write(NAMES.results("gpu-0"), malformed, *steps(TOKENS, sequence_id=3))
+        failures: list[Message] = []
+        texts: list[ReplyBatch] = []
+        while not (len(failures) == 2 and any(any(each.finish_reasons) for each in texts)):
+            for message in await world.next(NAMES.replies("in-0")):
+                texts += [message] if isinstance(message, ReplyBatch) else []
+                failures += [] if isinstance(message, ReplyBatch) else [message]
+        controls = await world.next(NAMES.control)
+        assert actor._sequences is not None
+        assert len(actor._sequences) == 0
+
+    assert sorted((each.request_id, each.status) for each in failures if isinstance(each, RequestFailed)) == [
+        ("r1", 500),
+        ("r2", 500),
+    ]
+    assert {name for each in texts for name in each.request_ids} == {"r3"}
+    assert {each.request_id for each in controls if isinstance(each, AbortRequest)} <= {"r1", "r2"}
+    assert await world.bus.length(NAMES.dead_letters("detokenizer")) == 2
 
 
 async def test_drain_waits_for_the_sequences_under_way(world: World, settings: Settings) -> None:

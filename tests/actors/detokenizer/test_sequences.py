@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagebus.actors.detokenizer.sequences import Output, Sequences
-from pagebus.actors.detokenizer.text import NoTextDecoder
+from pagebus.actors.detokenizer.text import NoTextDecoder, make_decoder
 from pagebus.bus.messages import (
     END_GRAMMAR,
     END_LENGTH,
@@ -22,6 +22,7 @@ from pagebus.bus.messages import (
     StopSequence,
 )
 from tests.actors.detokenizer.letters import DECODER, EOS, reply, rows_of, run, started, step
+from tests.helpers.tokenizer_factory import byte_level
 
 
 def test_text_of_a_read_is_one_delta_with_its_counts(sequences: Sequences) -> None:
@@ -94,6 +95,19 @@ def test_stop_string_in_the_very_last_token_wins_over_length(sequences: Sequence
     sequences.start(started(stop=("b",)))
 
     assert reply(run(sequences, rows_of("ab", END_LENGTH))) == ("a", "stop", "b", 2)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "Hell"), (True, "Hello \ufffd")])
+def test_a_stop_string_that_the_end_completes_cuts_too(include: bool, text: str) -> None:
+    """Half a character becomes text only at the end, as here at the limit."""
+    tokenizer = byte_level()
+    sequences = Sequences(make_decoder(tokenizer))
+    sequences.start(started(stop=("", "o \ufffd"), include_stop_str_in_output=include))
+    tokens = [*tokenizer.encode("Hello ").ids, *(tokenizer.token_to_id(each) for each in "ðŁİ")]
+    last = len(tokens) - 1
+    rows = [(1, token, index, END_LENGTH if index == last else END_NONE) for index, token in enumerate(tokens)]
+
+    assert reply(run(sequences, rows)) == (text, "stop", "o \ufffd", len(tokens))
 
 
 def test_held_back_text_comes_with_the_end(sequences: Sequences) -> None:

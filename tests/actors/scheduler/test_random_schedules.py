@@ -1,5 +1,5 @@
-"""Random schedules: whatever happens in whatever order, every request ends once, with exactly its tokens, and tenants
-(salts) with equal prompts never have a block in common."""
+"""Random schedules: whatever happens in whatever order, every request ends once, with exactly its tokens, tenants
+(salts) with equal prompts never have a block in common, and false results change nothing."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ class Schedules(RuleBasedStateMachine):
         step_s=st.sampled_from([0.0, 0.02]),
         ranks=st.sampled_from([1, 1, 2, 3]),
         promises=st.sampled_from([0, 1, 2]),
+        doubts=st.sampled_from([0, 1, 3]),
     )
     def begin(
         self,
@@ -91,6 +92,7 @@ class Schedules(RuleBasedStateMachine):
         step_s: float,
         ranks: int,
         promises: int,
+        doubts: int,
     ) -> None:
         window = 0 if windowed[0] else window
         self.world = World(
@@ -103,6 +105,7 @@ class Schedules(RuleBasedStateMachine):
             num_prefill=num_prefill or 0,
             auto_roles=num_prefill is None,
         )
+        self.world.doubts = doubts
         self.options = {
             "num_blocks": num_blocks * (1 + windowed[0]),
             "budget": budget,
@@ -283,7 +286,7 @@ class SharedHostTiers(Schedules):
     )
     def begin(self, count: int, fails: int, **drawn: Any) -> None:
         fixed: dict[str, Any] = {"caching": True, "eos": (), "aging_s": 30.0, "num_drafts": 0, "stages": 1}
-        fixed |= {"mode": "swap", "budget": 64, "max_num_seqs": 1, "pulls": ("kind", fails, 1e6)}
+        fixed |= {"doubts": 0, "mode": "swap", "budget": 64, "max_num_seqs": 1, "pulls": ("kind", fails, 1e6)}
         super().begin(**fixed | drawn)
         for number in range(1, count):
             self.join(number)

@@ -43,6 +43,7 @@ from pagebus.bus.messages import (
     StopSequence,
     TokenizedRequest,
 )
+from tests.actors.scheduler.core.false_results import refuse_false
 from tests.actors.scheduler.drafting_executor import DraftingExecutor
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.fake_model import expected_beams, expected_tokens
@@ -128,6 +129,8 @@ class World:
         self.plans: list[tuple[str, StepPlan]] = []
         self.last_steps: Counter[str] = Counter()
         self.num_kills = 0
+        self.doubts = 0
+        """Of so many results the core sees false versions first; 0: of none."""
         self.now_s = 0.0
         self.core.handle(DetokenizersLive(("text",)))
 
@@ -200,6 +203,8 @@ class World:
         executor = self.executors[name]
         is_last = executor.queue[0].is_last
         result = executor.run_one()
+        if self.doubts and result.step % self.doubts == 0:
+            refuse_false(self.core, name, result)
         stops = self._listen(result)
         self.send(ReplicaResult(name, result), *stops)
         if is_last:
@@ -336,6 +341,8 @@ class World:
             pool = self.core.replicas[executor.name].pool
             assert pool.num_free == pool.num_blocks, "blocks are left"
             assert self.core.replicas[executor.name].host_tier.num_held == 0, "host blocks are left"
+            known = self.core.replicas[executor.name].disk_tier.pool.stored
+            assert {each.hex() for each in known} == executor.disk.stored.keys(), "the disk has other blocks than known"
         assert not self.core.lifecycle.sequences, "ids are left"
 
     def _check_sequence(self, sent: TokenizedRequest, heard: Heard) -> None:

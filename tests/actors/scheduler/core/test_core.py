@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from pagebus.actors.scheduler.core import lifecycle
 from pagebus.actors.scheduler.events import (
     DetokenizersLive,
     RequestOver,
@@ -293,6 +294,20 @@ def test_repeats_are_ignored() -> None:
     assert world.send(request("a", prompt(4), max_tokens=3)) == [RequestOver("a")]
     world.check_end()
     assert len(world.heard) == 1
+
+
+def test_what_is_over_is_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is repeated or left behind by another scheduler. Of requests that are over, the latest are known."""
+    monkeypatch.setattr(lifecycle, "RECENT_REQUESTS", 2)
+    world = World()
+    world.join()
+    for name in "abc":
+        world.send(request(name, prompt(4), max_tokens=1))
+        world.run()
+    world.core.handle(world.requests["b"])
+    world.core.readmit(world.requests["c"], {})
+    assert world.core.plan(world.now_s) == [RequestOver("b"), RequestOver("c")]
+    world.check_end()
 
 
 def test_an_abort_frees_everything_with_the_next_plan() -> None:

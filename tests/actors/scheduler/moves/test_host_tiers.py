@@ -16,6 +16,7 @@ from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.actors.scheduler.replica.replica import Replica
 from tests.actors.scheduler.fake_executor import FakeExecutor
 from tests.actors.scheduler.moves.fake_pulls import FakePulls, Lenders
+from tests.actors.scheduler.moves.test_pulls import Pair
 from tests.actors.scheduler.world import World, prompt, request
 
 LONG = prompt(40, seed=5)
@@ -196,6 +197,23 @@ def test_a_pull_waits_until_the_host_tier_has_its_blocks(copy_lag: int) -> None:
     moves = pair.replica(1).moves
     assert 0 < moves.num_pulled_hosts <= moves.num_pulled == LENT
     pair.end()
+
+
+def test_a_pull_waits_until_its_lender_has_loaded_its_blocks() -> None:
+    """They can be found on its device as soon as the plan that loads them is made."""
+    pair = Pair({"preemption_mode": "swap"}, num_host_blocks=60)
+    pair.world.kill("gpu-1")
+    for seed in (6, 7, 8):
+        pair.world.send(request(f"filler {seed}", prompt(60, seed=seed), max_tokens=1))
+        pair.world.run()
+    target = pair.join("gpu-1", 4)
+    pair.world.send(request("again", LONG, max_tokens=30))
+    assert pair.running("gpu-0") == ["again"]
+    assert len(pair.lender.queue[0].swap_in_blocks)
+    pair.world.send(request("second", LONG, max_tokens=3))
+    assert not any(plan.pulls for plan in target.plans)
+    pair.end()
+    assert pair.counts == (9, 0)
 
 
 def test_what_is_pulled_out_of_a_host_tier_stays_there_until_then() -> None:

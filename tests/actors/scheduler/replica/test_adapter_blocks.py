@@ -208,6 +208,24 @@ def test_a_request_that_fits_only_without_its_adapter_fails() -> None:
     world.check_end()
 
 
+def test_who_waits_for_an_adapter_that_cannot_be_read_fails_once() -> None:
+    """With the reason. Others go on, and reports of another life are not believed."""
+    world = World(epoch=1)
+    executor = Adapting(num_blocks=24, max_model_len=48)
+    world.join(executor)
+    world.send(adapted("a", "large", 5, 4), adapted("b", "large", 6, 4), adapted("good", "middle", 5, 4))
+    world.run()
+    reads = {each.digest: each for each in executor.wanted}
+    failed = structs.replace(reads[_digest("large")], error="no such file")
+    world.send(structs.replace(failed, executor_epoch=1), structs.replace(failed, scheduler_epoch=0))
+    assert not world.failed
+    world.send(failed, reads[_digest("middle")])
+    world.run()
+    assert {name: each.status for name, each in world.failed.items()} == {"a": 500, "b": 500}
+    assert all("no such file" in each.message for each in world.failed.values())
+    world.check_end()
+
+
 def test_a_plan_names_no_placement_that_was_evicted_before_it() -> None:
     """A sequence leaves before any plan has said where its adapter comes to, and others take the blocks."""
     world = World(epoch=1)

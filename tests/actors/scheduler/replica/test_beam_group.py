@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from pagebus.actors.scheduler.events import DetokenizerLost, DetokenizersLive, ProtocolError, ReplicaResult
+from pagebus.actors.scheduler.replica.preemption import preempt
 from pagebus.bus.messages import AbortRequest, TokenizedRequest
 from tests.actors.scheduler.world import World, prompt, request
 
@@ -104,6 +106,40 @@ def test_abort(steps: int) -> None:
     world.send(AbortRequest(request_id="a"))
     world.run()
     world.check_end()
+
+
+def read_without_a_plan(world: World) -> None:
+    """The scheduler has read the next result, and not planned yet."""
+    result = world.executors["gpu-0"].run_one()
+    for message in (ReplicaResult("gpu-0", result), *world._listen(result)):
+        world.core.handle(message)
+
+
+def take_back(world: World) -> None:
+    """The search loses its slots, if it has any."""
+    replica = world.core.replicas["gpu-0"]
+    for group in list(replica.searches.values()):
+        preempt(replica, group.leader)
+    world.core.planner.requeue(replica)
+    world.send()
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("planned", [True, False])
+def test_it_is_preempted_twice_at_any_time(planned: bool, mode: str) -> None:
+    """With steps in flight that some of its beams are in, and before copies are made that the result has ordered."""
+    for first, second in product(range(10), range(5)):
+        world = World(preemption_mode=mode, pipeline_depth=3)
+        world.join(num_host_blocks=60, budget=8)
+        world.send(search("a", prompt(9), 3, max_tokens=10), request("b", prompt(7, 3), max_tokens=40))
+        for steps in (first, second):
+            for _ in range(steps):
+                world.step()
+            if not planned:
+                read_without_a_plan(world)
+            take_back(world)
+        world.run()
+        world.check_end()
 
 
 @pytest.mark.parametrize("steps", range(0, 12, 2))

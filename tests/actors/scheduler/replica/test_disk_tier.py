@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pagebus.actors.model.block_hash import hash_blocks
 from pagebus.actors.scheduler.events import CachesReset
 from pagebus.actors.scheduler.replica.disk.disk_tier import PATIENCE_S, DiskTier
 from pagebus.bus.messages import DiskReport
@@ -73,6 +74,21 @@ def test_only_those_who_want_it_wait_for_the_disk() -> None:
     assert executor.num_computed == (12 + 2) + (40 - 36 + 2)
 
 
+def test_two_who_want_the_same_blocks_have_them_read_once() -> None:
+    """Both wait for the one read."""
+    world, executor = stored()
+    ask(world, "a")
+    world, executor = restarted(world, executor)
+    world.send(request("b", LONG, max_tokens=3), request("c", [*LONG, 1, 2, 3, 4, 5], max_tokens=3))
+    while executor.queue:
+        world.step()
+    assert not world.over
+    world.run()
+    world.check_end()
+    assert tier(world).num_in == 10
+    assert executor.num_computed == (40 - 36 + 2) + (45 - 40 + 2)
+
+
 @pytest.mark.parametrize("fails", [1, 2, 3])
 def test_what_cannot_be_read_is_computed(fails: int) -> None:
     """Once: a sequence does not try the disk again. What has failed is not there any more."""
@@ -125,16 +141,57 @@ def test_a_slow_disk_is_not_read_for_long() -> None:
     assert tier(world).rate.pays(cost_tokens=1.0, num_tokens=0)
 
 
+def until_ordered(world: World, executor: FakeExecutor, column: str) -> None:
+    """Until the oldest order that the disk has not obeyed has these."""
+    while not (executor.disk.orders and getattr(executor.disk.orders[0][0], column)):
+        if executor.queue:
+            world.step()
+        else:
+            world.obey(executor.name)
+
+
 def test_resetting_the_caches_empties_the_disk() -> None:
-    """Also of what is being written or read at that moment."""
+    """Also of what is being written at that moment."""
     world, executor = stored()
-    world.send(request("a", LONG, max_tokens=3))
-    while not executor.disk.orders or executor.queue:
-        world.step()
+    ask(world, "a")
+    world.send(request("b", prompt(40, seed=6), max_tokens=3))
+    until_ordered(world, executor, "disk_writes")
     world.send(CachesReset(host=True))
     world.run()
+    world.check_end()
+    assert tier(world).num_out > 10
     assert not executor.disk.stored
-    assert not tier(world).pool.stored
+
+
+def test_what_is_ordered_with_a_reset_is_deleted_once_it_is_written() -> None:
+    """The plan's command comes before its writes, of which the scheduler learns later."""
+    world, executor = stored()
+    ask(world, "a")
+    replica = world.core.replicas["gpu-0"]
+    content = hash_blocks(LONG, 4)[9]
+    tier(world).pool.forget(content)
+    tier(world).offer([content], [replica.index.find(content)])
+    tier(world).finish_plan()
+    world.send(CachesReset(host=True))
+    assert executor.plans[-1].disk_writes == (content.hex(),)
+    world.run()
+    world.check_end()
+    assert not executor.disk.stored
+
+
+def test_what_was_being_read_as_the_caches_were_reset_is_not_used() -> None:
+    """It may be of other weights: the sequence that waits for it is computed from its first token."""
+    world, executor = stored()
+    ask(world, "a")
+    world, executor = restarted(world, executor)
+    world.send(request("b", LONG, max_tokens=3))
+    until_ordered(world, executor, "disk_reads")
+    world.send(CachesReset(host=True))
+    world.run()
+    world.check_end()
+    assert tier(world).num_in > 0
+    assert executor.num_computed == 40 + 2
+    assert len(executor.disk.stored) == 10
 
 
 def test_a_report_of_another_life_is_ignored() -> None:

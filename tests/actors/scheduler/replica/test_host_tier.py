@@ -207,6 +207,29 @@ def test_host_blocks_are_given_back(end: str) -> None:
     world.check_end()
 
 
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_a_load_ends_with_its_slot(end: str) -> None:
+    """A sequence loses its slot before its blocks are there: what was to be loaded stays on the host, or goes."""
+    world, executor = tight(num_blocks=30, copy_lag=1000)
+    world.send(request("a", A[:16], max_tokens=40), request("b", B[:16], max_tokens=30))
+    for _ in range(6):
+        world.step()
+    (sequence,) = world.core.requests["b"].sequences
+    preempt(replica(world), sequence)
+    world.core.planner.requeue(replica(world))
+    while not executor.num_copied[1]:
+        world.step()
+    assert replica(world).host_tier.loading(sequence)
+    if end == "abort":
+        world.send(AbortRequest(request_id="b"))
+    else:
+        preempt(replica(world), sequence)
+        world.core.planner.requeue(replica(world))
+        world.send()
+    world.run()
+    world.check_end()
+
+
 def test_a_sequence_may_return_on_another_replica() -> None:
     """Where it can start at once; its host blocks are given back."""
     world, _ = tight()

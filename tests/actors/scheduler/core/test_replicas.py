@@ -11,6 +11,7 @@ from pagebus.actors.scheduler.events import (
     ReplicaResult,
     ReplicaSuspended,
 )
+from pagebus.bus.messages import AbortRequest
 from tests.actors.scheduler.world import World, prompt, request
 
 
@@ -110,3 +111,16 @@ def test_a_replica_of_another_block_size_cannot_join() -> None:
     )
     with pytest.raises(ValueError, match="block size"):
         world.core.handle(wrong)
+
+
+def test_idle_is_neither_waiting_nor_in_flight() -> None:
+    """A request that waits for a replica is work, and so is a step whose only request has been aborted."""
+    world = World()
+    world.send(request("a", prompt(5), max_tokens=8))
+    assert not world.core.is_idle
+    world.join()
+    world.send(AbortRequest(request_id="a"))
+    assert not world.core.requests
+    assert not world.core.is_idle
+    world.run()
+    assert world.core.is_idle
